@@ -15,21 +15,21 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from magpy_like.compiler import build, ir_text, passes, runtime_scalars
 from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
-from magpy_like.compiler.autograd.overwritten_saved_values import overwrites_saved
-from magpy_like.compiler.autograd.saved_values import saved_places
+from magpy_like.compiler.autograd.overwritten_saved_values import may_overwrite_saved_tensors
+from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.launcher.launcher import Launcher
 from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
-from magpy_like.compiler.graph_parts import in_parts, interpreted
+from magpy_like.compiler.graph_parts import compile_in_parts, make_interpreter
 from magpy_like.compiler.lowering.graph_lowering import Graph, assumptions, find_shape_env
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
-from magpy_like.compiler.unbacked_symbols import NOT_KNOWN, with_symbols
+from magpy_like.compiler.unbacked_symbols import DATA_DEPENDENT_ERRORS, make_sizes_symbolic
 from magpy_like.disk_cache import code_cache
 from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints, unfolded
-from magpy_like.graph_operators.checkpoint_statistics import NotWritten
+from magpy_like.graph_operators.checkpoint_statistics import StatisticsUpdateUnsupported
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.aot_autograd import LazyGraphModule
@@ -63,7 +63,7 @@ def compile_fx(
     ``strict``, and for unknown options. Source: PyTorch 2 (ASPLOS 2024), section 4.
     """
     call = compile_untransformed(gm, example_inputs, mode=mode, options=options)
-    return _or_transformed(call, interpreted(gm))
+    return _or_transformed(call, make_interpreter(gm))
 
 
 def _or_transformed(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +91,9 @@ def compile_untransformed(
     if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
         compile_part = functools.partial(compile_untransformed, mode=mode, options=options)
-        return in_parts(gm, compile_part, varying, eager_with_gradients=overwrites_saved(gm))
+        return compile_in_parts(
+            gm, compile_part, varying, eager_with_gradients=may_overwrite_saved_tensors(gm)
+        )
     settings = dict(options or {})
     unknown = set(settings) - _OPTIONS
     if unknown:
@@ -109,13 +111,13 @@ def compile_untransformed(
         with turn, trace.timing("compile"), torch.random.fork_rng(devices=[]):
             try:
                 return _compile_captured(gm, example_inputs, strict, trace)
-            except NOT_KNOWN:
-                if (symbolic := with_symbols(gm, example_inputs)) is None:
+            except DATA_DEPENDENT_ERRORS:
+                if (symbolic := make_sizes_symbolic(gm, example_inputs)) is None:
                     raise
                 return _compile_captured(*symbolic, strict, trace)
     except CompileError:
         raise
-    except NotWritten:
+    except StatisticsUpdateUnsupported:
         keep_checkpoints(gm, unfolds=False)
         return compile_untransformed(gm, example_inputs, mode=mode, options=options)
     except Exception as error:
@@ -127,7 +129,7 @@ def compile_untransformed(
             if None not in known.values():
                 baked = [known.get(k, e) for k, e in enumerate(example_inputs)]
                 call = compile_untransformed(gm, baked, options=options)
-                return runtime_scalars.only_for(known, call, gm)
+                return runtime_scalars.guard_float_values(known, call, gm)
         # A program that eager refuses is refused by eager, with eager's message, when it runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
         return cast(Callable[..., Any], gm.forward)  # calling it prints what it raises
@@ -177,8 +179,8 @@ def _compile_captured(
         return without_grad(known) if restore is None else _then(without_grad(known), restore)
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flat_outputs(gm)
-    examples, sizes = runtime_scalars.sizes_as_arguments(gm, example_inputs)
-    examples, floats = runtime_scalars.floats_as_tensors(gm, examples)
+    examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)
+    examples, floats = runtime_scalars.read_floats_from_tensors(gm, examples)
 
     def aot() -> Callable[..., Any]:
         return aot_compile(
@@ -192,18 +194,22 @@ def _compile_captured(
         if TracingContext.try_get() is not None:
             raise
         call = aot()  # torch now knows which floats of the shape environment are no constants
-    if key is not None and (entry := getattr(call, "leads_to", None)) is not None:
+    if key is not None and (entry := getattr(call, "cache_entry", None)) is not None:
         captured_graph_cache.put(key, entry)
     if floats:
-        call = runtime_scalars.with_tensors(call, floats)
+        call = runtime_scalars.convert_floats(call, floats)
     if sizes:
-        call = runtime_scalars.with_sizes(call, sizes)
+        call = runtime_scalars.append_sizes(call, sizes)
     if restore is not None:
         call = _then(call, restore)
     if len(gpus) > 1:
         call = on_default_streams(call, captured.forward, gpus)
     # Calling the module itself prints what it raises.
-    return runtime_scalars.or_eager(call, captured.forward, assuming[0]) if assuming else call
+    return (
+        runtime_scalars.fall_back_on_failed_assumption(call, captured.forward, assuming[0])
+        if assuming
+        else call
+    )
 
 
 def _flat_outputs(
@@ -226,7 +232,7 @@ def _flat_outputs(
 
 def _object(leaf: Any, place: int) -> Any:
     """What a result is told from others by."""
-    return passes.object_of(leaf) if isinstance(leaf, fx.Node) else place
+    return passes.find_returned_object(leaf) if isinstance(leaf, fx.Node) else place
 
 
 def _then(call: Callable[..., Any], restore: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -279,7 +285,7 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
     stage = "aten_backward" if kind == "backward" else "aten_forward"
     trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
     output = gm.graph.output_node()
-    results, saved = list(output.args[0]), {*saved_places(output)}
+    results, saved = list(output.args[0]), {*saved_tensor_indices(output)}
     with trace.timing("passes"):
         gm = passes.run(gm, inference=kind == "inference")
     trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))

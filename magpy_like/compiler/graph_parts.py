@@ -1,13 +1,11 @@
-"""Graphs with branches and loops: what lies between is compiled, and Python goes from part to part.
+"""Partitioning of graphs with control flow: compiled parts, and Python that runs from part to part.
 
-A graph is cut at its branches and loops (:mod:`.control`). Each segment between two of them, and
-each side of a branch and body of a loop in the same way, is a graph of its own for a backend, and
-compiled when it is first reached; a plain ``if`` chooses the side, a plain ``while`` or ``for``
-repeats the body, and numbers and lists are Python's. Gradients flow through as in eager mode: what
-belongs to the side that was not taken gets none. A side that hands on a tensor hands on that very
-tensor.
-
-So is a graph with operators that run as they were recorded.
+A graph is cut at its branches and loops (``graph_operators.control_operators``) and at operators
+that run as they were recorded. Each part between two of them is a graph of its own for a backend,
+and is compiled when it is first reached; branch bodies and loop bodies are partitioned likewise. A
+plain ``if`` chooses the branch, a plain ``while`` or ``for`` repeats the body, and numbers and
+lists are Python's. Gradients flow as in eager mode: inputs of the branch that was not taken get
+none. A branch that returns a tensor from outside returns the very same tensor object.
 """
 
 from __future__ import annotations
@@ -21,8 +19,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.compiler.autograd.deferred_weight_gradients import TAPS, Rounds, with_taps
-from magpy_like.compiler.varying_inputs import Form, Varying, form
+from magpy_like.compiler.autograd.deferred_weight_gradients import (
+    FACTORS_PER_WEIGHT,
+    LoopExecution,
+    add_auxiliary_inputs,
+)
+from magpy_like.compiler.varying_inputs import InputForm, VaryingInputs, input_form
 from magpy_like.graph_operators.control_operators import (
     CONTROL,
     NUMBER,
@@ -41,15 +43,18 @@ from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
-    """The graph operator by operator, branches as Python's own."""
-    return in_parts(gm, lambda graph, inputs: graph.forward) if has_parts(gm) else gm.forward
+def make_interpreter(gm: fx.GraphModule) -> Callable[..., Any]:
+    """A callable that runs the graph operator by operator, its branches and loops in Python."""
+    return (
+        compile_in_parts(gm, lambda graph, inputs: graph.forward) if has_parts(gm) else gm.forward
+    )
 
 
 def eager_under_autograd(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the graph operator by operator while autograd records, else the compiled callable.
+    """``gm`` operator by operator where gradients are recorded, else ``compiled``.
 
-    Autograd then saves for each operator what its backward needs, at that operator.
+    For graphs with writes to tensors that another part may have saved: in eager mode autograd
+    checks the saved tensors of each operator by itself.
     """
     constants = (*gm.parameters(), *gm.buffers())
 
@@ -61,27 +66,29 @@ def eager_under_autograd(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Ca
     return call
 
 
-def in_parts(
+def compile_in_parts(
     gm: fx.GraphModule,
     backend: Backend,
     varying: Sequence[bool] = (),
     *,
     eager_with_gradients: bool = False,
 ) -> Callable[..., Any]:
-    """A callable like ``gm`` which runs the parts between those operators compiled by ``backend``.
+    """A callable like ``gm`` whose parts between control flow are compiled by ``backend``.
 
     A part is compiled for the inputs of the first call that reaches it, and again when a branch, or
-    an operator that runs as it is, hands it tensors of another form. ``varying`` says of which
-    inputs of ``gm`` that may happen.
+    an operator that runs as recorded, passes it tensors of another form (dtype, device, sizes,
+    strides).
 
-    ``eager_with_gradients`` is to be set where a part may write to what another has saved: parts
-    then run :func:`eager_under_autograd`.
+    Args:
+        varying: per input of ``gm``, True if its form may differ between calls.
+        eager_grad: parts run by :func:`eager_under_autograd`, because one part may write to a
+            tensor that another has saved.
     """
-    return _Parts(gm, backend, varying, eager_with_gradients=eager_with_gradients).build()
+    return _Partitioner(gm, backend, varying, eager_with_gradients=eager_with_gradients).build()
 
 
-class _Parts:
-    """Cuts one graph at its branches."""
+class _Partitioner:
+    """Cuts one graph at its control flow."""
 
     def __init__(
         self,
@@ -90,21 +97,19 @@ class _Parts:
         varying: Sequence[bool],
         *,
         eager_with_gradients: bool,
-        rounds: bool = False,
+        is_loop_body: bool = False,
     ) -> None:
-        """With ``eager_with_gradients``, parts run :func:`eager_under_autograd`. If ``gm`` is what
-        ``rounds`` of a loop repeat, the callable's first argument is a :class:`Rounds`, made for
-        one call of the loop."""
+        """For a loop body, the first argument of the callable is a :class:`LoopExecution`."""
         self._gm, self._backend, self._eager_with_gradients = gm, backend, eager_with_gradients
         inputs = gm.graph.find_nodes(op="placeholder")
         self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}
-        """Nodes whose tensors have not the same form at every call."""
+        """Nodes whose tensors may have another form at another call."""
         self._whole, self._root = fx.Graph(), torch.nn.Module()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._numbers = itertools.count()
-        self._rounds = self._whole.placeholder("rounds") if rounds else None
+        self._execution = self._whole.placeholder("execution") if is_loop_body else None
         self._constant = set() if _may_write_inside(gm) else set(inputs) - self._varying
-        """Inputs that are the very same in all rounds."""
+        """Inputs that are the very same tensors in all iterations."""
 
     def build(self) -> Callable[..., Any]:
         part: list[fx.Node] = []
@@ -119,21 +124,18 @@ class _Parts:
         return fx.GraphModule(self._root, self._whole, class_name="Parts").forward
 
     def _keep(self, node: fx.Node) -> None:
-        """A node that is Python's business."""
+        """Copy a node that runs between parts, its subgraphs partitioned."""
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in self._copies:
                 value = self._attribute(source)
                 if isinstance(value, fx.GraphModule) and is_control(node):
                     varying = self._varying_operands(node, source)
-                    rounds = source is body_of(node)
-                    inside = _Parts(
-                        value,
-                        self._backend,
-                        varying,
-                        eager_with_gradients=self._eager_with_gradients,
-                        rounds=rounds,
-                    ).build()
-                    value = (_Body if rounds else _Python)(inside)
+                    is_body = source is body_of(node)
+                    inside = _Partitioner(
+                        value, self._backend, varying,
+                        eager_with_gradients=self._eager_with_gradients, is_loop_body=is_body,
+                    ).build()  # fmt: skip
+                    value = (_LoopBody if is_body else _FunctionModule)(inside)
                 self._copies[source] = self._whole.get_attr(self._add(value))
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
         if is_control(node):
@@ -145,7 +147,7 @@ class _Parts:
             self._varying.add(node)
 
     def _varying_operands(self, node: fx.Node, graph: fx.Node) -> list[bool]:
-        """Which inputs of an operator's graph may have other forms at another call of it."""
+        """Per input of an operator's subgraph, True if its form may differ between calls."""
         operands: Any = node.args[-1]
         varying = [operand in self._varying for operand in operands]
         if node.target is for_loop_with_exits and graph is not body_of(node):
@@ -158,18 +160,18 @@ class _Parts:
         return varying
 
     def _compile_part(self, nodes: Sequence[fx.Node]) -> None:
-        """One call of a compiled part, instead of its operators."""
+        """Replace the operators of a part by one call of the compiled part."""
         inside = set(nodes)
         sources = dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside)
         inputs = [source for source in sources if source.op != "get_attr"]
         outputs = [node for node in nodes if any(user not in inside for user in node.users)]
         if not nodes:
             return
-        graph, own = fx.Graph(), torch.nn.Module()
+        graph, root = fx.Graph(), torch.nn.Module()
         copies = {source: graph.placeholder(f"input_{i}") for i, source in enumerate(inputs)}
         for source in sources:
             if source.op == "get_attr":
-                setattr(own, str(source.target), self._attribute(source))
+                setattr(root, str(source.target), self._attribute(source))
                 copies[source] = graph.get_attr(str(source.target))
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -180,16 +182,17 @@ class _Parts:
             if source in self._varying or source.meta.get(NUMBER)
         ]
         part: torch.nn.Module
-        captured = fx.GraphModule(own, graph, class_name="Part")
+        captured = fx.GraphModule(root, graph, class_name="Part")
         arguments = tuple(self._copies[source] for source in inputs)
         if self._eager_with_gradients:
-            part = _Python(eager_under_autograd(captured, Part(captured, varying, self._backend)))
-        elif self._rounds is None or not self._constant.intersection(inputs):
+            compiled = Part(captured, varying, self._backend)
+            part = _FunctionModule(eager_under_autograd(captured, compiled))
+        elif self._execution is None or not self._constant.intersection(inputs):
             part = Part(captured, varying, self._backend)
         else:
             constant = [i for i, source in enumerate(inputs) if source in self._constant]
-            part = _PartOfRounds(captured, varying, self._backend, constant)
-            arguments = (self._rounds, *arguments)
+            part = _LoopBodyPart(captured, varying, self._backend, constant)
+            arguments = (self._execution, *arguments)
         call = self._whole.call_module(self._add(part), arguments)
         for i, node in enumerate(outputs):
             self._copies[node] = self._whole.call_function(operator.getitem, (call, i))
@@ -212,68 +215,68 @@ _FACTORIES = {
 
 
 def _may_come_before(node: fx.Node, part: Sequence[fx.Node]) -> bool:
-    """Whether a node may run before a part that precedes it: one part is cheaper than two."""
+    """True if a node may run before the part that precedes it: one part is cheaper than two."""
     if node.target not in _FACTORIES or not set(part).isdisjoint(node.all_input_nodes):
         return False
     return not any(map(may_write, (node, *part)))
 
 
 def _may_write_inside(gm: fx.GraphModule) -> bool:
-    """Whether anything in a graph, or in one that it holds, may change what it is given."""
-    held = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
-    nodes = itertools.chain.from_iterable(module.graph.nodes for module in held)
+    """True if a node of a graph or of its subgraphs may mutate an input."""
+    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    nodes = itertools.chain.from_iterable(module.graph.nodes for module in graphs)
     return any("as_is" in node.meta or may_write(node) for node in nodes)
 
 
-class _Python(torch.nn.Module):
-    """A function where ``torch.fx`` looks for a module."""
+class _FunctionModule(torch.nn.Module):
+    """A function, where ``torch.fx`` requires a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def __call__(self, *args: Any) -> Any:  # a module's own one costs what a small kernel does
+    def __call__(self, *args: Any) -> Any:  # ``Module.__call__`` costs as much as a small kernel
         return self.function(*args)
 
 
-class _Body(_Python):
-    """What the rounds of a loop repeat."""
+class _LoopBody(_FunctionModule):
+    """The body of a loop."""
 
-    def begun(self) -> Callable[..., Any]:
-        """The function for the rounds of one call of the loop."""
-        return functools.partial(self.function, Rounds())
+    def begin_execution(self) -> Callable[..., Any]:
+        """The function that runs one iteration, for one execution of the loop."""
+        return functools.partial(self.function, LoopExecution())
 
 
 MAX_COMPILED = 8
-"""How often one part is compiled. Beyond that, inputs of further forms run operator by operator."""
+"""How often one part is compiled. Inputs of further forms run operator by operator."""
 
 
 class Part(torch.nn.Module):
-    """A graph without branches, compiled when it is first called."""
+    """A graph without control flow, compiled when it is first called."""
 
     def __init__(self, gm: fx.GraphModule, varying: Sequence[int], backend: Backend) -> None:
-        """``varying`` are the positions of inputs that a branch may give another form."""
+        """``varying`` are the indices of inputs whose form may differ between calls."""
         super().__init__()
         self._graph, self._varying, self._backend = gm, varying, backend
         self._writes = bool(varying) and any(map(may_write, gm.graph.nodes))
-        self._compiled: dict[tuple[Form, ...], Callable[..., Any]] = {}
+        self._compiled: dict[tuple[InputForm, ...], Callable[..., Any]] = {}
         self._general: list[tuple[Callable[..., bool], Callable[..., Any]]] = []
-        """What serves more than one form, with the condition."""
+        """(condition on the forms, callable) of compilations with symbolic sizes."""
         self._of_shared: dict[Any, Callable[..., Any]] = {}
-        """What serves inputs that share memory, by who shares it, and forms."""
+        """(aliasing, forms) -> callable, for inputs that share memory."""
         self._left = MAX_COMPILED
         self._last: tuple[Callable[..., bool], Callable[..., Any]] | None = None
-        """Whether arguments are of the last forms, found out natively, and what serves them."""
+        """(native check that the arguments have the last call's forms, its callable)."""
 
     def __call__(self, *args: Any) -> Any:
         last = self._last
         if last is not None and last[0](*map(args.__getitem__, self._varying)):
             return last[1](*args)
         if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
-            return self._graph(*args)  # a backend would take a number for a constant
-        key: Any = tuple(form(args[i]) for i in self._varying)
+            return self._graph(*args)  # a backend would make a number a constant
+        key: Any = tuple(input_form(args[i]) for i in self._varying)
         known: dict[Any, Callable[..., Any]] = self._compiled
-        if self._writes and (shared := _sharing(args)):
+        if self._writes and (shared := _find_aliases(args)):
             key, known = (shared, key), self._of_shared
         found = known.get(key)
         if found is None:
@@ -293,15 +296,15 @@ class Part(torch.nn.Module):
         self._left -= 1
         return self._backend(self._graph, args)
 
-    def _compile(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> Callable[..., Any]:
-        """What serves inputs of these forms, made for more of them when sizes have differed."""
-        forms = self._of_all(key, args)
+    def _compile(self, key: tuple[InputForm, ...], args: tuple[Any, ...]) -> Callable[..., Any]:
+        """A callable for inputs of these forms, with symbols for sizes that have differed."""
+        forms = self._forms_of_all(key, args)
         for admits, call in self._general:
             if admits(forms):
                 return call
         for earlier in reversed(self._compiled):
             try:
-                varying = Varying(args, forms, self._of_all(earlier, args))
+                varying = VaryingInputs(args, forms, self._forms_of_all(earlier, args))
                 call = self._call_backend(varying.examples)
                 self._general.append((varying.condition(), call))
             except (ValueError, NotImplementedError):
@@ -309,7 +312,10 @@ class Part(torch.nn.Module):
             return call
         return self._call_backend(args)
 
-    def _of_all(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> list[Form | None]:
+    def _forms_of_all(
+        self, key: tuple[InputForm, ...], args: tuple[Any, ...]
+    ) -> list[InputForm | None]:
+        """The form of each varying input, None for the others."""
         known = dict(zip(self._varying, key, strict=True))
         return [known.get(i) for i in range(len(args))]
 
@@ -318,8 +324,12 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-class _PartOfRounds(torch.nn.Module):
-    """A part of what rounds of a loop repeat. Its first argument is a :class:`Rounds`."""
+class _LoopBodyPart(torch.nn.Module):
+    """A part of a loop body, whose first argument is a :class:`LoopExecution`.
+
+    Where gradients are recorded, the gradients of its weights are deferred
+    (:mod:`.autograd.deferred_weight_gradients`).
+    """
 
     def __init__(
         self,
@@ -328,22 +338,23 @@ class _PartOfRounds(torch.nn.Module):
         backend: Backend,
         constant: Sequence[int],
     ) -> None:
-        """``constant`` are the positions of inputs that are the very same in all rounds."""
+        """``constant`` are the indices of inputs that are the very same in all iterations."""
         super().__init__()
         self._constant = constant
         self._part = Part(gm, varying, backend)
-        self._tapped: Callable[..., Part] = functools.cache(
-            lambda weights: Part(with_taps(gm, weights), varying, backend)
+        self._deferring: Callable[..., Part] = functools.cache(
+            lambda weights: Part(add_auxiliary_inputs(gm, weights), varying, backend)
         )
 
-    def __call__(self, rounds: Rounds, *args: Any) -> Any:
+    def __call__(self, execution: LoopExecution, *args: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._part(*args)
         weights = {i: args[i] for i in self._constant if _may_be_weight(args[i])}
         if not weights:
             return self._part(*args)
-        taps = [rounds.tap(self, weights)] * (TAPS * len(weights))
-        return self._tapped(tuple(weights))(*args, *taps)
+        auxiliary = execution.auxiliary_input(self, weights)
+        count = FACTORS_PER_WEIGHT * len(weights)
+        return self._deferring(tuple(weights))(*args, *[auxiliary] * count)
 
 
 def _may_be_weight(value: Any) -> bool:
@@ -351,9 +362,9 @@ def _may_be_weight(value: Any) -> bool:
 
 
 def _same_forms(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Whether tensors have the types, dispatch keys and forms of these, and are no two the same.
+    """A check that tensors have the types, dispatch keys and forms of these, and are distinct.
 
-    One native call: asked in every round of a loop, :func:`form` would cost more than small
+    One native call: in every iteration of a loop, :func:`input_form` would cost more than small
     kernels do.
     """
     strided = all(tensor.layout is torch.strided for tensor in tensors)
@@ -367,8 +378,8 @@ def _same_forms(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return check
 
 
-def _sharing(args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """The inputs that share memory with an earlier one, with the first of these."""
+def _find_aliases(args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """(index, index of the first that shares its memory) of inputs that alias an earlier one."""
     first: dict[int, int] = {}
     found = [
         (i, first.setdefault(arg.untyped_storage()._cdata, i))

@@ -15,7 +15,7 @@ from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 Call = Callable[..., Any]
 
 
-def floats_as_tensors(
+def read_floats_from_tensors(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[list[Any], list[int]]:
     """Read each symbolic float out of a 0-d tensor instead, and say which arguments those are.
@@ -42,7 +42,7 @@ def floats_as_tensors(
     return examples, floats
 
 
-def sizes_as_arguments(
+def pass_sizes_as_arguments(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[list[Any], list[tuple[int, int]]]:
     """An argument for each size that is a symbol and has none, and the (argument, dimension) it is.
@@ -69,14 +69,14 @@ def sizes_as_arguments(
     return examples, places
 
 
-def with_sizes(call: Call, places: Sequence[tuple[int, int]]) -> Call:
+def append_sizes(call: Call, places: Sequence[tuple[int, int]]) -> Call:
     def run(*args: Any) -> Any:
         return call(*args, *[args[k].shape[d] for k, d in places])
 
     return run
 
 
-def with_tensors(call: Call, floats: Sequence[int]) -> Call:
+def convert_floats(call: Call, floats: Sequence[int]) -> Call:
     def run(*args: Any) -> Any:
         given = list(args)
         numbers = [given[k] for k in floats]
@@ -88,7 +88,7 @@ def with_tensors(call: Call, floats: Sequence[int]) -> Call:
     return run
 
 
-def only_for(known: Mapping[int, float], call: Call, captured: Call) -> Call:
+def guard_float_values(known: Mapping[int, float], call: Call, captured: Call) -> Call:
     """``call`` where the floats are the ones it was compiled for, bit for bit, else eager."""
     bits = {k: struct.pack("d", value) for k, value in known.items()}
 
@@ -99,7 +99,7 @@ def only_for(known: Mapping[int, float], call: Call, captured: Call) -> Call:
     return run
 
 
-def or_eager(call: Call, captured: Call, graph: fx.GraphModule) -> Call:
+def fall_back_on_failed_assumption(call: Call, captured: Call, graph: fx.GraphModule) -> Call:
     """``call``, or eager where a number read from a tensor is not what the graph was traced for.
 
     That is found before anything was written; random numbers are drawn again.

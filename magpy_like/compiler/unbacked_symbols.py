@@ -23,12 +23,12 @@ from magpy_like.torch_compat.fake_tensors import (
 )
 
 #: What a trace raises where it would have to know what a tensor holds.
-NOT_KNOWN = DataDependentOutputException, DynamicOutputShapeException
+DATA_DEPENDENT_ERRORS = DataDependentOutputException, DynamicOutputShapeException
 
 _NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def with_symbols(
+def make_sizes_symbolic(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[fx.GraphModule, list[Any]] | None:
     """The graph and its example inputs for a trace in which what is not known is a symbol; None

@@ -16,20 +16,22 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.symbols import SymbolName
 
-Form = tuple[Any, ...]
+InputForm = tuple[Any, ...]
 
 
-def form(tensor: torch.Tensor) -> Form:
+def input_form(tensor: torch.Tensor) -> InputForm:
     """What a compiled graph relies on of an input."""
     return (
         tensor.dtype, tensor.device, tensor.requires_grad, tuple(tensor.shape), tensor.stride()
     )  # fmt: skip
 
 
-class Varying:
+class VaryingInputs:
     """Example inputs for a graph, with symbols for sizes that differ between two calls."""
 
-    def __init__(self, args: Sequence[Any], forms: Sequence[Form | None], earlier: Any) -> None:
+    def __init__(
+        self, args: Sequence[Any], forms: Sequence[InputForm | None], earlier: Any
+    ) -> None:
         """``forms`` are those of the inputs that may vary, None for others; ``earlier`` are the
         forms of another call.
 
@@ -42,7 +44,7 @@ class Varying:
         self._symbols: list[Any] = []
         self._places: list[tuple[int, int, int]] = []
         """Of each symbolic number: the input, whether it is a stride (1), the dimension."""
-        self._fixed: list[tuple[int, Form]] = []
+        self._fixed: list[tuple[int, InputForm]] = []
         for position, (value, now, before) in enumerate(zip(args, forms, earlier, strict=True)):
             if now is None or before is None or now == before:
                 fixed = isinstance(value, torch.Tensor)
@@ -65,7 +67,9 @@ class Varying:
                 self._symbols += numbers
                 self._places += [(position, kind, dim) for dim in range(len(numbers))]
 
-    def _layout(self, position: int, now: Form, before: Form) -> tuple[list[Any], list[Any]]:
+    def _layout(
+        self, position: int, now: InputForm, before: InputForm
+    ) -> tuple[list[Any], list[Any]]:
         if now[:3] != before[:3] or len(now[3]) != len(before[3]):
             raise ValueError("more than sizes differ")
         sizes: list[Any] = []
@@ -91,12 +95,12 @@ class Varying:
         symbol = self.env.create_symbol(size, origin, dynamic_dim=DimDynamic.DYNAMIC)
         return self.env.create_symintnode(symbol, hint=size, source=origin)
 
-    def condition(self) -> Callable[[Sequence[Form | None]], bool]:
+    def condition(self) -> Callable[[Sequence[InputForm | None]], bool]:
         """Whether what was compiled for the examples serves inputs of other forms."""
         text = self.env.produce_guards_expression(self._symbols)
         evaluate, fixed, places = self.env.evaluate_guards_expression, self._fixed, self._places
 
-        def admits(forms: Sequence[Form | None]) -> bool:
+        def admits(forms: Sequence[InputForm | None]) -> bool:
             for position, wanted in fixed:
                 given = forms[position]
                 if given is None or not _is_like(given, wanted):
@@ -107,7 +111,7 @@ class Varying:
         return admits
 
 
-def _is_like(given: Form, wanted: Form) -> bool:
+def _is_like(given: InputForm, wanted: InputForm) -> bool:
     if len(wanted) == len(given):
         return given == wanted
     return (

@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from magpy_like.graph_operators.checkpoint_statistics import Update, written_again
+from magpy_like.graph_operators.checkpoint_statistics import Update, update_on_recompute
 from magpy_like.graph_operators.control_operators import may_write
 
 RECOMPUTED = "recomputed"
@@ -252,7 +252,7 @@ def _unfold(
     writers = [node for node in part.graph.nodes if WRITES in node.meta]
     if writers:
         updates = [update for node in writers for update in _updates(graph, node, inner, number)]
-        results = [graph.call_function(written_again, (results[0], updates))]
+        results = [graph.call_function(update_on_recompute, (results[0], updates))]
     if call.kwargs.get("reentrant"):
         arguments = tuple(map(copies.get, operands[:given]))
         results = [graph.call_function(_tied, (result, *arguments)) for result in results]

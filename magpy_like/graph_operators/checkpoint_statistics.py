@@ -1,11 +1,14 @@
-"""Statistics that a checkpointed function writes to when it runs again, in the backward pass.
+"""Batch norm statistics of checkpointed functions: updates that wait for the backward pass.
 
-A batch norm under a checkpoint counts twice: in the forward pass, and when the backward pass first
-needs what its function computes. By then others may have counted too, so it goes on from what the
-statistics hold then: ``old * scale + change``, of which the graph has ``change`` alone, as what the
-same batch norm makes of zeros. Autograd hands it on: each function has a **tap**, a further input
-of the graph, and the gradient that the backward pass gives for that is ``change``. So there is none
-where no gradient reaches the function, which does not run again in eager mode either.
+A batch norm under a checkpoint updates its running statistics twice: in the forward pass, and when
+the backward pass first needs the function's results and recomputes it. By then other calls may
+have updated them too, so the second update starts from the statistics at that time:
+``old * scale + change``. The graph computes ``change`` alone, as the update that the same batch
+norm makes to statistics of zero.
+
+Autograd transports it. Each function has an **auxiliary input**, a further input of the graph, and
+the gradient that the backward pass computes for that input is ``change``. So there is no update
+where no gradient reaches the function; eager mode does not recompute it either.
 """
 
 from __future__ import annotations
@@ -20,91 +23,97 @@ from magpy_like.torch_compat.autograd import is_node_needed
 from magpy_like.torch_compat.fake_tensors import detect_fake_mode
 
 Update = tuple[Any, float, Any]
-"""What is written to, by what it is multiplied, and what is added: a number or a tensor."""
+"""(statistics to update, scale, change): the change is a number or a tensor."""
 
 
-class NotWritten(Exception):
-    """AOTAutograd's node of autograd's graph does more than to run the passes, and so hides what
-    they give for taps."""
+class StatisticsUpdateUnsupported(Exception):
+    """AOTAutograd's node of autograd's graph does more than to run the passes, and so hides the
+    gradients of auxiliary inputs."""
 
 
-def written_again(result: Tensor, updates: Sequence[Update]) -> Tensor:
-    """``result`` of a function that makes these updates when its gradient arrives, which whoever
-    compiles the graph has to see to."""
+def update_on_recompute(result: Tensor, updates: Sequence[Update]) -> Tensor:
+    """Mark ``result`` as that of a function that makes ``updates`` when its gradient arrives.
+
+    The identity: a backend that compiles the graph makes the updates.
+    """
     return result
 
 
-class _Tap(torch.autograd.Function):
-    """The gradient of the tap is ``change``, if there is one for ``result``."""
+class _StatisticsChange(torch.autograd.Function):
+    """The identity on ``result``; the gradient of the auxiliary input is ``change``."""
 
     @staticmethod
-    def forward(ctx: Any, result: Tensor, tap: Tensor, change: Tensor) -> Tensor:
+    def forward(ctx: Any, result: Tensor, auxiliary: Tensor, change: Tensor) -> Tensor:
         ctx.save_for_backward(change)
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         (change,) = ctx.saved_tensors
-        # Made of the gradient, too, as far as the graph tells.
+        # A data dependency on the gradient, so that the change is computed with it or not at all.
         nothing = gradient.narrow(0, 0, 0).sum().to(change.dtype)
         return gradient, change + nothing, None
 
 
-def _tapped(result: Tensor, tap: Tensor, changes: Sequence[Tensor]) -> Tensor:
-    return _Tap.apply(result, tap, torch.cat(changes))
+def _attach_change(result: Tensor, auxiliary: Tensor, changes: Sequence[Tensor]) -> Tensor:
+    return _StatisticsChange.apply(result, auxiliary, torch.cat(changes))
 
 
-class Again:
-    """The updates of a graph's checkpointed functions, in the order in which they run."""
+class CheckpointStatistics:
+    """The updates of a graph's checkpointed functions, in the order in which the functions run."""
 
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-        """Gives ``gm`` a tap for each function that makes some."""
+        """Add an auxiliary input to ``gm`` for each function that makes updates, in place."""
         self._updates: list[list[Update]] = []
-        """With the places of inputs, and those of tensors in a tap's gradient, as slices."""
-        self.taps: list[Tensor] = []
+        """Statistics by the index of their input; changes as slices of the auxiliary gradient."""
+        self.auxiliary_inputs: list[Tensor] = []
         self._first = len(example_inputs)
         self._leaves: list[list[int]] = []
-        """The inputs that the gradient of each function leads to."""
+        """Per function, the inputs whose gradients depend on the gradient of its result."""
         inputs = gm.graph.find_nodes(op="placeholder")
-        for node in gm.graph.find_nodes(op="call_function", target=written_again):
+        for node in gm.graph.find_nodes(op="call_function", target=update_on_recompute):
             result, updates = node.args
-            places, changes, at = [], [], 0
+            indexed, changes, end = [], [], 0
             for target, scale, change in updates:
-                place = inputs.index(target)
-                like = example_inputs[place]
+                index = inputs.index(target)
+                like = example_inputs[index]
                 if isinstance(change, fx.Node):
-                    # The zeros that it begins with, which must not keep the statistics for later.
+                    # The zeros that it starts from; reading the statistics would keep them alive.
                     change.target, change.args = torch.zeros, (tuple(like.shape),)
                     change.kwargs = {"dtype": like.dtype, "device": like.device}
                     changes.append(change)
-                    change, at = slice(at, at + like.numel()), at + like.numel()
-                    tap_like = like
-                places.append((place, scale, change))
-            self._updates.append(places)
-            self.taps.append(torch.zeros(at, dtype=tap_like.dtype, device=tap_like.device))
+                    change, end = slice(end, end + like.numel()), end + like.numel()
+                    changed = like
+                indexed.append((index, scale, change))
+            self._updates.append(indexed)
+            zeros = torch.zeros(end, dtype=changed.dtype, device=changed.device)
+            self.auxiliary_inputs.append(zeros)
             with gm.graph.inserting_after(gm.graph.find_nodes(op="placeholder")[-1]):
-                tap = gm.graph.placeholder(f"tap_{len(self.taps)}")
+                auxiliary = gm.graph.placeholder(f"auxiliary_{len(self.auxiliary_inputs)}")
             with gm.graph.inserting_before(node):
-                node.replace_all_uses_with(gm.graph.call_function(_tapped, (result, tap, changes)))
+                new = gm.graph.call_function(_attach_change, (result, auxiliary, changes))
+            node.replace_all_uses_with(new)
             gm.graph.erase_node(node)
-        if self.taps:
+        if self.auxiliary_inputs:
             gm.recompile()
 
-    def examples(self, beside: Sequence[Any]) -> list[Tensor]:
-        """The taps, as the graph is traced with them and the inputs ``beside`` them. Where sizes of
-        those vary, AOTAutograd would take the sizes of taps to vary, too, which nobody guards."""
-        made = [torch.zeros_like(tap, requires_grad=True) for tap in self.taps]
-        mode = detect_fake_mode(list(beside))
-        return made if mode is None else [mode.from_tensor(tap, static_shapes=True) for tap in made]
+    def make_example_inputs(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """The auxiliary inputs for the trace, beside the graph's example ``inputs``.
 
-    def see_joint(self, joint: fx.GraphModule, forward_outputs: int) -> None:
-        """Learn from the graph of both passes where gradients of functions lead to."""
+        Where sizes of those are symbolic, AOTAutograd would make the sizes of auxiliary inputs
+        symbolic too, which no guard checks.
+        """
+        made = [torch.zeros_like(zeros, requires_grad=True) for zeros in self.auxiliary_inputs]
+        mode = detect_fake_mode(list(inputs))
+        return made if mode is None else [mode.from_tensor(t, static_shapes=True) for t in made]
+
+    def inspect_joint_graph(self, joint: fx.GraphModule, forward_outputs: int) -> None:
+        """Read from the joint graph which inputs' gradients depend on each function's gradient."""
         (outputs,) = joint.graph.output_node().args
-        gradients, taps = self._parted(outputs[forward_outputs:])
-        before = len(gradients) - self._first  # constants of the graph, which torch puts in front
+        gradients, auxiliary = self._split_gradients(outputs[forward_outputs:])
+        before = len(gradients) - self._first  # lifted constants, which torch puts first
         self._leaves = []
-        for tap in taps:
-            source = tap
+        for source in auxiliary:
             while source.target is not torch.ops.aten.slice.Tensor:
                 source = source.all_input_nodes[-1]
             reached = {source.args[0]}
@@ -113,30 +122,30 @@ class Again:
                     reached.add(node)
             self._leaves.append([k for k, g in enumerate(gradients[before:]) if g in reached])
 
-    def _parted(self, gradients: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Those of inputs, and those of taps, which come last."""
-        first = len(gradients) - len(self.taps)
+    def _split_gradients(self, gradients: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """(gradients of the program's inputs, gradients of the auxiliary inputs, which are last)"""
+        first = len(gradients) - len(self.auxiliary_inputs)
         return gradients[:first], gradients[first:]
 
     def targets(self, args: Sequence[Any]) -> dict[int, Tensor]:
-        """What is to be written to after a call with these arguments."""
-        return {place: args[place] for updates in self._updates for place, _, _ in updates}
+        """Input index -> the statistics that a call with these arguments will update."""
+        return {index: args[index] for updates in self._updates for index, _, _ in updates}
 
-    def write(
-        self, targets: dict[int, Tensor], gradients: Sequence[Any], wanted: set[int]
+    def apply_updates(
+        self, targets: dict[int, Tensor], gradients: Sequence[Any], executed: set[int]
     ) -> tuple[Any, ...]:
-        """Make the updates of the functions that run again in a backward pass, the last one first.
+        """Update the statistics of the functions that a backward pass recomputes, last one first.
 
-        ``wanted`` are the places of inputs whose gradients go on. Returns the gradients without
-        those for taps.
+        ``executed`` are the indices of inputs whose gradients the pass continues with. Returns the
+        gradients, None for the auxiliary inputs.
         """
-        gradients, changes = self._parted(gradients)
+        gradients, changes = self._split_gradients(gradients)
         for updates, change, leaves in reversed(
             [*zip(self._updates, changes, self._leaves, strict=True)]
         ):
-            if change is not None and not wanted.isdisjoint(leaves):
-                for place, scale, part in updates:
-                    _update(targets[place], scale, change[part] if type(part) is slice else part)
+            if change is not None and not executed.isdisjoint(leaves):
+                for index, scale, part in updates:
+                    _update(targets[index], scale, change[part] if type(part) is slice else part)
         return (*gradients, *[None] * len(changes))
 
 
@@ -147,19 +156,21 @@ def _update(target: Tensor, scale: float, change: Any) -> None:
         target.add_(change)
 
 
-def wanted(ctx: Any) -> set[int]:
-    """The inputs, by place, whose gradients this backward pass goes on with."""
-    places = [k for k, needed in enumerate(ctx.needs_input_grad) if needed]
-    makers = [maker for maker, _ in ctx.next_functions if maker is not None]
-    return {k for k, maker in zip(places, makers, strict=True) if _is_reached(maker)}
+def find_executed_inputs(ctx: Any) -> set[int]:
+    """The indices of the inputs whose gradients this backward pass continues with."""
+    indices = [k for k, needed in enumerate(ctx.needs_input_grad) if needed]
+    functions = [function for function, _ in ctx.next_functions if function is not None]
+    return {k for k, function in zip(indices, functions, strict=True) if _is_executed(function)}
 
 
-def _is_reached(node: Any) -> bool:
+def _is_executed(node: Any) -> bool:
     try:
         return is_node_needed(node)
-    except RuntimeError:  # it is a leaf that `torch.autograd.grad` was asked for
+    except RuntimeError:  # a leaf among the inputs of `torch.autograd.grad`
         return True
 
 
-def with_taps(call: Callable[..., Any], taps: Sequence[Tensor]) -> Callable[..., Any]:
-    return lambda *args: call(*args, *taps)
+def append_auxiliary_inputs(
+    call: Callable[..., Any], inputs: Sequence[Tensor]
+) -> Callable[..., Any]:
+    return lambda *args: call(*args, *inputs)

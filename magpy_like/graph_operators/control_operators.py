@@ -166,8 +166,8 @@ def is_pythons(node: fx.Node) -> bool:
 
 
 def _begun(body: Callable[..., Any]) -> Callable[..., Any]:
-    begun = getattr(body, "begun", None)
-    return body if begun is None else begun()
+    begin_execution = getattr(body, "begin_execution", None)
+    return body if begin_execution is None else begin_execution()
 
 
 def is_control(node: fx.Node) -> bool:

@@ -48,9 +48,9 @@ def resolve_backend(
 
 
 def _named(found: Callable[..., Any], graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    from magpy_like.compiler.passes.inner_gradients import keep_saved
+    from magpy_like.compiler.passes.inner_gradients import retain_inner_graphs
 
-    keep_saved(graph)
+    retain_inner_graphs(graph)
     with TRACING_LOCK:
         compiled: Callable[..., Any] = found(graph, inputs)
     return compiled

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import torch
 
-from magpy_like.compiler.autograd.overwritten_saved_values import made_before, overwrites_saved
-from magpy_like.compiler.graph_parts import eager_under_autograd, in_parts, interpreted
+from magpy_like.compiler.autograd.overwritten_saved_values import find_nonleaf_inputs, may_overwrite_saved_tensors
+from magpy_like.compiler.graph_parts import eager_under_autograd, compile_in_parts, make_interpreter
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
 from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints
@@ -360,7 +360,7 @@ class Dispatcher:
         try:
             layout = self.target.layout if is_instance(self.target, Continuation) else None
             known = None if layout is None else layout.function_positions
-            compiler = GraphCompiler(self._backend, interpreted, entry)
+            compiler = GraphCompiler(self._backend, make_interpreter, entry)
             return synthesise(rec, args, kwargs, result, compiler, known)
         except (Split, FullGraphError):
             raise
@@ -374,15 +374,17 @@ class Dispatcher:
             _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
         may_fail = self.backend not in RELIABLE
         if self._segments.shows_nodes:
-            return CompiledGraph(graph, interpreted(graph))
-        before = [] if self._is_program else made_before(graph, inputs)
-        if self.backend != "eager" and overwrites_saved(graph, before):
+            return CompiledGraph(graph, make_interpreter(graph))
+        before = [] if self._is_program else find_nonleaf_inputs(graph, inputs)
+        if self.backend != "eager" and may_overwrite_saved_tensors(graph, before):
             self._segments.run_eagerly_with_gradients()
         eagerly = self._segments.eager_with_gradients
         keep_checkpoints(graph, unfolds=self.backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
-            run = in_parts(graph, self._compile_graph, varying, eager_with_gradients=eagerly)
+            run = compile_in_parts(
+                graph, self._compile_graph, varying, eager_with_gradients=eagerly
+            )
             return CompiledGraph(graph, run, may_fail)
         compiled = self._segments.graphs.compiled(
             graph,

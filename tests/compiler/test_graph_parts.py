@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 from magpy_like.compiler import compile_fx
-from magpy_like.compiler.graph_parts import in_parts
+from magpy_like.compiler.graph_parts import compile_in_parts
 from magpy_like.graph_operators.control_operators import NUMBER, for_loop
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
@@ -85,7 +85,7 @@ def test_a_part_is_compiled_once_for_each_form_of_what_a_branch_gives():
         compiled.append([tuple(value.shape) for value in given])
         return graph.forward
 
-    run = in_parts(Branch(Weighted()).build(), backend)
+    run = compile_in_parts(Branch(Weighted()).build(), backend)
     for sign in (1, -1, 1, -1):
         run(*inputs(sign))
     assert len(compiled) == 4, "before the branch, two sides, behind it"
@@ -169,7 +169,9 @@ def test_what_makes_tensors_of_given_sizes_does_not_part_operators():
         compiled.append(len(graph.graph.nodes))
         return graph.forward
 
-    run = in_parts(of_rounds(Step(), lambda graph, parts: parts[0]), backend, [False, True, True])
+    run = compile_in_parts(
+        of_rounds(Step(), lambda graph, parts: parts[0]), backend, [False, True, True]
+    )
     run(torch.randn(3), 4, 3)
     assert len(compiled) == 2, "before the loop, its body"
 
@@ -181,7 +183,7 @@ def test_a_tensor_is_not_made_before_what_it_is_made_after():
     y = graph.call_method("double", (graph.call_method("add_", (x, 1)),))
     zeros = graph.call_method("new_zeros", (y, count))
     graph.output((graph.call_method("add", (zeros, y)), zeros))
-    run = in_parts(fx.GraphModule(nn.Module(), graph), lambda graph, given: graph.forward)
+    run = compile_in_parts(fx.GraphModule(nn.Module(), graph), lambda graph, given: graph.forward)
     x = torch.randn(4)
     total, zeros = run(x.clone(), 4)
     assert_same((total, zeros), ((x + 1).double(), torch.zeros(4, dtype=torch.float64)))

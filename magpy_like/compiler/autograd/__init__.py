@@ -1,1 +1,11 @@
-"""Forward and backward passes: AOTAutograd, and the node of a compiled pass in autograd's graph."""
+"""Autograd: forward and backward graphs, and compiled passes as nodes of autograd's graph.
+
+``aot``: AOTAutograd, the joint graph and its partition (PyTorch 2, section 3.9)
+``autograd_node``: the ``autograd.Function`` around a compiled forward and backward pass
+``saved_values``: saved tensors, copied before they are mutated
+``overwritten_saved_values``: writes of one part of a graph to another part's saved tensors
+``absent_gradients``: backward passes for results without a gradient
+``double_backward``: ``create_graph`` and batched gradients, by the program in eager mode
+``deferred_weight_gradients``: one product for the weight gradients of all iterations of a loop
+``backward_streams``: several GPUs and their streams
+"""

@@ -1,25 +1,38 @@
-"""Forward and backward ATen graphs through torch's AOTAutograd (PyTorch 2, section 3.9)."""
+"""AOTAutograd: the joint graph, its partition into forward and backward ATen graphs, their calls.
+
+torch's AOTAutograd traces the captured graph to a functional joint graph; the passes of this
+package inspect and rewrite it before and after the min-cut partition (PyTorch 2, section 3.9).
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from magpy_like.compiler.autograd.absent_gradients import Absent, tangents
-from magpy_like.compiler.autograd.autograd_node import as_they_read, own_node
-from magpy_like.compiler.autograd.deferred_weight_gradients import Late
-from magpy_like.compiler.autograd.saved_values import save_before_writing
+from magpy_like.compiler.autograd.absent_gradients import AbsentGradients, tangents
+from magpy_like.compiler.autograd.autograd_node import (
+    Program,
+    make_autograd_node,
+    resolve_conj_and_neg,
+)
+from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
+from magpy_like.compiler.autograd.saved_values import clone_before_mutation
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions import decompositions
 from magpy_like.compiler.lowering.random_numbers import is_in_order
 from magpy_like.compiler.passes.layout.channels_last import (
-    save_once,
+    avoid_duplicate_saves,
     use_channels_last,
 )
-from magpy_like.graph_operators.checkpoint_statistics import Again, NotWritten, with_taps
+from magpy_like.graph_operators.checkpoint_statistics import (
+    CheckpointStatistics,
+    StatisticsUpdateUnsupported,
+    append_auxiliary_inputs,
+)
 from magpy_like.torch_compat.aot_autograd import (
     aot_module_simplified,
     functorch_config,
@@ -42,68 +55,114 @@ def aot_compile(
     ``example_inputs`` are tensors, fake tensors (symbolic sizes included) or numbers, one per
     placeholder. The result takes the same arguments; it applies input mutations, regenerates
     aliased outputs, and has a backward when an input or parameter requires grad.
+
+    Raises:
+        Unsupported: the functional graphs would differ from eager.
+        StatisticsUpdateUnsupported: a checkpointed function updates statistics, and AOTAutograd's
+            own node of autograd's graph is needed.
     """
-    direct: list[Callable[..., Any]] = []
-    absent, late, written = Absent(gm), Late(gm), Again(gm, example_inputs)
-    example_inputs = [*example_inputs, *written.examples(example_inputs)]
-    # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph has
-    # all casts, and its operators must not cast again.
-    autocast = is_any_autocast_enabled()
+    return _AotCompilation(gm, example_inputs, forward, backward, inference).build()
 
-    forwards: list[Callable[..., Any]] = []
-    again: Callable[..., Any] | None = gm
 
-    def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        forwards.append(absent.forward(forward(graph, inputs)))
-        return forwards[-1]
+class _AotCompilation:
+    """One call of AOTAutograd: its compilers and partitioner, and what they learn of the graph."""
 
-    def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        call = absent.backward(graph, lambda part: backward(part, inputs), interpret)
-        return as_they_read(late.backward(call), tangents(graph.graph))
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        forward: Compiler,
+        backward: Compiler,
+        inference: Compiler,
+    ) -> None:
+        self._gm = gm
+        self._forward, self._inference = forward, inference
+        self._absent, self._deferred = AbsentGradients(gm), DeferredWeightGradients(gm)
+        self._statistics = CheckpointStatistics(gm, example_inputs)
+        # No method: it outlives the compilation, and must keep neither graph nor example inputs.
+        self._compile_backward = functools.partial(
+            _compile_backward, self._absent, self._deferred, backward
+        )
+        auxiliary = self._statistics.make_example_inputs(example_inputs)
+        self._example_inputs = [*example_inputs, *auxiliary]
+        # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph
+        # has all casts, and its operators must not cast again.
+        self._autocast = is_any_autocast_enabled()
+        self._direct: list[Callable[..., Any]] = []
+        """The compiled inference graph, if it needs no wrapper of AOTAutograd's."""
+        self._forwards: list[Callable[..., Any]] = []
+        self._eager: Callable[..., Any] | None = gm
+        """The program operator by operator; None if it must not run a second time."""
 
-    def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def build(self) -> Callable[..., Any]:
+        # Nobody runs the intermediate graphs: lazy modules save printing their source ten times.
+        with use_lazy_graph_module(True):
+            wrapped = aot_module_simplified(
+                self._gm,
+                list(self._example_inputs),
+                fw_compiler=self._compile_forward,
+                bw_compiler=self._compile_backward,
+                inference_compiler=self._compile_inference,
+                partition_fn=self._partition,
+                decompositions=decompositions(),
+                keep_inference_input_mutations=True,
+            )
+        if self._direct:
+            return without_grad(*self._direct)
+        call, own = self._absent.wrap_call(wrapped), None
+        if self._forwards:
+            program = Program(
+                self._example_inputs,
+                self._eager,
+                self._statistics,
+                materialize=self._absent.materializes,
+                autocast=self._autocast,
+            )
+            own = make_autograd_node(call, self._forwards[-1], self._compile_backward, program)
+        if not self._statistics.auxiliary_inputs:
+            return call if own is None else own
+        if own is None:
+            raise StatisticsUpdateUnsupported
+        return append_auxiliary_inputs(own, self._statistics.auxiliary_inputs)
+
+    def _compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self._forwards.append(self._absent.mark_forward(self._forward(graph, inputs)))
+        return self._forwards[-1]
+
+    def _compile_inference(
+        self, graph: fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
         _check_draws(graph)
-        call = inference(graph, inputs)
-        if not autocast and _needs_no_wrapper(gm, graph, example_inputs):
-            direct.append(call)
+        call = self._inference(graph, inputs)
+        if not self._autocast and _needs_no_wrapper(self._gm, graph, self._example_inputs):
+            self._direct.append(call)
         return call
 
-    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        nonlocal again
+    def _partition(self, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        forward_outputs = kwargs["num_fwd_outputs"]
         use_channels_last(joint)
-        again = None if late.has_taps or any(map(_draws, joint.graph.nodes)) else gm
-        absent.see_joint(joint)
-        late.see_joint(joint, kwargs["num_fwd_outputs"])
-        written.see_joint(joint, kwargs["num_fwd_outputs"])
+        if self._deferred.has_auxiliary_inputs or any(map(_draws, joint.graph.nodes)):
+            self._eager = None
+        else:
+            self._eager = self._gm
+        self._absent.inspect_joint_graph(joint)
+        self._deferred.rewrite_joint_graph(joint, forward_outputs)
+        self._statistics.inspect_joint_graph(joint, forward_outputs)
         forward, backward = _partition(joint, *args, **kwargs)
-        save_once(forward, backward, kwargs["num_fwd_outputs"])
-        save_before_writing(forward, backward)
+        avoid_duplicate_saves(forward, backward, forward_outputs)
+        clone_before_mutation(forward, backward)
         return forward, backward
 
-    # Nobody runs the graphs in between: their Python source would be written ten times for nothing.
-    with use_lazy_graph_module(True):
-        wrapped = aot_module_simplified(
-            gm,
-            list(example_inputs),
-            fw_compiler=compile_forward,
-            bw_compiler=compile_backward,
-            inference_compiler=compile_inference,
-            partition_fn=partition,
-            decompositions=decompositions(),
-            keep_inference_input_mutations=True,
-        )
-    if direct:
-        return without_grad(*direct)
-    theirs = absent.after(wrapped)
-    ours = own_node(
-        theirs, forwards[-1], compile_backward, example_inputs, again,
-        written, materialize=absent.materializes, autocast=autocast,
-    ) if forwards else None  # fmt: skip
-    if not written.taps:
-        return theirs if ours is None else ours
-    if ours is None:
-        raise NotWritten
-    return with_taps(ours, written.taps)
+
+def _compile_backward(
+    absent: AbsentGradients,
+    deferred: DeferredWeightGradients,
+    backward: Compiler,
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+) -> Callable[..., Any]:
+    call = absent.compile_variants(graph, lambda part: backward(part, inputs), interpret)
+    return resolve_conj_and_neg(deferred.wrap_backward(call), tangents(graph.graph))
 
 
 _aten = torch.ops.aten
@@ -114,22 +173,31 @@ _UNIQUE = {
 
 
 def _check_sizes(gm: fx.GraphModule) -> None:
-    """Raise Unsupported where torch has taken a size for known that only a run tells: 2.11 gives
-    each ``unique`` behind a gradient one element."""
+    """Raise Unsupported where torch has assumed a data-dependent size: torch 2.11 takes the result
+    of each ``unique`` that is followed by a gradient to have one element."""
     for node in gm.graph.nodes:
         if node.target in _UNIQUE and not node.meta.get("unbacked_bindings"):
-            raise Unsupported(str(node.target), "how many results it has only a run tells")
+            raise Unsupported(
+                str(node.target),
+                "the number of its results depends on the data, and gradients are computed",
+            )
 
 
 _DRAWN_IN_PLACE = {_aten.bernoulli.p, _aten.bernoulli.Tensor}
 
 
 def _check_draws(gm: fx.GraphModule) -> None:
-    """Raise Unsupported where it is lost in which order eager draws: ``x.bernoulli_(0.5)`` goes
-    through the memory of ``x``, and what torch makes of it here row by row, as a new tensor."""
+    """Raise Unsupported where the order of eager's random draws is lost.
+
+    ``x.bernoulli_(0.5)`` draws in the order of the memory of ``x``; the functional form draws row
+    by row, for a new tensor.
+    """
     for node in gm.graph.nodes:
         if node.target in _DRAWN_IN_PLACE and not is_in_order(node.args[0].meta["val"]):
-            raise Unsupported(str(node.target), "eager may draw in another order")
+            raise Unsupported(
+                str(node.target),
+                "eager may draw random numbers in another order for this memory layout",
+            )
 
 
 def _draws(node: fx.Node) -> bool:
@@ -140,24 +208,28 @@ def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), tuple | list)
 
 
+SMALL_RESULT_RATIO = 64
+"""How many times fewer elements than the largest input a small result has."""
+
+
 def _is_small(node: fx.Node) -> bool:
-    """Whether the results of a node have few elements beside what it is made of, such as the
+    """True if the results of a node have few elements compared with its inputs, such as the
     statistics of a batch norm."""
-    given = [n.meta.get("val") for n in node.all_input_nodes]
-    made = node.meta.get("val")
-    made = made if isinstance(made, tuple | list) else [made]
-    if not all(isinstance(v, torch.Tensor) for v in (*given, *made)) or not given:
+    inputs = [n.meta.get("val") for n in node.all_input_nodes]
+    results = node.meta.get("val")
+    results = results if isinstance(results, tuple | list) else [results]
+    if not all(isinstance(v, torch.Tensor) for v in (*inputs, *results)) or not inputs:
         return False
-    sizes = [v.numel() for v in (*given, *made)]
+    sizes = [v.numel() for v in (*inputs, *results)]
     if not all(type(size) is int for size in sizes):
         return False
-    return sum(v.numel() for v in made) * 64 <= max(v.numel() for v in given)
+    return sum(v.numel() for v in results) * SMALL_RESULT_RATIO <= max(v.numel() for v in inputs)
 
 
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """Min-cut partitioning that leaves random draws of the backward pass where they are.
+    """Min-cut partitioning that leaves random draws of the backward pass in the backward graph.
 
-    The forward graph could make them as well, but then without a backward pass, too.
+    The forward graph could draw as well, but then it would do so without a backward pass, too.
     """
     _check_sizes(joint)
     _check_draws(joint)
@@ -167,31 +239,31 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     for node in filter(_draws, joint.graph.nodes):
         if node.meta.get("partitioner_tag") == "is_backward":
             node.meta["partitioner_tag"] = "must_be_in_backward"
-    # Whoever checkpoints functions would rather have what a kept result leads to computed again
-    # than kept beside it, even where the backward pass has to store it.
+    # A checkpointed function trades time for memory: recompute values even where the backward pass
+    # has to store them, rather than save them as well.
     with functorch_config.patch(ban_recompute_materialized_backward=not saves_memory):
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 def _keep_results(joint: fx.GraphModule) -> None:
-    """Have small results of checkpointed functions kept, and what they draw, which is the same
-    again."""
+    """Save small results of checkpointed functions, and their random draws, which must not be drawn
+    anew."""
     for node in joint.graph.nodes:
         small = _is_small(node)
         if small or _draws(node):
-            parts = node.users if not small or _is_tuple(node) else ()
-            for result in (node, *parts):
+            elements = node.users if not small or _is_tuple(node) else ()
+            for result in (node, *elements):
                 result.meta.pop("recompute", None)
 
 
 def _needs_no_wrapper(
     gm: fx.GraphModule, graph: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> bool:
-    """Does the ATen graph take and return exactly what ``gm`` does?
+    """True if the ATen graph takes and returns exactly the inputs and results of ``gm``.
 
     AOTAutograd's runtime wrapper costs microseconds. It has work to do only when an output or a
-    changed shape of an input must be made from the input itself, when inputs were merged, taken
-    apart or lifted out of the module, and under autocast, of which the caller knows.
+    changed shape of an input must be regenerated from the input, when inputs were merged, split or
+    lifted out of the module, and under autocast, which the caller checks.
     """
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     values = [n.meta.get("val") for n in placeholders]
@@ -206,7 +278,7 @@ def _needs_no_wrapper(
             if (value.dim(), value.dtype) != (example.dim(), example.dtype):
                 return False
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
-    # What is written to an input at the end is what the program has had as that input until then.
+    # The value written to an input at the end has stood for that input in the program.
     tensors += [n.args[1].meta["val"] for n in graph.graph.nodes if _writes_input(n)]
     memory = {v.untyped_storage()._cdata for v in tensors}
     for node in results:
@@ -219,7 +291,7 @@ def _needs_no_wrapper(
 
 
 def _writes_input(node: fx.Node) -> bool:
-    """Whether a node writes a strided tensor to an input."""
+    """True if a node writes a strided tensor to an input."""
     if node.target is not torch.ops.aten.copy_.default:
         return False
     target, source = node.args[:2]
@@ -233,19 +305,22 @@ def _writes_input(node: fx.Node) -> bool:
 
 
 def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """The graph through ATen, operator by operator."""
+    """A function that runs the graph through ATen, operator by operator.
+
+    It takes one list of arguments, which it empties.
+    """
 
     def call(args: list[Any]) -> Any:
-        taken = list(args)
+        arguments = list(args)
         args.clear()
         with torch.no_grad():
-            return gm(*taken)
+            return gm(*arguments)
 
     return call
 
 
 def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-    """``call`` on its arguments, with gradients off: nothing in it is to be differentiated."""
+    """A function of positional arguments that runs ``call`` under ``no_grad``."""
 
     def run(*args: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -256,6 +331,6 @@ def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
         finally:
             set_grad_enabled(True)
 
-    # Not by the same name: AOTAutograd's wrappers take over what the function in them has.
-    run.leads_to = getattr(call, "entry", None)  # type: ignore[attr-defined]
+    # Not ``entry``: AOTAutograd's wrappers copy the attributes of the function that they wrap.
+    run.cache_entry = getattr(call, "entry", None)  # type: ignore[attr-defined]
     return run

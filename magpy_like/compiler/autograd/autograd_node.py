@@ -1,24 +1,34 @@
-"""A node of autograd's graph around a compiled forward and backward pass.
+"""The node of autograd's graph around a compiled forward and backward pass.
 
-AOTAutograd's own leads each call through some twenty Python functions, for whatever a program may
-do: change its arguments, return views of them, save numbers, be given subclasses of tensors.
+AOTAutograd's own node runs some twenty Python functions at each call, for whatever a program may
+do: modify its arguments, return views of them, save numbers, receive tensor subclasses.
 *Measured* for a linear layer of 16 by 16: 23 µs of a forward call, of which autograd itself needs
-4. What AOTAutograd has found out about the program tells when nothing is left but to run the two
-passes, and then this node does that; every other program keeps AOTAutograd's.
+4. AOTAutograd's metadata of the program tell when nothing is left but to run the two passes; then
+the node made here does that. Every other program keeps AOTAutograd's.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from magpy_like.compiler.autograd.absent_gradients import spare_behind
-from magpy_like.compiler.autograd.double_backward import again, given, has_tangents, once, say_once
-from magpy_like.graph_operators.checkpoint_statistics import Again, wanted
+from magpy_like.compiler.autograd.absent_gradients import skip_unreached_functions
+from magpy_like.compiler.autograd.double_backward import (
+    call_once_differentiable,
+    has_tangents,
+    make_once_differentiable,
+    run_eager_backward,
+    save_call_arguments,
+)
+from magpy_like.graph_operators.checkpoint_statistics import (
+    CheckpointStatistics,
+    find_executed_inputs,
+)
 from magpy_like.torch_compat.aot_autograd import PlainAOTOutput
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import DisableAutocast
@@ -32,38 +42,59 @@ aten = torch.ops.aten
 Call = Callable[[list[Any]], Any]
 
 
-def own_node(
-    wrapped: Callable[..., Any], forward: Call, compile_backward: Callable[..., Call],
-    example_inputs: Sequence[Any], program: Callable[..., Any] | None, written: Again, *,
-    materialize: bool, autocast: bool,
-) -> Callable[..., Any] | None:  # fmt: skip
-    """What ``wrapped``, which AOTAutograd has made around ``forward``, does, by a node of ours.
+@dataclass(frozen=True)
+class Program:
+    """The program that a node runs, apart from its two passes."""
 
-    None where AOTAutograd's has more to do than to run the passes. ``program`` gives the same
-    results operator by operator, if it may run a second time. ``materialize``: whether gradients
-    that are absent come in as zeros; ``autocast``: whether the graph was traced under autocast, and
-    so must not run under it.
+    example_inputs: Sequence[Any]
+    eager: Callable[..., Any] | None
+    """The same results operator by operator; None if the program must not run a second time."""
+    statistics: CheckpointStatistics
+    materialize: bool
+    """Whether absent gradients arrive as zeros."""
+    autocast: bool
+    """Whether the graph was traced under autocast: then it has all casts, and must not run under
+    it."""
+
+
+def make_autograd_node(
+    wrapped: Callable[..., Any],
+    forward: Call,
+    compile_backward: Callable[..., Call],
+    program: Program,
+) -> Callable[..., Any] | None:
+    """A function like ``wrapped``, AOTAutograd's wrapper around ``forward``, with a node made here.
+
+    ``compile_backward(graph, example_inputs)`` compiles the backward graph when it first runs.
+    Returns None where AOTAutograd's node has more to do than to run the passes.
     """
-    kinds: list[Any] = torch.autograd.Function.__subclasses__()
-    passes = ((kind, getattr(kind, "compiled_fw", None)) for kind in kinds)
-    theirs = next((kind for kind, call in passes if _innermost(call) is forward), None)
-    if theirs is None:
+    functions: list[Any] = torch.autograd.Function.__subclasses__()
+    passes = ((function, getattr(function, "compiled_fw", None)) for function in functions)
+    aot_function = next((f for f, call in passes if _innermost(call) is forward), None)
+    if aot_function is None:
         return None
-    say_once(theirs)
-    if not _only_runs(theirs, example_inputs):
+    make_once_differentiable(aot_function)
+    metadata = aot_function.metadata
+    if not _needs_no_runtime_wrapper(aot_function, program.example_inputs):
         return None
-    backward = _backward(theirs, compile_backward)
-    if autocast:
-        forward, backward = _uncast(forward), _uncast(backward)
-    if autocast or any(info.mutates_data for info in theirs.metadata.input_info):
-        program = None
-    apply = _node(theirs, forward, backward, program, written, materialize)
-    detached = _without_gradient(theirs.metadata, theirs._lazy_backward_info.bw_module)
+    backward = _lazy_backward(aot_function, compile_backward)
+    eager = program.eager
+    if program.autocast:
+        forward, backward = _without_autocast(forward), _without_autocast(backward)
+    if program.autocast or any(info.mutates_data for info in metadata.input_info):
+        eager = None
+    layout = _NodeLayout.from_metadata(metadata, program.materialize)
+    apply = _make_apply(
+        aot_function,
+        _make_forward(layout, forward, program.statistics),
+        _make_backward(layout, backward, eager, program.statistics),
+    )
+    detached = _inputs_without_gradient(metadata, aot_function._lazy_backward_info.bw_module)
 
     def run(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return wrapped(*args)
-        # That arguments are written to, the passes tell autograd themselves.
+        # The passes themselves count their writes to arguments for autograd.
         if detached:
             args = tuple(a.detach() if k in detached else a for k, a in enumerate(args))
         return apply(*args)
@@ -71,43 +102,46 @@ def own_node(
     return run
 
 
-def as_they_read(backward: Call, gradients: Sequence[fx.Node]) -> Call:
-    """``backward`` with the gradients that come in as they read, not as they lie in memory: a view
-    may be the negative or the conjugate of that, and nothing tells when the graph is traced."""
-    if not gradients:
+def resolve_conj_and_neg(backward: Call, tangents: Sequence[fx.Node]) -> Call:
+    """``backward`` with the conj and neg bits of incoming gradients resolved: a gradient may be a
+    conjugate or negative view of its memory, which nothing shows when the graph is traced.
+
+    ``tangents`` are the backward graph's placeholders for incoming gradients.
+    """
+    if not tangents:
         return backward
-    inputs = gradients[0].graph.find_nodes(op="placeholder")
-    places = [inputs.index(node) for node in gradients]
+    inputs = tangents[0].graph.find_nodes(op="placeholder")
+    indices = [inputs.index(node) for node in tangents]
 
     def run(args: list[Any]) -> Any:
-        for k in places:
-            args[k] = _as_it_reads(args[k])  # nothing else holds it while the pass runs
+        for k in indices:
+            args[k] = _resolve_conj_and_neg(args[k])  # nothing else holds it while the pass runs
         return backward(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
 
-def _as_it_reads(gradient: Any) -> Any:
+def _resolve_conj_and_neg(gradient: Any) -> Any:
     if gradient is None or not (gradient.is_neg() or gradient.is_conj()):
         return gradient
     return gradient.resolve_neg().resolve_conj()
 
 
-# --- what AOTAutograd knows -----------------------------------------------------------------------
+# --- AOTAutograd's metadata -----------------------------------------------------------------------
 
 
 def _innermost(function: Any) -> Any:
-    """What AOTAutograd has wrapped: before torch 2.13 some wrappers have nothing to do."""
+    """The function that AOTAutograd has wrapped: before torch 2.13 some wrappers do nothing."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
 
 
-def _only_runs(theirs: Any, example_inputs: Sequence[Any]) -> bool:
-    """Is there nothing to do at a call but to run the passes?"""
-    known, lazily = theirs.metadata, theirs._lazy_backward_info
-    if theirs.maybe_subclass_metadata is not None or not hasattr(lazily, "bw_module"):
+def _needs_no_runtime_wrapper(aot_function: Any, example_inputs: Sequence[Any]) -> bool:
+    """True if a call has nothing to do but to run the passes."""
+    known, lazily = aot_function.metadata, aot_function._lazy_backward_info
+    if aot_function.maybe_subclass_metadata is not None or not hasattr(lazily, "bw_module"):
         return False
     rest = (
         known.num_mutated_inp_runtime_indices, known.num_intermediate_bases,
@@ -118,31 +152,34 @@ def _only_runs(theirs: Any, example_inputs: Sequence[Any]) -> bool:
     )  # fmt: skip
     if any(rest) or known.is_rng_op_functionalized or known.grad_enabled_mutation is not None:
         return False
-    if lazily.saved_context is not None:  # Dynamo may want fake results, and marks on sizes
+    if lazily.saved_context is not None:  # Dynamo may request fake results, and marks on sizes
         fake = lazily.saved_context.fakify_first_call
         if fake or known.dynamic_outputs or known.dynamic_saved_tensors_idxs:
             return False
-    # Inputs that were merged, taken apart or lifted out of the module are others than the call's.
+    # Inputs that were merged, split or lifted out of the module are not the call's arguments.
     kinds = (Tensor, int, float, torch.SymInt, torch.SymFloat)
-    tensors = [given for given in example_inputs if isinstance(given, Tensor)]
+    tensors = [example for example in example_inputs if isinstance(example, Tensor)]
     if len(set(map(id, tensors))) < len(tensors):
         return False
     if len(known.input_info) != len(example_inputs):
         return False
-    if not all(isinstance(given, kinds) for given in example_inputs):
+    if not all(isinstance(example, kinds) for example in example_inputs):
         return False
     if any(info.mutates_metadata or info.mutates_storage_metadata for info in known.input_info):
         return False
     hooks = saved_tensor_hooks(True)
     if hooks is not None and all(isinstance(hook, fx.GraphModule) for hook in hooks):
-        return False  # which AOTAutograd has put into the passes
+        return False  # AOTAutograd has inlined these hooks into the passes
     origins = (getattr(d, "output", None) for d in known.traced_tangents_descs)
     return all(isinstance(origin, PlainAOTOutput) for origin in origins)
 
 
-def _without_gradient(known: Any, backward: fx.GraphModule) -> frozenset[int]:
-    """The inputs, results of other functions, that the pass has no gradient for. Autograd must not
-    go on to those functions: it would free what they have saved, or hand zeros on."""
+def _inputs_without_gradient(known: Any, backward: fx.GraphModule) -> frozenset[int]:
+    """The indices of inputs that require a gradient and get none from the backward graph.
+
+    Only non-leaf inputs. Autograd must not continue to the functions that computed them: it would
+    free their saved tensors, or pass zeros on.
+    """
     (gradients,) = backward.graph.output_node().args
     return frozenset(
         k
@@ -151,10 +188,10 @@ def _without_gradient(known: Any, backward: fx.GraphModule) -> frozenset[int]:
     )
 
 
-def _backward(theirs: Any, compile_backward: Callable[..., Call]) -> Call:
-    """The backward pass, compiled when it is first asked for, if AOTAutograd has not."""
-    lazily = theirs._lazy_backward_info
-    call: Call | None = theirs.compiled_bw
+def _lazy_backward(aot_function: Any, compile_backward: Callable[..., Call]) -> Call:
+    """The backward pass, compiled when it first runs unless AOTAutograd has compiled it."""
+    lazily = aot_function._lazy_backward_info
+    call: Call | None = aot_function.compiled_bw
 
     def run(args: list[Any]) -> Any:
         nonlocal call
@@ -170,8 +207,8 @@ def _backward(theirs: Any, compile_backward: Callable[..., Call]) -> Call:
     return run
 
 
-def _uncast(call: Call) -> Call:
-    """``call`` without autocast: the graph has all casts."""
+def _without_autocast(call: Call) -> Call:
+    """``call`` with autocast off: the graph has all casts."""
 
     def run(args: list[Any]) -> Any:
         with DisableAutocast():
@@ -183,131 +220,199 @@ def _uncast(call: Call) -> Call:
 # --- the node ------------------------------------------------------------------------------------
 
 
-def _node(
-    theirs: Any, run_forward: Call, run_backward: Call, program: Callable[..., Any] | None,
-    written: Again, materialize: bool,
-) -> Callable[..., Any]:  # fmt: skip
-    """A function of the inputs that gives a tuple of results, with a node in autograd's graph."""
-    known = theirs.metadata
-    inputs, count = len(known.input_info), known.num_outputs
-    checked = known.tensors_saved_for_backwards_with_vc_check_slice
-    unchecked = known.tensors_saved_for_backwards_no_vc_check_slice
-    numbers = known.symints_saved_for_backwards_slice
-    views = known.unsafe_view_out_indices
-    constant = [k for k, info in enumerate(known.output_info) if not info.requires_grad]
-    used = [descriptor.output.idx for descriptor in known.traced_tangents_descs]
-    forms = [meta.memory_format for meta in known.subclass_tangent_meta]
-    gradients = [*zip(used, forms, strict=True)]
-    deterministic = known.deterministic is not False
+@dataclass(frozen=True)
+class _NodeLayout:
+    """The positions of inputs, results and saved values of the two passes."""
 
-    class CompiledFunction(theirs):  # compiled autograd takes both, and what they save, apart
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            ctx.given = given(args)
-            ctx.targets = written.targets(args)
-            results = run_forward([*args])
-            ctx.save_for_backward(*map(_alone, results[checked]))
-            ctx.symints, ctx.opaque_objects = results[numbers], ()
-            ctx._tensors_no_vc_check = [*map(_alone, results[unchecked])]
-            returned = tuple(results[:count])
-            if views:
-                returned = tuple(_viewed(t) if k in views else t for k, t in enumerate(returned))
-            if constant:
-                tensors = (returned[k] for k in constant if isinstance(returned[k], Tensor))
-                ctx.mark_non_differentiable(*tensors)
-                ctx._materialize_non_diff_grads = False
-            if not materialize:
-                ctx.set_materialize_grads(False)
-            return returned
+    inputs: int
+    results: int
+    checked: slice
+    """Of the forward pass's results: saved tensors whose version counter is checked."""
+    unchecked: slice
+    numbers: slice
+    """Saved sizes and other numbers."""
+    views: Sequence[int]
+    """Results that autograd must not take for views."""
+    non_differentiable: list[int]
+    tangents: list[tuple[int, Any]]
+    """(result index, layout as traced) of each gradient that the backward pass takes."""
+    deterministic: bool
+    """Whether the backward pass may run under ``torch.use_deterministic_algorithms(True)``."""
+    materialize: bool
 
-        @staticmethod
-        @untraced
-        def backward(ctx: Any, *gradients_in: Any) -> Any:
-            if innermost_transform() is not None:
-                raise RuntimeError("a compiled backward pass cannot run under vmap, grad or vjp")
-            if not deterministic and torch.are_deterministic_algorithms_enabled():
-                raise RuntimeError(_NOT_DETERMINISTIC)
-            boxed = gradients_in[0] if type(gradients_in[0]) is list else [*gradients_in]
-            differentiated = torch.is_grad_enabled()
-            if differentiated or any(map(_is_batch, boxed)) or has_tangents(boxed):
-                found = again(program, ctx, boxed)
-                if found is not None:
-                    spare_behind(ctx, found)
-                    return found
-                if not differentiated or has_tangents(boxed):
-                    raise RuntimeError(_NOT_AT_ONCE)
-            args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
-            ctx.maybe_clear_saved_tensors()
-            incoming = [_formed(boxed[k], form) for k, form in gradients]
-            boxed.clear()
-            if not materialize and not any(g is not None for g in incoming):
-                spare_behind(ctx, found := (None,) * inputs)
-                return found
-            args += incoming
-            del incoming
-            run = run_backward
-            if written.taps:
-                run = _writing(run_backward, written, ctx)
-            if differentiated:
-                return once(run, args, ctx)
-            found = tuple(run(args))
-            spare_behind(ctx, found)
-            return found
+    @classmethod
+    def from_metadata(cls, known: Any, materialize: bool) -> _NodeLayout:
+        """From AOTAutograd's metadata of the passes."""
+        used = [descriptor.output.idx for descriptor in known.traced_tangents_descs]
+        formats = [meta.memory_format for meta in known.subclass_tangent_meta]
+        return cls(
+            inputs=len(known.input_info),
+            results=known.num_outputs,
+            checked=known.tensors_saved_for_backwards_with_vc_check_slice,
+            unchecked=known.tensors_saved_for_backwards_no_vc_check_slice,
+            numbers=known.symints_saved_for_backwards_slice,
+            views=known.unsafe_view_out_indices,
+            non_differentiable=[k for k, o in enumerate(known.output_info) if not o.requires_grad],
+            tangents=[*zip(used, formats, strict=True)],
+            deterministic=known.deterministic is not False,
+            materialize=materialize,
+        )
 
-    # `Function.apply` itself looks for functorch's transforms first, which the caller has done.
+
+def _make_apply(
+    aot_function: Any, forward_pass: Callable[..., Any], backward_pass: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The ``apply`` of an ``autograd.Function`` of these passes: inputs -> tuple of results."""
+
+    class CompiledFunction(aot_function):  # compiled autograd inspects both, and what they save
+        forward = staticmethod(forward_pass)
+        backward = staticmethod(backward_pass)
+
+    # `Function.apply` itself checks for functorch's transforms first, which the caller has done.
     apply: Callable[..., Any] = super(torch.autograd.Function, CompiledFunction).apply
     return apply
 
 
-def _writing(backward: Call, written: Again, ctx: Any) -> Call:
-    """``backward``, which writes to statistics as well."""
-    return lambda args: written.write(ctx.targets, backward(args), wanted(ctx))
+def _make_forward(
+    layout: _NodeLayout, run_forward: Call, statistics: CheckpointStatistics
+) -> Callable[..., Any]:
+    # Locals: a call reads all of them.
+    checked, unchecked, numbers = layout.checked, layout.unchecked, layout.numbers
+    count, views, constant = layout.results, layout.views, layout.non_differentiable
+    materialize = layout.materialize
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        ctx.call_arguments = save_call_arguments(args)
+        ctx.targets = statistics.targets(args)
+        results = run_forward([*args])
+        ctx.save_for_backward(*map(_detach_view, results[checked]))
+        ctx.symints, ctx.opaque_objects = results[numbers], ()
+        ctx._tensors_no_vc_check = [*map(_detach_view, results[unchecked])]
+        returned = tuple(results[:count])
+        if views:
+            returned = tuple(_as_non_view(t) if k in views else t for k, t in enumerate(returned))
+        if constant:
+            tensors = (returned[k] for k in constant if isinstance(returned[k], Tensor))
+            ctx.mark_non_differentiable(*tensors)
+            ctx._materialize_non_diff_grads = False
+        if not materialize:
+            ctx.set_materialize_grads(False)
+        return returned
+
+    return forward
+
+
+def _make_backward(
+    layout: _NodeLayout,
+    run_backward: Call,
+    eager: Callable[..., Any] | None,
+    statistics: CheckpointStatistics,
+) -> Callable[..., Any]:
+    inputs, tangents, materialize = layout.inputs, layout.tangents, layout.materialize
+    updates_statistics = bool(statistics.auxiliary_inputs)
+
+    @untraced
+    def backward(ctx: Any, *gradients_in: Any) -> Any:
+        _check_mode(layout)
+        boxed = gradients_in[0] if type(gradients_in[0]) is list else [*gradients_in]
+        differentiated = torch.is_grad_enabled()
+        if differentiated or any(map(_is_batched, boxed)) or has_tangents(boxed):
+            found = run_eager_backward(eager, ctx, boxed)
+            if found is not None:
+                skip_unreached_functions(ctx, found)
+                return found
+            if not differentiated or has_tangents(boxed):
+                raise RuntimeError(_NO_EAGER_BACKWARD)
+        args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
+        ctx.maybe_clear_saved_tensors()
+        incoming = [_to_traced_layout(boxed[k], traced) for k, traced in tangents]
+        boxed.clear()
+        if not materialize and not any(g is not None for g in incoming):
+            skip_unreached_functions(ctx, found := (None,) * inputs)
+            return found
+        args += incoming
+        del incoming
+        run = run_backward
+        if updates_statistics:
+            run = _with_statistics_updates(run_backward, statistics, ctx)
+        if differentiated:
+            return call_once_differentiable(run, args, ctx)
+        found = tuple(run(args))
+        skip_unreached_functions(ctx, found)
+        return found
+
+    return backward
+
+
+def _check_mode(layout: _NodeLayout) -> None:
+    """Raise a RuntimeError under a mode that the compiled backward pass cannot run in."""
+    if innermost_transform() is not None:
+        raise RuntimeError(
+            "the backward pass of a magpy-compiled function cannot run under vmap, grad or vjp"
+        )
+    if not layout.deterministic and torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError(_NOT_DETERMINISTIC)
+
+
+def _with_statistics_updates(backward: Call, statistics: CheckpointStatistics, ctx: Any) -> Call:
+    """``backward``, which also updates the statistics of recomputed checkpointed functions."""
+    return lambda args: statistics.apply_updates(
+        ctx.targets, backward(args), find_executed_inputs(ctx)
+    )
 
 
 _NOT_DETERMINISTIC = (
-    "a backward pass was compiled without torch.use_deterministic_algorithms(True), and is to run "
-    "under it"
+    "the backward pass of a magpy-compiled function was compiled without "
+    "torch.use_deterministic_algorithms(True), and cannot run under it. Set the mode before the "
+    "first call of the function"
 )
 
 
-_NOT_AT_ONCE = (
+_NO_EAGER_BACKWARD = (
     "a compiled backward pass cannot run for a batch of gradients at once, nor for gradients with "
-    "tangents: what the program was given is gone or has changed, or it draws random numbers or "
-    "changes its arguments"
+    "tangents, and eager mode cannot run instead: the arguments of the magpy-compiled function are "
+    "gone or were modified since the call, or it draws random numbers or modifies its arguments"
 )
 
 
-def _is_batch(gradient: Any) -> bool:
-    """Whether ``is_grads_batched`` has made one of many."""
+def _is_batched(gradient: Any) -> bool:
+    """True if ``is_grads_batched`` has made one tensor of many gradients."""
     return gradient is not None and is_legacy_batched_tensor(gradient)
 
 
-def _alone(saved: Tensor) -> Tensor:
-    """A tensor for the backward pass, without the one that it is a view of."""
+def _detach_view(saved: Tensor) -> Tensor:
+    """The saved tensor, without a reference to the tensor that it is a view of."""
     return saved.detach() if saved._is_view() else saved
 
 
-def _viewed(result: Tensor) -> Tensor:
-    """A result that nothing shares memory with, and that autograd takes for no view."""
+def _as_non_view(result: Tensor) -> Tensor:
+    """A result that shares no memory, as a tensor that autograd does not take for a view."""
     return aten._unsafe_view(result, result.shape)
 
 
-def _formed(gradient: Any, form: Any) -> Any:
-    """A gradient that comes in, as it lay in memory when the pass was traced."""
+def _to_traced_layout(gradient: Any, traced: Any) -> Any:
+    """An incoming gradient in the layout that it had when the pass was traced; None if absent.
+
+    Raises:
+        RuntimeError: the gradient is of a tensor subclass.
+    """
     if gradient is None:
         return None
     kind = type(gradient)
     if kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise RuntimeError(f"a {kind.__qualname__} as a gradient for what was compiled for tensors")
-    if form.memory_format is torch.contiguous_format and gradient.is_contiguous():
+        raise RuntimeError(
+            f"a magpy-compiled function got a {kind.__qualname__} as a gradient, and was compiled "
+            "for plain tensors"
+        )
+    if traced.memory_format is torch.contiguous_format and gradient.is_contiguous():
         return gradient
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
-    if form.memory_format is not None:
-        return gradient.contiguous(memory_format=form.memory_format)
-    if gradient.stride() == form.stride:
+    if traced.memory_format is not None:
+        return gradient.contiguous(memory_format=traced.memory_format)
+    if gradient.stride() == traced.stride:
         return gradient
     laid_out = torch.empty_strided(
-        form.size, form.stride, dtype=gradient.dtype, device=gradient.device
+        traced.size, traced.stride, dtype=gradient.dtype, device=gradient.device
     )
     return laid_out.copy_(gradient)

@@ -1,4 +1,4 @@
-"""Backward passes on several GPUs, each of which has a stream of its own."""
+"""Backward passes on several GPUs and their CUDA streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from magpy_like.torch_compat.cuda import current_raw_stream
 
 
 def gpus_of(graph: fx.GraphModule) -> set[int]:
-    """The GPUs that an ATen graph has tensors on."""
+    """The indices of the GPUs that an ATen graph has tensors on."""
     values = (node.meta.get("val") for node in graph.graph.nodes)
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     return {t.device.index or 0 for t in tensors if t.device.type == "cuda"}
@@ -21,11 +21,11 @@ def gpus_of(graph: fx.GraphModule) -> set[int]:
 def on_default_streams(
     call: Callable[..., Any], eager: Callable[..., Any], gpus: set[int]
 ) -> Callable[..., Any]:
-    """``call`` where gradients are off, or all ``gpus`` on their default streams; else ``eager``.
+    """``call`` where gradients are off, or all ``gpus`` use their default streams; else ``eager``.
 
-    Autograd runs a node on the streams of its forward pass, but for one GPU only: on others the
-    backward pass would be on the default stream, and not wait for what it reads. In eager mode each
-    operator has a node.
+    Autograd runs a node on the stream of its forward pass, but for one GPU only: on the others the
+    compiled backward pass would use the default stream, and not wait for its inputs. In eager mode
+    each operator has a node of its own.
     """
 
     def run(*args: Any) -> Any:

@@ -1,20 +1,22 @@
-"""Gradients of weights that all rounds of a loop use: one product behind the last round.
+"""Deferred weight gradients: one matrix product for all iterations of a loop that share a weight.
 
-The gradient of a matrix that a round multiplies by is a product itself, over the rows of the round:
-sixteen rows, say, for a million elements. Round by round, nearly all time goes into writing that
-million and adding it to the sum. But the sum of products is one product, of all rounds' rows
-written one below the other, and rows are small. So a round's backward pass gives both factors
-instead of their product, and they are multiplied when there are many rows, or no more rounds.
+The gradient of a matrix that an iteration multiplies by is a product itself, over the rows of the
+iteration: sixteen rows, say, for a million elements. Iteration by iteration, nearly all time goes
+into writing that million and adding it to the sum. But the sum of products is one product, of all
+iterations' rows written one below the other, and rows are small. So an iteration's backward pass
+returns both factors instead of their product, and they are multiplied when there are many rows, or
+no more iterations.
 
-Autograd has to hand the factors on. Each graph of a round has two further inputs for each weight,
-**taps**, which it does not use; the gradients that its backward pass gives for them are the
-factors. All taps of a call are one tensor, made by :class:`_Tap`, which collects what arrives; that
-is made of a tensor that :class:`_Token` makes of the weights, once a loop: its turn in the backward
-pass comes behind the last round's, as for anything that several others use. Factors have not the
-size of the tap, which autograd insists on: they are attributes of a tensor that has.
+Autograd transports the factors. Each graph of an iteration has two **auxiliary inputs** for each
+weight, which it does not use; the gradients that its backward pass returns for them are the
+factors. All auxiliary inputs of a call are one tensor, made by :class:`_FactorCollector`, whose
+backward collects the factors; its input is the tensor that :class:`_WeightGradients` makes of the
+weights, once a loop. Autograd runs the backward of that node after the last iteration's, as for any
+tensor with several users. Factors have not the size of the auxiliary input, which autograd insists
+on: they are attributes of a tensor that has.
 
-Rows are copied when they come, so nothing is kept alive, and there are never more of them than
-take a quarter of the gradient's memory. Eager adds up in a second gradient, which takes more.
+Rows are copied when they arrive, so nothing is kept alive, and they never take more than a quarter
+of the gradient's memory. Eager adds up in a second gradient, which takes more.
 """
 
 from __future__ import annotations
@@ -31,40 +33,49 @@ from magpy_like.torch_compat.autograd import current_backward_pass
 from magpy_like.torch_compat.operators import foreach_copy_
 from magpy_like.torch_patches import untraced
 
-TAP_OF = "tap_of"
-"""The key by which ``torch.fx`` keeps of which input, by number, an input is a tap."""
-TAPS = 2  # of each weight, one for either factor
+AUXILIARY_INPUT_OF = "auxiliary_input_of"
+"""The ``node.meta`` key of an auxiliary input: the index of its weight."""
+FACTORS_PER_WEIGHT = 2
+"""Auxiliary inputs of each weight, one for either factor of its gradient."""
 
 
-def with_taps(gm: fx.GraphModule, weights: Sequence[int]) -> fx.GraphModule:
-    """The graph with two taps for each of the inputs of these numbers, behind its own inputs."""
+def add_auxiliary_inputs(gm: fx.GraphModule, weights: Sequence[int]) -> fx.GraphModule:
+    """A copy of the graph with two auxiliary inputs, after its own, for each input in ``weights``.
+
+    ``weights`` are indices of inputs.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     inputs = gm.graph.find_nodes(op="placeholder")
     for node in inputs:
         copies[node] = graph.node_copy(node)
     for weight in weights:
-        for side in range(TAPS):
-            graph.placeholder(f"tap_{weight}_{side}").meta[TAP_OF] = weight
+        for factor in range(FACTORS_PER_WEIGHT):
+            auxiliary = graph.placeholder(f"auxiliary_{weight}_{factor}")
+            auxiliary.meta[AUXILIARY_INPUT_OF] = weight
     for node in gm.graph.nodes:
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     return fx.GraphModule(gm, graph, class_name=type(gm).__name__)
 
 
-class _Product:
-    """A gradient that a backward pass gives the factors of, and where among its results."""
+class _FactoredGradient:
+    """A weight gradient ``a @ b`` that a backward pass returns as its two factors.
+
+    ``weight`` is the index of the weight; ``a`` and ``b`` are the indices of the factors among the
+    pass's results.
+    """
 
     def __init__(self, weight: int, a: int, b: int, views: Sequence[fx.Node]) -> None:
         """``views`` make the gradient of the product, the last one first."""
         self.weight, self.a, self.b = weight, a, b
         self._views = [(v.target, v.args[1:], v.kwargs) for v in reversed(views)]
-        self._kind = weight, str(self._views)
+        self._key = weight, str(self._views)
 
-    def kind(self, a: Tensor, b: Tensor) -> object:
-        """What products of these factors may be added up by, be they of different graphs: the
-        first round's may be a graph of its own."""
-        return *self._kind, len(a), b.shape[1], a.dtype, a.device
+    def key(self, a: Tensor, b: Tensor) -> object:
+        """Equal for products that may be added up, even of different graphs: the first iteration
+        may have a graph of its own."""
+        return *self._key, len(a), b.shape[1], a.dtype, a.device
 
     def gradient(self, product: Tensor) -> Tensor:
         view: Any
@@ -73,44 +84,46 @@ class _Product:
         return product
 
 
-class Late:
-    """Has the backward pass of a graph with taps give factors for them."""
+class DeferredWeightGradients:
+    """Rewrites the backward pass of a graph with auxiliary inputs to return factors for them."""
 
     def __init__(self, captured: fx.GraphModule) -> None:
         inputs = captured.graph.find_nodes(op="placeholder")
         self._inputs = len(inputs)
-        self._held = len(dict(captured.named_parameters(remove_duplicate=False)))
-        self._held += len(dict(captured.named_buffers(remove_duplicate=False)))
-        self._taps: dict[int, list[int]] = {}
-        for place, node in enumerate(inputs):
-            if TAP_OF in node.meta:
-                self._taps.setdefault(node.meta[TAP_OF], []).append(place)
-        self._products: list[_Product] = []
+        self._lifted = len(dict(captured.named_parameters(remove_duplicate=False)))
+        self._lifted += len(dict(captured.named_buffers(remove_duplicate=False)))
+        self._auxiliary: dict[int, list[int]] = {}
+        for index, node in enumerate(inputs):
+            if AUXILIARY_INPUT_OF in node.meta:
+                self._auxiliary.setdefault(node.meta[AUXILIARY_INPUT_OF], []).append(index)
+        self._products: list[_FactoredGradient] = []
 
     @property
-    def has_taps(self) -> bool:
-        return bool(self._taps)
+    def has_auxiliary_inputs(self) -> bool:
+        return bool(self._auxiliary)
 
-    def see_joint(self, joint: fx.GraphModule, forward_outputs: int) -> None:
-        """Put factors in the place of products in the graph of both passes."""
+    def rewrite_joint_graph(self, joint: fx.GraphModule, forward_outputs: int) -> None:
+        """Replace products among the gradients by their factors, in the joint graph."""
         output = joint.graph.output_node()
         outputs: list[Any] = list(output.args[0])
         self._products = []
-        if not self._taps or len(outputs) - forward_outputs != self._held + self._inputs:
+        gradients = len(outputs) - forward_outputs
+        if not self._auxiliary or gradients != self._lifted + self._inputs:
             return
-        for weight, taps in self._taps.items():
-            at, a, b = (self._held + place for place in (weight, *taps))
-            found = _as_product(outputs[forward_outputs + at])
+        for weight, auxiliary in self._auxiliary.items():
+            index, a, b = (self._lifted + k for k in (weight, *auxiliary))
+            found = _match_product(outputs[forward_outputs + index])
             if found is None:
                 continue
             product, views = found
-            outputs[forward_outputs + at] = None
+            outputs[forward_outputs + index] = None
             outputs[forward_outputs + a], outputs[forward_outputs + b] = product.args
-            self._products.append(_Product(weight, a, b, views))
+            self._products.append(_FactoredGradient(weight, a, b, views))
         output.args = (tuple(outputs),)
 
-    def backward(self, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """The backward pass ``call``, with the factors in a tensor that a tap may be given."""
+    def wrap_backward(self, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """The backward pass ``call``, which returns all factors as attributes of one tensor: the
+        gradient of the first auxiliary input."""
         if not self._products:
             return call
 
@@ -132,13 +145,15 @@ class Late:
         return run
 
 
-def _as_product(node: Any) -> tuple[fx.Node, list[fx.Node]] | None:
-    """The product of two matrices that a gradient is, or a view of, and these views; None where it
-    is none, or one of so many rows that to add it up takes less than to multiply."""
+def _match_product(node: Any) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The matrix product that a gradient is, or is a view of, and these views, last one first.
+
+    None if it is no product, or one of so many rows that adding it up takes less than multiplying.
+    """
     views = []
     while isinstance(node, fx.Node) and is_view(node) and len(node.users) == 1:
         if len(node.all_input_nodes) != 1:
-            return None  # of a size that varies
+            return None  # a symbolic size
         views.append(node)
         node = node.args[0]
     if not isinstance(node, fx.Node) or node.target is not aten.mm.default or len(node.users) != 1:
@@ -147,30 +162,30 @@ def _as_product(node: Any) -> tuple[fx.Node, list[fx.Node]] | None:
     if a is None or b is None:
         return None
     rows, columns, count = (_hint(size) for size in (a.shape[0], b.shape[1], a.shape[1]))
-    if None in (rows, columns, count) or cast(int, count) > _most_rows(rows, columns):
+    if None in (rows, columns, count) or cast(int, count) > _max_deferred_rows(rows, columns):
         return None
     return node, views
 
 
 def _hint(size: Any) -> Any:
-    """A size, or what it is in the example if that is known."""
+    """The size; of a symbolic one its hint, which may be None."""
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
-def _most_rows(m: Any, n: Any) -> int:
-    """How many rows of both factors take a quarter of the memory of their product."""
+def _max_deferred_rows(m: Any, n: Any) -> int:
+    """How many rows of both factors take a quarter of the memory of their m x n product."""
     return int(m * n // (4 * max(m + n, 1)))
 
 
-class _Sum:
-    """A sum of products, of which some are still to be multiplied."""
+class _DeferredSum:
+    """A sum of products ``a @ b`` of which some rows are still to be multiplied."""
 
     def __init__(self) -> None:
         self._product: Tensor | None = None
         self._rows: tuple[Tensor, Tensor]
         self._blocks: list[tuple[Tensor, Tensor]] = []
-        """Rows of both factors, as many as a round has."""
-        self._count, self._used = 0, 0  # rows in a block, rows to be multiplied
+        """Views of ``_rows``, each as many rows of both factors as an iteration has."""
+        self._count, self._used = 0, 0  # rows in a block, rows not multiplied yet
 
     def block(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Where to write the rows of ``a.t()`` and ``b``, to add ``a @ b``: m x k by k x n."""
@@ -178,8 +193,8 @@ class _Sum:
         if not self._blocks or count != self._count:
             if self._used:
                 self._multiply()
-            most = max(_most_rows(m, n) // max(count, 1), 1) * count
-            self._rows = a.new_empty(most, m), b.new_empty(most, n)
+            limit = max(_max_deferred_rows(m, n) // max(count, 1), 1) * count
+            self._rows = a.new_empty(limit, m), b.new_empty(limit, n)
             parts = [rows.split(max(count, 1)) for rows in self._rows]
             self._blocks, self._count = list(zip(*parts, strict=True)), count
         elif self._used == len(self._rows[0]):
@@ -202,25 +217,25 @@ class _Sum:
         self._used = 0
 
 
-class _Sums:
-    """What the rounds of one call of a loop have left in one graph, by backward pass."""
+class _DeferredSums:
+    """The sums of one graph and one execution of a loop, per backward pass."""
 
     def __init__(self) -> None:
-        self._passes: dict[int, dict[object, tuple[_Product, _Sum]]] = {}
+        self._passes: dict[int, dict[object, tuple[_FactoredGradient, _DeferredSum]]] = {}
 
-    def add(self, factors: Sequence[tuple[_Product, Tensor, Tensor]]) -> None:
-        # A pass that has failed leaves what nobody may add to.
+    def add(self, factors: Sequence[tuple[_FactoredGradient, Tensor, Tensor]]) -> None:
+        # Per backward pass: one that has failed leaves sums that no other may add to.
         sums = self._passes.setdefault(current_backward_pass(), {})
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for product, a, b in factors:
-            _, sum_ = sums.setdefault(product.kind(a, b), (product, _Sum()))
+            _, sum_ = sums.setdefault(product.key(a, b), (product, _DeferredSum()))
             targets += sum_.block(a, b)
             sources += a.t(), b
         foreach_copy_(targets, sources)
 
     def gradients(self) -> dict[int, Tensor]:
-        """The gradients of weights, by number."""
+        """Index of a weight -> its gradient."""
         found: dict[int, Tensor] = {}
         sums = self._passes.pop(current_backward_pass(), {})
         for product, sum_ in sums.values():
@@ -230,28 +245,30 @@ class _Sums:
         return found
 
 
-class Rounds:
-    """One call of a loop, for which its graphs are given taps."""
+class LoopExecution:
+    """One execution of a loop: the auxiliary inputs for the graphs of its iterations."""
 
     def __init__(self) -> None:
-        self._tokens: dict[object, tuple[Tensor, _Sums]] = {}
+        self._sums: dict[object, tuple[Tensor, _DeferredSums]] = {}
 
-    def tap(self, part: object, weights: dict[int, Tensor]) -> Tensor:
-        """A tap for a call of ``part`` with these weights, which all rounds give it."""
-        found = self._tokens.get(part)
+    def auxiliary_input(self, part: object, weights: dict[int, Tensor]) -> Tensor:
+        """The auxiliary input for one call of ``part``, whose weights are the same tensors in all
+        iterations."""
+        found = self._sums.get(part)
         if found is None:
-            sums = _Sums()
-            found = _Token.apply(sums, tuple(weights), *weights.values()), sums
-            self._tokens[part] = found
-        return cast(Tensor, _Tap.apply(*found))
+            sums = _DeferredSums()
+            found = _WeightGradients.apply(sums, tuple(weights), *weights.values()), sums
+            self._sums[part] = found
+        return cast(Tensor, _FactorCollector.apply(*found))
 
 
-class _Token(torch.autograd.Function):
-    """What all taps of a graph are made of: its turn comes when there are no more factors."""
+class _WeightGradients(torch.autograd.Function):
+    """The source of a graph's auxiliary inputs: its backward runs when all factors have arrived,
+    and returns the gradients of the weights."""
 
     @staticmethod
-    def forward(ctx: Any, sums: _Sums, numbers: Sequence[int], *weights: Tensor) -> Tensor:
-        ctx.sums, ctx.numbers = sums, numbers
+    def forward(ctx: Any, sums: _DeferredSums, indices: Sequence[int], *weights: Tensor) -> Tensor:
+        ctx.sums, ctx.indices = sums, indices
         ctx.set_materialize_grads(False)
         return torch.zeros(1, device=weights[0].device)
 
@@ -260,17 +277,17 @@ class _Token(torch.autograd.Function):
     @untraced
     def backward(ctx: Any, _: Tensor | None) -> Any:
         found = ctx.sums.gradients()
-        return None, None, *map(found.get, ctx.numbers)
+        return None, None, *map(found.get, ctx.indices)
 
 
-class _Tap(torch.autograd.Function):
-    """Collects the factors of one round."""
+class _FactorCollector(torch.autograd.Function):
+    """The auxiliary input of one iteration: its backward collects the factors."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, sums: _Sums) -> Tensor:
+    def forward(ctx: Any, source: Tensor, sums: _DeferredSums) -> Tensor:
         ctx.sums = sums
         ctx.set_materialize_grads(False)
-        return torch.empty_like(token)
+        return torch.empty_like(source)
 
     @staticmethod
     @once_differentiable

@@ -1,10 +1,10 @@
-"""Writes of one part of a graph to what another part may have saved for the backward pass.
+"""Writes of one part of a graph to tensors that another part may have saved: an alias analysis.
 
-A compiled part has one node in autograd's graph. It leads back to all that the part was given, and
-asks for all that the part has saved, although the operators that a gradient passes may need nothing
-of it. So gradients that eager mode gives are refused where something unneeded has been written to.
-Within a part that shows when it is compiled; of a graph's parts it is predicted here, from who may
-hold whose memory, as far as the names of operators tell.
+A compiled part has one node in autograd's graph. It leads back to all inputs of the part, and
+unpacks all saved tensors of the part, even those that the operators on a gradient's path do not
+need. So autograd would refuse gradients that eager mode computes, where an unneeded saved tensor
+was written to. Within a part that shows when it is compiled; between the parts of a graph it is
+predicted here, from the memory that each value may share, as far as the names of operators tell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from magpy_like.compiler.passes.layout.position_tensors import in_place, schemas_of
+from magpy_like.compiler.passes.layout.position_tensors import find_schemas, has_inplace_flag
 from magpy_like.graph_operators.control_operators import (
     body_of,
     has_parts,
@@ -37,8 +37,8 @@ _SAVES_NO_RESULT = frozenset(
         "zero",
     )
 )  # fmt: skip
-"""Writing operators of whose result a backward pass needs nothing."""
-_NEW = frozenset(
+"""Mutating operators whose backward pass does not read the mutated tensor."""
+_RETURNS_NEW_MEMORY = frozenset(
     (
         "batch_norm", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
         "conv_transpose2d", "conv_transpose3d", "cross_entropy", "cross_entropy_loss", "group_norm",
@@ -47,181 +47,199 @@ _NEW = frozenset(
         "scaled_dot_product_attention", "softmax",
     )
 )  # fmt: skip
-"""Functions made of other operators that give new memory whatever they are given."""
+"""Composite functions whose result never shares memory with an argument."""
 
 
 class _Memory(NamedTuple):
-    """Memory, by the node that makes it or the tensor that has it."""
+    """Memory, identified by the node that allocates it or the tensor that owns it."""
 
     maker: Any
     loops: tuple[fx.Node, ...] = ()
-    """The loops in whose rounds it is made, the outermost first."""
+    """The loops in whose iterations it is allocated, outermost first."""
     is_earlier: bool = False
-    """Whether an earlier round than the present one has made it."""
+    """Whether an earlier iteration than the present one has allocated it."""
     copied_in: int | None = None
-    """The part for which a copy stands for it: who saves the one may save the other instead."""
+    """The part in which a copy of it was made: that part may save the one for the other."""
 
 
-class _Place(NamedTuple):
-    """Where something happens to memory: in which part, by number, and in which loops."""
+class _ProgramPoint(NamedTuple):
+    """A point of the program: the number of the part, and the enclosing loops."""
 
     part: int
     loops: tuple[fx.Node, ...]
 
 
-_BEFORE = _Place(-1, ())
-_Held = frozenset[_Memory]
-_NOTHING: _Held = frozenset()
+_BEFORE = _ProgramPoint(-1, ())
+_MemorySet = frozenset[_Memory]
+_NO_MEMORY: _MemorySet = frozenset()
 
 
-def overwrites_saved(gm: fx.GraphModule, saved: Collection[fx.Node] = ()) -> bool:
-    """Whether a part of a graph may write to what another part, or the same one in another round of
-    a loop, may have saved. A graph that is not cut is one part. ``saved`` are inputs that what ran
-    before the graph may have saved."""
+def may_overwrite_saved_tensors(gm: fx.GraphModule, saved: Collection[fx.Node] = ()) -> bool:
+    """True if a part of a graph may write to a tensor that another part may have saved, or the same
+    part in another iteration of a loop.
+
+    A graph that is not partitioned is one part. ``saved`` are inputs that code before the graph may
+    have saved.
+    """
     if not saved and not has_parts(gm):
         return False
-    walk = _Walk(is_cut=has_parts(gm))
+    walk = _MemoryWalk(is_partitioned=has_parts(gm))
     for node in saved:
         walk.uses[node].add(_BEFORE)
-    walk.graph(gm, itertools.repeat(_NOTHING), ())
+    walk.graph(gm, itertools.repeat(_NO_MEMORY), ())
     return any(
-        _may_follow(write, use, memory)
+        _may_happen_after(write, use, memory)
         for memory, write in walk.writes
         for use in walk.uses[memory.maker]
     )
 
 
-def made_before(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[fx.Node]:
-    """The inputs of a graph that operators have made of what needs a gradient, by examples. (To
-    parameters an optimizer writes, behind the backward pass.)"""
+def find_nonleaf_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[fx.Node]:
+    """The placeholders whose example is a non-leaf of autograd's graph.
+
+    Parameters do not count: an optimizer writes to them after the backward pass.
+    """
     nodes = gm.graph.find_nodes(op="placeholder")
     pairs = zip(nodes, inputs, strict=False)
-    return [n for n, given in pairs if isinstance(given, torch.Tensor) and not given.is_leaf]
+    return [n for n, example in pairs if isinstance(example, torch.Tensor) and not example.is_leaf]
 
 
-def _may_follow(write: _Place, use: _Place, memory: _Memory) -> bool:
-    """Whether another part writes to ``memory``, or another round, after a use of it."""
+def _may_happen_after(write: _ProgramPoint, use: _ProgramPoint, memory: _Memory) -> bool:
+    """True if another part, or another iteration, writes to ``memory`` after a use of it."""
     shared = set(write.loops).intersection(use.loops)
     return write.part > use.part or (
         bool(shared) and (memory.is_earlier or not shared.issubset(memory.loops))
     )
 
 
-class _Walk:
-    """What the operators of a graph, and of those that it holds, do to memory."""
+class _MemoryWalk:
+    """The uses of memory by the operators of a graph and of its subgraphs."""
 
-    def __init__(self, *, is_cut: bool) -> None:
-        self._is_cut = is_cut
-        self.uses: dict[Any, set[_Place]] = defaultdict(set)
-        """Where a part may save memory, by its maker."""
-        self.writes: set[tuple[_Memory, _Place]] = set()
+    def __init__(self, *, is_partitioned: bool) -> None:
+        self._is_partitioned = is_partitioned
+        self.uses: dict[Any, set[_ProgramPoint]] = defaultdict(set)
+        """Maker of the memory -> where a part may save it."""
+        self.writes: set[tuple[_Memory, _ProgramPoint]] = set()
         self._records_gradients = True
         self._numbers: dict[Any, int] = {}
 
     def graph(
-        self, gm: fx.GraphModule, given: Iterable[_Held], within: tuple[fx.Node, ...]
-    ) -> list[_Held]:
-        """What the results of a graph hold, if its inputs hold what is ``given``, and it is one of
-        the operators ``within``, the outermost first."""
+        self, gm: fx.GraphModule, input_memory: Iterable[_MemorySet], within: tuple[fx.Node, ...]
+    ) -> list[_MemorySet]:
+        """The memory that each result of a graph may share.
+
+        ``input_memory`` is that of each input; ``within`` are the control-flow operators around the
+        graph, outermost first.
+        """
         loops = tuple(node for node in within if body_of(node) is not None)
-        inputs = iter(given)
-        held: dict[Any, _Held] = {}
-        of_sides: dict[fx.Node, list[_Held]] = {}
+        inputs = iter(input_memory)
+        held: dict[Any, _MemorySet] = {}
+        of_branches: dict[fx.Node, list[_MemorySet]] = {}
         number = self._number(within, gm)
         for node in gm.graph.nodes:
             if node.op == "placeholder":
-                held[node] = next(inputs) or _made(node, loops)
+                held[node] = next(inputs) or _new_memory(node, loops)
             elif node.op == "get_attr":
-                held[node] = _made(id(_attribute(gm, node)), ())
+                held[node] = _new_memory(id(_attribute(gm, node)), ())
             elif node.op == "output":
-                (given_back,) = node.args
-                results = given_back if isinstance(given_back, tuple | list) else (given_back,)
-                return [held[r] if isinstance(r, fx.Node) else _NOTHING for r in results]
+                (returned,) = node.args
+                results = returned if isinstance(returned, tuple | list) else (returned,)
+                return [held[r] if isinstance(r, fx.Node) else _NO_MEMORY for r in results]
             elif is_control(node):
                 number = self._number(within, node)
-                given_by = self._control(gm, node, held, within)
-                held[node] = _NOTHING.union(*given_by)
+                of_results = self._control(gm, node, held, within)
+                held[node] = _NO_MEMORY.union(*of_results)
                 if body_of(node) is None:
-                    of_sides[node] = given_by
-            elif node.target is operator.getitem and node.args[0] in of_sides:
-                held[node] = of_sides[node.args[0]][node.args[1]]
+                    of_branches[node] = of_results
+            elif node.target is operator.getitem and node.args[0] in of_branches:
+                held[node] = of_branches[node.args[0]][node.args[1]]
             else:
                 if node.target is set_grad_enabled:
                     self._records_gradients = node.args[0] is not False
-                is_outside = self._is_cut and is_between(node)
+                is_outside = self._is_partitioned and is_between(node)
                 if is_outside:
                     number = self._number(within, node)
                 saves = self._records_gradients and not is_outside
-                held[node] = self._operator(node, held, _Place(number, loops), saves)
+                held[node] = self._operator(node, held, _ProgramPoint(number, loops), saves)
         raise AssertionError("a graph without an output")
 
     def _number(self, within: tuple[fx.Node, ...], begin: Any) -> int:
-        """That of the part that begins here: later ones have greater numbers."""
+        """The number of the part that begins at ``begin``; later parts have greater numbers."""
         return self._numbers.setdefault((within, begin), len(self._numbers))
 
     def _control(
         self,
         gm: fx.GraphModule,
         node: fx.Node,
-        held: dict[Any, _Held],
+        held: dict[Any, _MemorySet],
         within: tuple[fx.Node, ...],
-    ) -> list[_Held]:
-        """What each result of a branch may hold; of a loop all that any of its results may."""
+    ) -> list[_MemorySet]:
+        """The memory that each result of a branch may share; of a loop, all that any result may.
+
+        Loops are repeated until the memory of the loop-carried values is a fixed point.
+        """
         *before, others = node.args
-        first: list[fx.Node] = []
-        fx.map_arg(before, first.append)
-        attributes = (_attribute(gm, n) for n in first if n.op == "get_attr")
+        leading: list[fx.Node] = []
+        fx.map_arg(before, leading.append)
+        attributes = (_attribute(gm, n) for n in leading if n.op == "get_attr")
         graphs = [value for value in attributes if isinstance(value, fx.GraphModule)]
-        operands = [held.get(other, _NOTHING) for other in others]
-        carried = _NOTHING.union(*(held[n] for n in first))
+        operands = [held.get(other, _NO_MEMORY) for other in others]
+        carried = _NO_MEMORY.union(*(held[n] for n in leading))
         while True:
-            results = [self._side(graph, carried, operands, (*within, node)) for graph in graphs]
+            results = [
+                self._subgraph(graph, carried, operands, (*within, node)) for graph in graphs
+            ]
             if body_of(node) is None:
-                return [_NOTHING.union(*sides) for sides in zip(*results, strict=True)]
-            found = _NOTHING.union(*itertools.chain.from_iterable(results))
+                return [_NO_MEMORY.union(*branches) for branches in zip(*results, strict=True)]
+            found = _NO_MEMORY.union(*itertools.chain.from_iterable(results))
             following = carried | {m._replace(is_earlier=node in m.loops) for m in found}
             if following == carried:
                 return [carried | found]
             carried = following
 
-    def _side(
+    def _subgraph(
         self,
         graph: fx.GraphModule,
-        carried: _Held,
-        others: Sequence[_Held],
+        carried: _MemorySet,
+        others: Sequence[_MemorySet],
         within: tuple[fx.Node, ...],
-    ) -> list[_Held]:
-        """What the results of a graph of an operator hold. Its last inputs are ``others``."""
+    ) -> list[_MemorySet]:
+        """The memory of the results of an operator's subgraph, whose last inputs are ``others``."""
         inputs = graph.graph.find_nodes(op="placeholder")
         return self.graph(graph, (*[carried] * (len(inputs) - len(others)), *others), within)
 
-    def _operator(self, node: fx.Node, held: dict[Any, _Held], place: _Place, saves: bool) -> _Held:
-        """What the result of an operator holds, which ``saves`` what it uses and makes if it is in
-        a part, and gradients are recorded; other operators save what their own gradients need."""
-        takes, kind = node.all_input_nodes, _kind(node)
-        made = _made(node, place.loops)
+    def _operator(
+        self, node: fx.Node, held: dict[Any, _MemorySet], point: _ProgramPoint, saves: bool
+    ) -> _MemorySet:
+        """The memory that the result of an operator may share.
+
+        ``saves``: the operator is in a part and gradients are recorded, so the part may save its
+        arguments and result; operators outside save only the tensors that their gradients need.
+        """
+        inputs, kind = node.all_input_nodes, _classify(node)
+        new = _new_memory(node, point.loops)
         if kind is _Kind.WRITES:
             written = _written(node)
-            for memory in _NOTHING.union(*(held[n] for n in written)):
+            for memory in _NO_MEMORY.union(*(held[n] for n in written)):
                 if memory.copied_in is None:
-                    self.writes.add((memory, place))
-            result = _NOTHING.union(*(held[n] for n in written))
-            used = [n for n in takes if n not in written or not _saves_no_result(node)]
+                    self.writes.add((memory, point))
+            result = _NO_MEMORY.union(*(held[n] for n in written))
+            used = [n for n in inputs if n not in written or not _saves_no_result(node)]
         elif kind is _Kind.COPY:
-            copied = (memory for n in takes for memory in held[n])
-            result = made | {memory._replace(copied_in=place.part) for memory in copied}
+            copied = (memory for n in inputs for memory in held[n])
+            result = new | {memory._replace(copied_in=point.part) for memory in copied}
             used = []
         else:
-            result = made if kind is _Kind.NEW else made.union(*(held[n] for n in takes))
-            used = [] if kind is _Kind.VIEW or _is_constant(node) else [node, *takes]
+            result = new if kind is _Kind.NEW else new.union(*(held[n] for n in inputs))
+            used = [] if kind is _Kind.VIEW or _is_constant(node) else [node, *inputs]
         if saves:
-            for memory in _NOTHING.union(*(held.get(n, made) for n in used)):
-                if memory.copied_in in (None, place.part):
-                    self.uses[memory.maker].add(place)
+            for memory in _NO_MEMORY.union(*(held.get(n, new) for n in used)):
+                if memory.copied_in in (None, point.part):
+                    self.uses[memory.maker].add(point)
         return result
 
 
-def _made(maker: Any, loops: tuple[fx.Node, ...]) -> _Held:
+def _new_memory(maker: Any, loops: tuple[fx.Node, ...]) -> _MemorySet:
     return frozenset((_Memory(maker, loops),))
 
 
@@ -230,7 +248,7 @@ def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """What an operator that writes may write to."""
+    """The arguments that a mutating operator may write to."""
     out = node.kwargs.get("out", node.args[0] if node.args else None)
     return [out] if isinstance(out, fx.Node) else node.all_input_nodes
 
@@ -240,50 +258,51 @@ def _saves_no_result(node: fx.Node) -> bool:
 
 
 def _is_constant(node: fx.Node) -> bool:
-    """Whether what a node makes depends on no tensor's elements: so nothing is saved for it."""
+    """True if the result depends on no tensor's elements: then nothing is saved for it."""
     name = name_of(node)
     return not node.all_input_nodes or name.endswith("_like") or name.startswith("new_")
 
 
 class _Kind(enum.Enum):
-    """What an operator does with the memory that it is given."""
+    """An operator's effect on the memory of its arguments."""
 
     WRITES = enum.auto()
     VIEW = enum.auto()
-    """What it gives has the memory of what it is given, or is a copy of that."""
+    """The result shares an argument's memory, or is a copy of it."""
     COPY = enum.auto()
-    """What it gives is a copy, which a compiler may take for needless."""
+    """The result is a copy, which a compiler may remove."""
     MIXED = enum.auto()
-    """It computes, and what it gives may yet have that memory."""
+    """It computes, and the result may still share an argument's memory."""
     NEW = enum.auto()
+    """It computes, and the result never shares memory."""
 
 
-def _kind(node: fx.Node) -> _Kind:
+def _classify(node: fx.Node) -> _Kind:
     name = name_of(node).strip("_")
-    if may_write(node) or in_place(node):
+    if may_write(node) or has_inplace_flag(node):
         return _Kind.WRITES
     if getattr(node.target, "__module__", "") in ("_operator", "operator"):
         return _Kind.VIEW if node.target in (operator.getitem, operator.pos) else _Kind.NEW
     if name == "clone":
         return _Kind.COPY
-    if name in _NEW:
+    if name in _RETURNS_NEW_MEMORY:
         return _Kind.NEW
-    schemas = [schema for schema in schemas_of(node) if _gives_tensors(schema)]
-    if any(given.alias_info for schema in schemas for given in schema.returns):
+    schemas = [schema for schema in find_schemas(node) if _maps_tensors(schema)]
+    if any(result.alias_info for schema in schemas for result in schema.returns):
         return _Kind.VIEW
     return _Kind.MIXED if not schemas or any(map(_is_composite, schemas)) else _Kind.NEW
 
 
-def _gives_tensors(schema: Any) -> bool:
-    """Whether an operator makes tensors of tensors: TorchScript has more of the same name."""
-    takes, gives = ([str(each.type) for each in s] for s in (schema.arguments, schema.returns))
-    return "Tensor" in "".join(takes) and "Tensor" in "".join(gives)
+def _maps_tensors(schema: Any) -> bool:
+    """True if an operator maps tensors to tensors: TorchScript has others of the same name."""
+    takes, returns = ([str(each.type) for each in s] for s in (schema.arguments, schema.returns))
+    return "Tensor" in "".join(takes) and "Tensor" in "".join(returns)
 
 
 def _is_composite(schema: Any) -> bool:
-    """Whether an operator is made of others, of which some arguments need none."""
+    """True if an operator is composed of others, and so may return an argument itself."""
     name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     try:
         return has_dispatcher_kernel(name, "CompositeImplicitAutograd")
-    except RuntimeError:  # an operator of TorchScript alone
+    except RuntimeError:  # an operator that only TorchScript has
         return True

@@ -1,8 +1,8 @@
-"""What a forward pass leaves to its backward pass: values as they were when they were used.
+"""Saved tensors of a compiled forward pass: their positions, and copies before mutations.
 
-An argument that is saved, or a view of it, may be written to before the backward pass runs. Where
-the program itself does so, a copy is saved. Where somebody else does, autograd counts the writes to
-the memory and refuses, as in eager mode; so what is saved has to share the count.
+An argument that is saved, or a view of it, may be mutated before the backward pass runs. Where the
+program itself does so, a copy is saved. Where somebody else does, autograd compares version
+counters and refuses, as in eager mode; so the saved tensor has to share the counter.
 """
 
 from __future__ import annotations
@@ -13,65 +13,71 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.graph_queries import Aliases, insert, same_sizes, value
+from magpy_like.compiler.passes.graph_queries import Aliases, have_same_sizes, insert, value
 from magpy_like.torch_compat.aot_autograd import InputMutationAOTOutput, SavedForBackwardsAOTOutput
 
 _aten = torch.ops.aten
 
 
-def saved_places(output: fx.Node) -> list[int]:
-    """Where among the results of a forward pass those are that only its backward pass gets."""
+def saved_tensor_indices(output: fx.Node) -> list[int]:
+    """The indices of the saved tensors among the results of a forward graph."""
     descriptors = output.meta.get("desc") or ()
     return [k for k, d in enumerate(descriptors) if isinstance(d, SavedForBackwardsAOTOutput)]
 
 
-def save_before_writing(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Have copies saved of arguments, and of views of them, that the forward pass writes to, or
-    AOTAutograd when it has run.
+def clone_before_mutation(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Save copies of arguments, and of views of them, that are mutated after they are saved: by the
+    forward pass, or by AOTAutograd when it has run.
+
+    Rewrites both graphs in place.
 
     Raises:
-        Unsupported: the backward pass counts on where in its argument's memory a tensor lies.
+        Unsupported: the backward pass depends on the storage offset and gaps of an argument's
+            memory, which a copy does not have.
     """
     graph, output = forward.graph, forward.graph.output_node()
     nodes, results = list(graph.nodes), list(output.args[0])
-    aliases, later = Aliases(graph), {*_written_later(graph)}
+    aliases, mutated_later = Aliases(graph), {*_mutated_after_forward(graph)}
     inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     copies: dict[fx.Node, fx.Node] = {}
-    for place in saved_places(output):
-        node = results[place]
+    for index in saved_tensor_indices(output):
+        node = results[index]
         if not isinstance(node, fx.Node):
             continue
         roots = {root for root in aliases.roots[node] if root.op == "placeholder"}
         writes = [
-            at
+            position
             for root in roots
-            for at in aliases.written.get(root, ())
-            if at > aliases.position[node]
+            for position in aliases.written.get(root, ())
+            if position > aliases.position[node]
         ]
-        if not writes and later.isdisjoint(roots):
+        if not writes and mutated_later.isdisjoint(roots):
             continue
         if node not in copies:
             first = nodes[min(writes)] if writes else output
             copies[node] = insert(graph, _aten.clone.default, node, like=first)
-            _lies_as(inputs[node.name], copies[node])
-        results[place] = copies[node]
+            _match_saved_layout(inputs[node.name], copies[node])
+        results[index] = copies[node]
     if copies:
         output.args = (tuple(results),)
         forward.recompile()
 
 
-def _written_later(graph: fx.Graph) -> Iterator[fx.Node]:
-    """The arguments that AOTAutograd writes new values to behind the forward pass."""
+def _mutated_after_forward(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The arguments that AOTAutograd mutates after the forward pass."""
     arguments = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
     for descriptor in graph.output_node().meta.get("desc") or ():
         if isinstance(descriptor, InputMutationAOTOutput):
             yield arguments[descriptor.mutated_input]
 
 
-def _lies_as(saved: fx.Node, copy: fx.Node) -> None:
-    """The backward pass gets a copy, which has no gaps where the argument had some."""
-    if same_sizes(value(saved).stride(), value(copy).stride()):
+def _match_saved_layout(saved: fx.Node, copy: fx.Node) -> None:
+    """Trace the backward graph's input ``saved`` as ``copy``, which has no gaps in memory."""
+    if have_same_sizes(value(saved).stride(), value(copy).stride()):
         return
     if any(user.target is _aten.as_strided.default for user in saved.users):
-        raise Unsupported("a graph", "reads memory of an argument beside what it was given")
+        raise Unsupported(
+            "a graph",
+            "its backward pass reads memory next to an argument (as_strided) that is modified",
+        )
     saved.meta["val"] = value(copy)

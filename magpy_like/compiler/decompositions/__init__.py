@@ -19,7 +19,12 @@ from magpy_like.compiler.decompositions import (  # noqa: F401 (each adds to the
     index_placement,
     losses,
 )
-from magpy_like.compiler.decompositions.decomposition_table import OWN, Function, means, torchs
+from magpy_like.compiler.decompositions.decomposition_table import (
+    OWN_DECOMPOSITIONS,
+    Decomposition,
+    register_decomposition,
+    torch_decomposition,
+)
 from magpy_like.compiler.ir.ops import LOW_PRECISION
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.torch_compat.decompositions import core_aten_decompositions, get_decompositions
@@ -29,7 +34,7 @@ __all__ = ["decompositions"]
 aten = torch.ops.aten
 
 #: Decomposed beyond torch's core set.
-EXTRA = [
+EXTRA_TORCH_DECOMPOSITIONS = [
     aten.native_layer_norm, aten.native_layer_norm_backward,
     aten.native_group_norm, aten.native_group_norm_backward,
     aten.native_batch_norm_backward, aten.batch_norm_backward,
@@ -46,7 +51,7 @@ EXTRA = [
 ]  # fmt: skip
 
 #: In torch's core set, but lowered or called as they are.
-KEEP = [
+KEPT_OPERATORS = [
     aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
     aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
     aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
@@ -60,24 +65,24 @@ KEEP = [
 
 
 @functools.cache
-def decompositions() -> dict[Any, Function]:
+def decompositions() -> dict[Any, Decomposition]:
     """Operator -> its meaning in simpler operators; what has a lowering is left alone."""
-    table = _core() | get_decompositions(EXTRA) | OWN
-    kept = {getattr(packet, name) for packet in KEEP for name in packet.overloads()}
+    table = _core() | get_decompositions(EXTRA_TORCH_DECOMPOSITIONS) | OWN_DECOMPOSITIONS
+    kept = {getattr(packet, name) for packet in KEPT_OPERATORS for name in packet.overloads()}
     return {
         operator: function
         for operator, function in table.items()
-        if operator in OWN or (operator not in kept and operator not in LOWERINGS)
+        if operator in OWN_DECOMPOSITIONS or (operator not in kept and operator not in LOWERINGS)
     }
 
 
 @functools.cache
-def _core() -> dict[Any, Function]:
+def _core() -> dict[Any, Decomposition]:
     """Torch's core set, which takes torch long to put together."""
     return dict(core_aten_decompositions())
 
 
-@means(getattr(aten.random, "from"))
+@register_decomposition(getattr(aten.random, "from"))
 def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None) -> Tensor:
     """By the operator that draws alike: this one's name is no Python, so torch cannot trace it."""
     if high is None or generator is not None:
@@ -85,20 +90,20 @@ def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None
     return aten.randint_like.low_dtype(a, low, high)
 
 
-@means(aten.linalg_cross.default)
+@register_decomposition(aten.linalg_cross.default)
 def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
     """Of low precision, eager on a CPU rounds the products before it subtracts them."""
     if a.dtype not in LOW_PRECISION or a.dtype != b.dtype or a.device.type != "cpu":
-        return torchs(aten.linalg_cross.default)(a, b, dim=dim)
+        return torch_decomposition(aten.linalg_cross.default)(a, b, dim=dim)
     a, b = torch.broadcast_tensors(a, b)
     return a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim)
 
 
-@means(aten._softmax_backward_data.default)
+@register_decomposition(aten._softmax_backward_data.default)
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Of low precision, eager on a GPU rounds the products before it sums them."""
     if grad.device.type != "cuda" or grad.dtype not in LOW_PRECISION:
-        return torchs(aten._softmax_backward_data.default)(grad, output, dim, dtype)
+        return torch_decomposition(aten._softmax_backward_data.default)(grad, output, dim, dtype)
     product = (grad * output).to(torch.float32)
     total = product.sum(dim, keepdim=True)
     return (product - output.to(torch.float32) * total).to(dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions.decomposition_table import means
+from magpy_like.compiler.decompositions.decomposition_table import register_decomposition
 
 aten = torch.ops.aten
 
@@ -18,14 +18,14 @@ _PART = {
 }
 
 
-@means(aten.polar.default)
+@register_decomposition(aten.polar.default)
 def _polar(size: Tensor, angle: Tensor) -> Tensor:
     if size.dtype == torch.float16:
         return NotImplemented  # eager multiplies what it has not rounded
     return aten.complex(size * torch.cos(angle), size * torch.sin(angle))
 
 
-@means(aten._to_copy.default)
+@register_decomposition(aten._to_copy.default)
 def _to_copy(
     a: Tensor, *, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,

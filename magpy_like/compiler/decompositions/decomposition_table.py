@@ -8,21 +8,21 @@ from typing import Any
 
 from magpy_like.torch_compat.decompositions import get_decompositions
 
-Function = Callable[..., Any]
-OWN: dict[Any, Function] = {}
+Decomposition = Callable[..., Any]
+OWN_DECOMPOSITIONS: dict[Any, Decomposition] = {}
 
 
-def means(*operators: Any) -> Callable[[Function], Function]:
+def register_decomposition(*operators: Any) -> Callable[[Decomposition], Decomposition]:
     """Register what operators (overloads) mean in simpler ones."""
 
-    def register(function: Function) -> Function:
-        OWN.update(dict.fromkeys(operators, function))
+    def register(function: Decomposition) -> Decomposition:
+        OWN_DECOMPOSITIONS.update(dict.fromkeys(operators, function))
         return function
 
     return register
 
 
 @functools.cache
-def torchs(operator: Any) -> Function:
+def torch_decomposition(operator: Any) -> Decomposition:
     """Torch's own decomposition of an operator (an overload), which it looks for among all."""
     return get_decompositions([operator])[operator]

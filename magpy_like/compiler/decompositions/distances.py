@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions.decomposition_table import means
+from magpy_like.compiler.decompositions.decomposition_table import register_decomposition
 
 aten = torch.ops.aten
 
@@ -61,7 +61,7 @@ def _multiplies(a: Tensor, b: Tensor, mode: int) -> bool:
     return mode == 1 or (mode == 0 and (a.shape[-2] > MM_ROWS or b.shape[-2] > MM_ROWS))
 
 
-@means(aten._cdist_forward.default)
+@register_decomposition(aten._cdist_forward.default)
 def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
     if not _is_easy(p, a, b) or (p == 2 and _multiplies(a, b, mode or 0)):
         return NotImplemented
@@ -74,7 +74,7 @@ def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
     return _norm(difference, p)
 
 
-@means(aten._cdist_backward.default)
+@register_decomposition(aten._cdist_backward.default)
 def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
     if not _is_easy(p, grad, a, b) or p in _DIRECT:
         return NotImplemented
@@ -82,7 +82,7 @@ def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tens
     return _slope(difference, grad.unsqueeze(-1), distance.unsqueeze(-1), p).sum(-2)
 
 
-@means(aten._pdist_forward.default)
+@register_decomposition(aten._pdist_forward.default)
 def _pdist(a: Tensor, p: float = 2.0) -> Tensor:
     if not _is_easy(p, a) or p in _DIRECT or a.shape[0] < 2:
         return NotImplemented
@@ -90,7 +90,7 @@ def _pdist(a: Tensor, p: float = 2.0) -> Tensor:
     return _norm(aten._unsafe_index(a, [first]) - aten._unsafe_index(a, [second]), p)
 
 
-@means(aten._pdist_backward.default)
+@register_decomposition(aten._pdist_backward.default)
 def _pdist_backward(grad: Tensor, a: Tensor, p: float, distance: Tensor) -> Tensor:
     """As of the distances of all rows to all, of which each stands for two."""
     if not _is_easy(p, grad, a) or p in _DIRECT or a.shape[0] < 2:

@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from magpy_like.compiler.decompositions.decomposition_table import Function, means, torchs
+from magpy_like.compiler.decompositions.decomposition_table import (
+    Decomposition,
+    register_decomposition,
+    torch_decomposition,
+)
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.compiler.lowering.value_checks import PROBABILITIES
 from magpy_like.torch_compat.decompositions import (
@@ -39,7 +43,7 @@ def _as_channels(result: Tensor, a: Tensor) -> Tensor:
     return result.contiguous(memory_format=suggest_memory_format(a))
 
 
-def _batch_norm(meant: Function) -> Function:
+def _batch_norm(meant: Decomposition) -> Decomposition:
     @functools.wraps(meant)
     def batch_norm(a: Tensor, *args: Any, **kwargs: Any) -> Any:
         result, *rest = meant(a, *args, **kwargs)
@@ -49,15 +53,15 @@ def _batch_norm(meant: Function) -> Function:
 
 
 for _operator, _meant in get_decompositions(BATCH_NORMS).items():
-    means(_operator)(_batch_norm(_meant))
+    register_decomposition(_operator)(_batch_norm(_meant))
 
 
-@means(aten.channel_shuffle.default)
+@register_decomposition(aten.channel_shuffle.default)
 def _channel_shuffle(a: Tensor, groups: Any) -> Tensor:
-    return _as_channels(torchs(aten.channel_shuffle.default)(a, groups), a)
+    return _as_channels(torch_decomposition(aten.channel_shuffle.default)(a, groups), a)
 
 
-@means(aten.roll.default)
+@register_decomposition(aten.roll.default)
 def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Two parts that change places, as eager has it: looking up every element costs several times
     as much. Without dimensions, eager rolls what it has made one row of; and where nothing comes
@@ -73,14 +77,14 @@ def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
             parts = [a.narrow(dim, start, size - start), a.narrow(dim, 0, start)]
             a = torch.cat(parts, dim)
         return a
-    result = torchs(aten.roll.default)(a, shifts, dims)
+    result = torch_decomposition(aten.roll.default)(a, shifts, dims)
     if not dims or statically_known_true(a.numel() == 0):
         return result
     stays = (shift % a.shape[dim] == 0 for shift, dim in zip(shifts, dims, strict=True))
     return result if any(map(statically_known_true, stays)) else _as_channels(result, a)
 
 
-@means(aten.index.Tensor, aten._unsafe_index.Tensor)
+@register_decomposition(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Eager's result lies as its indices do, which fake tensors take to be contiguous."""
     given = [index for index in indices if index is not None]
@@ -111,7 +115,7 @@ def _index(a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 
 def _logical(operator: Any, of_truths: Any) -> None:
-    @means(operator)
+    @register_decomposition(operator)
     def logical(a: Tensor, b: Tensor) -> Tensor:
         """In steps whose fake tensors lie as eager's results, if one argument is broadcast, too."""
         return of_truths(*(x if x.dtype == torch.bool else x != 0 for x in (a, b)))
@@ -124,7 +128,7 @@ _logical(aten.logical_xor.default, torch.bitwise_xor)
 
 #: Loops over all arguments at once whose results torch's own meta functions and decompositions lay
 #: out in another order, where an argument is broadcast or transposed.
-LOOPS = [
+ELEMENTWISE_LOOPS = [
     aten.copysign.Tensor, aten.floor_divide.default, aten.div.Tensor_mode, aten.xlogy.Tensor,
     aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
     aten.special_xlog1py.default, aten.addcmul.default, aten.addcdiv.default,
@@ -177,11 +181,11 @@ def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int
 _traced = threading.local()
 
 
-def by_itself(operator: Any) -> Callable[[Function], Function]:
+def decompose_into_itself(operator: Any) -> Callable[[Decomposition], Decomposition]:
     """Register what an operator means in terms of itself, which stays what it is in there."""
 
-    def register(function: Function) -> Function:
-        @means(operator)
+    def register(function: Decomposition) -> Decomposition:
+        @register_decomposition(operator)
         def outermost(*args: Any, **kwargs: Any) -> Any:
             if operator in (inside := _traced.__dict__.setdefault("operators", set())):
                 return NotImplemented
@@ -196,7 +200,9 @@ def by_itself(operator: Any) -> Callable[[Function], Function]:
     return register
 
 
-def laid_out(operator: Any, lay: Callable[..., Any], meant: Function | None = None) -> None:
+def match_eager_layout(
+    operator: Any, lay: Callable[..., Any], meant: Decomposition | None = None
+) -> None:
     """Eager's results lie as what ``lay`` makes of an operator's results and arguments.
 
     ``meant`` is what it means, if not what torch says."""
@@ -204,7 +210,7 @@ def laid_out(operator: Any, lay: Callable[..., Any], meant: Function | None = No
         known = {} if operator in LOWERINGS else get_decompositions([operator])
         meant = known.get(operator, operator)
 
-    @by_itself(operator)
+    @decompose_into_itself(operator)
     def relaid(*args: Any, **kwargs: Any) -> Any:
         return lay(meant(*args, **kwargs), *args)
 
@@ -243,11 +249,11 @@ def _is_in_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
     return True
 
 
-for _operator in LOOPS:
-    laid_out(_operator, _as_loop)
+for _operator in ELEMENTWISE_LOOPS:
+    match_eager_layout(_operator, _as_loop)
 
 
-@functools.partial(laid_out, aten.native_dropout_backward.default)
+@functools.partial(match_eager_layout, aten.native_dropout_backward.default)
 def _as_product(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
     """On a GPU one kernel, which writes rows or channels last, as torch's decomposition does, where
     the gradient is not broadcast."""
@@ -260,9 +266,11 @@ def _in_rows(result: Tensor, *args: Any) -> Tensor:
 
 
 for _operator in (aten.take.default, aten.pow.Scalar):
-    laid_out(_operator, _in_rows)
+    match_eager_layout(_operator, _in_rows)
 for _operator in (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor):
-    laid_out(_operator, _in_rows, _operator)  # which looks at deviations, as no formula does
+    match_eager_layout(
+        _operator, _in_rows, _operator
+    )  # which looks at deviations, as no formula does
 
 
 def _as_first(result: Tensor, a: Tensor, *args: Any) -> Tensor:
@@ -273,10 +281,10 @@ def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
     if a.device.type == "cpu":  # a GPU gives up altogether
         a = PROBABILITIES(a, "input")
         target = PROBABILITIES(target, "target")
-    return torchs(aten.binary_cross_entropy.default)(a, target, *args)
+    return torch_decomposition(aten.binary_cross_entropy.default)(a, target, *args)
 
 
-laid_out(aten.binary_cross_entropy.default, _as_first, _cross_entropy_of_two)
+match_eager_layout(aten.binary_cross_entropy.default, _as_first, _cross_entropy_of_two)
 
 
 Unique = Callable[[Tensor, int], Sequence[Tensor]]
@@ -290,12 +298,12 @@ def _along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
     return first.movedim(0, dim), *rest
 
 
-@by_itself(aten.unique_dim.default)
+@decompose_into_itself(aten.unique_dim.default)
 def _unique_dim(a: Tensor, dim: int, *args: Any) -> Sequence[Tensor]:
     return _along(a, dim, lambda a, dim: aten.unique_dim(a, dim, *args))
 
 
-@by_itself(aten.unique_consecutive.default)
+@decompose_into_itself(aten.unique_consecutive.default)
 def _unique_consecutive(
     a: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
 ) -> Sequence[Tensor]:
@@ -309,7 +317,7 @@ def _first_in_rows(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
     return first.contiguous(), *rest
 
 
-@by_itself(aten.rrelu_with_noise_functional.default)
+@decompose_into_itself(aten.rrelu_with_noise_functional.default)
 def _rrelu(
     a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
@@ -322,7 +330,7 @@ def _rrelu(
     return [result.contiguous() for result in drawn]
 
 
-@means(aten.log_sigmoid_forward.default)
+@register_decomposition(aten.log_sigmoid_forward.default)
 def _log_sigmoid(a: Tensor) -> Sequence[Tensor]:
-    results = torchs(aten.log_sigmoid_forward.default)(a)
+    results = torch_decomposition(aten.log_sigmoid_forward.default)(a)
     return _first_in_rows(results) if a.device.type == "cpu" else results

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions.decomposition_table import means, torchs
+from magpy_like.compiler.decompositions.decomposition_table import (
+    register_decomposition,
+    torch_decomposition,
+)
 from magpy_like.compiler.lowering.value_checks import INDICES
 from magpy_like.torch_compat.decompositions import suggest_memory_format
 from magpy_like.torch_compat.operators import check_condition
@@ -17,7 +20,7 @@ from magpy_like.torch_compat.operators import check_condition
 aten = torch.ops.aten
 
 
-@means(aten.put.default)
+@register_decomposition(aten.put.default)
 def _put(a: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if a.numel() == 0 or a.dtype == torch.bool:
         return NotImplemented
@@ -25,7 +28,7 @@ def _put(a: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return aten.copy(torch.empty_like(a), flat.view(a.shape))
 
 
-@means(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+@register_decomposition(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def _index_fill(a: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """torch 2.11's own writes to a tensor of eager's strides, which AOTAutograd refuses."""
     if index.dim() > 1 or index.dtype != torch.int64:
@@ -40,7 +43,7 @@ def _index_fill(a: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return aten.index_put(a, [*where, index.reshape(-1)], value)
 
 
-@means(aten.masked_scatter_backward.default)
+@register_decomposition(aten.masked_scatter_backward.default)
 def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
     """The gradients under the mask, in order, and zeros."""
     count = math.prod(sizes)
@@ -52,7 +55,7 @@ def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -
     return result[:count].reshape(list(sizes))
 
 
-@means(aten.nonzero_static.default)
+@register_decomposition(aten.nonzero_static.default)
 def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     by_columns = a.device.type == "cuda"  # how eager's lie in memory
     if a.numel() == 0 or a.dim() == 0 or size == 0:
@@ -74,15 +77,15 @@ def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 def _unpooled(operator: Any, a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> Tensor:
     """By torch's own, which counts an index below zero from the end."""
     index = INDICES(index, math.prod(size))
-    return torchs(operator)(a, index, size, *args)
+    return torch_decomposition(operator)(a, index, size, *args)
 
 
-@means(aten.max_unpool3d.default)
+@register_decomposition(aten.max_unpool3d.default)
 def _max_unpool3d(a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> Tensor:
     return _unpooled(aten.max_unpool3d.default, a, index, size, *args)
 
 
-@means(aten.max_unpool2d.default)
+@register_decomposition(aten.max_unpool2d.default)
 def _max_unpool2d(a: Tensor, index: Tensor, size: Sequence[Any]) -> Tensor:
     """Laid out as eager's kernel for the CPU does it."""
     result = _unpooled(aten.max_unpool2d.default, a, index, size)
@@ -105,24 +108,26 @@ def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -
 
 
 for _rank in (1, 2, 3):
-    means(getattr(aten, f"replication_pad{_rank}d_backward").default)(_replication_pad_backward)
+    register_decomposition(getattr(aten, f"replication_pad{_rank}d_backward").default)(
+        _replication_pad_backward
+    )
 
 
 def _reflection_pad(operator: Any) -> None:
-    @means(operator)
+    @register_decomposition(operator)
     def checked(a: Tensor, padding: Sequence[Any]) -> Any:
         """Torch's own does not ask, where only a run tells the size, whether that has so much to
         reflect; eager does."""
         for k, width in enumerate(padding):
             check_condition(width < a.shape[a.dim() - 1 - k // 2])
-        return torchs(operator)(a, padding)
+        return torch_decomposition(operator)(a, padding)
 
 
 def _reflection_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -> Tensor:
     """What was reflected is folded back, dimension by dimension. Torch's own reads all of the nine
     parts of an image at every place, from computed positions."""
     if 0 in a.shape or 0 in grad.shape or any(width < 0 for width in padding):
-        return torchs(aten.reflection_pad2d_backward.default)(grad, a, padding)
+        return torch_decomposition(aten.reflection_pad2d_backward.default)(grad, a, padding)
     for k in reversed(range(len(padding) // 2)):
         dim = a.dim() - 1 - k
         extent, (low, high) = a.shape[dim], padding[2 * k : 2 * k + 2]
@@ -139,4 +144,6 @@ def _reflection_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) ->
 
 for _rank in (1, 2, 3):
     _reflection_pad(getattr(aten, f"reflection_pad{_rank}d").default)
-    means(getattr(aten, f"reflection_pad{_rank}d_backward").default)(_reflection_pad_backward)
+    register_decomposition(getattr(aten, f"reflection_pad{_rank}d_backward").default)(
+        _reflection_pad_backward
+    )

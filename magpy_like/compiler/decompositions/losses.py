@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions.decomposition_table import Function, means, torchs
+from magpy_like.compiler.decompositions.decomposition_table import (
+    Decomposition,
+    register_decomposition,
+    torch_decomposition,
+)
 from magpy_like.compiler.lowering.value_checks import INDICES
 from magpy_like.torch_compat.dispatch import DispatchKey
 
@@ -24,19 +28,21 @@ def _reduced(loss: Tensor, reduction: int) -> Tensor:
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
 
 
-@means(aten.huber_loss.default)
+@register_decomposition(aten.huber_loss.default)
 def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     """Eager's has the first argument's dtype, whatever the target's is."""
-    return _reduced(torchs(aten.huber_loss.default)(a, target, 0, delta).to(a.dtype), reduction)
+    return _reduced(
+        torch_decomposition(aten.huber_loss.default)(a, target, 0, delta).to(a.dtype), reduction
+    )
 
 
 def _nll_loss(operator: Any) -> None:
-    @means(operator)
+    @register_decomposition(operator)
     def loss(a: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int) -> Any:
         """Whatever ``a`` is like, eager lays each pixel's loss out row by row."""
         count = a.shape[1 if a.dim() > 1 else 0]
         target = INDICES(target, count, ignored)
-        each, total = torchs(operator)(a, target, weight, reduction, ignored)
+        each, total = torch_decomposition(operator)(a, target, weight, reduction, ignored)
         return each.contiguous(), total
 
 
@@ -44,13 +50,13 @@ _nll_loss(aten.nll_loss_forward.default)
 _nll_loss(aten.nll_loss2d_forward.default)
 
 
-def _instead_of_torchs(operator: Any) -> Callable[[Function], Function]:
+def _instead_of_torchs(operator: Any) -> Callable[[Decomposition], Decomposition]:
     """Torch has its formula of some operators run wherever it traces what Autograd records, before
     any table is asked."""
 
-    def register(function: Function) -> Function:
+    def register(function: Decomposition) -> Decomposition:
         operator.py_kernels[DispatchKey.Autograd] = function
-        return means(operator)(function)
+        return register_decomposition(operator)(function)
 
     return register
 

@@ -32,7 +32,7 @@ from magpy_like.compiler.ir.loop_ir import (
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 from magpy_like.compiler.ir.size_names import SizeNames, expr, using_size_names
 from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
-from magpy_like.compiler.passes.graph_queries import is_view, known_equal
+from magpy_like.compiler.passes.graph_queries import is_known_equal, is_view
 from magpy_like.torch_compat.operators import HigherOrderOperator, OpOverload
 from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
@@ -617,7 +617,7 @@ def _is_returned(node: fx.Node) -> bool:
 def _has_equal_numel(node: fx.Node, view: fx.Node) -> bool:
     sizes = [n.meta["val"].numel() if isinstance(n.meta["val"], torch.Tensor) else None
              for n in (node, view)]  # fmt: skip
-    return known_equal(*sizes)
+    return is_known_equal(*sizes)
 
 
 def _is_marked(value: torch.Tensor) -> bool:

@@ -35,17 +35,17 @@ def tensor(node: Any) -> torch.Tensor | None:
     return val if isinstance(val, torch.Tensor) and val.layout is torch.strided else None
 
 
-def known_equal(a: Any, b: Any) -> bool:
+def is_known_equal(a: Any, b: Any) -> bool:
     """Whether two sizes are equal for all values of the symbols in them."""
     return type(a) in (int, torch.SymInt) and bool(statically_known_true(a == b))
 
 
-def same_sizes(a: Iterable[Any], b: Iterable[Any]) -> bool:
+def have_same_sizes(a: Iterable[Any], b: Iterable[Any]) -> bool:
     a, b = list(a), list(b)
-    return len(a) == len(b) and all(map(known_equal, a, b))
+    return len(a) == len(b) and all(map(is_known_equal, a, b))
 
 
-def interchangeable(a: Any, b: Any) -> bool:
+def is_interchangeable(a: Any, b: Any) -> bool:
     """Whether ``b``'s tensor can stand where ``a``'s does: dtype, device, sizes and strides."""
     x, y = tensor(a), tensor(b)
     return (
@@ -55,8 +55,8 @@ def interchangeable(a: Any, b: Any) -> bool:
         and x.device == y.device
         and x.is_conj() == y.is_conj()
         and x.is_neg() == y.is_neg()
-        and same_sizes(x.shape, y.shape)
-        and same_sizes(x.stride(), y.stride())
+        and have_same_sizes(x.shape, y.shape)
+        and have_same_sizes(x.stride(), y.stride())
     )
 
 
@@ -237,7 +237,7 @@ def replace(node: Node, new: Node) -> bool:
 
     Either way the side that lost its users is left to dead code elimination.
     """
-    if not interchangeable(node, new):
+    if not is_interchangeable(node, new):
         return False
     node.replace_all_uses_with(new)
     return True

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 _RETAIN = 3  # the place of ``retain_graph`` among the arguments
 
 
-def keep_saved(gm: GraphModule) -> None:
+def retain_inner_graphs(gm: GraphModule) -> None:
     """Let no such call free what operators have saved: tracing gradients of the graph's results
     reads it once more. What is freed in the compiled graph is found out anew."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.autograd.grad):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.compiler.autograd.saved_values import saved_places
+from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
 from magpy_like.compiler.lowering.graph_lowering import (
     checkpointed_function_of,
     find_shape_env,
@@ -64,7 +64,7 @@ def _node(node: fx.Node, gm: fx.GraphModule, nodes: Mapping[fx.Node, int]) -> An
     elif node.op == "placeholder":
         described = is_program_input(node)
     elif node.op == "output":
-        described = saved_places(node)
+        described = saved_tensor_indices(node)
     else:
         raise NotCacheable(node.op)
     unbacked = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())

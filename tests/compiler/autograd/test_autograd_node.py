@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import magpy_like as magpy
 from magpy_like.compiler import compile_fx
-from magpy_like.compiler.autograd.autograd_node import as_they_read
+from magpy_like.compiler.autograd.autograd_node import resolve_conj_and_neg
 from tests.compiler.programs import compiled, seeded
 
 
@@ -65,8 +65,8 @@ def test_what_changes_its_arguments_runs_nothing_of_aot_autograd_and_counts_each
     theirs = torch.zeros(3), torch.ones(3)
     mine = torch.zeros(3), torch.ones(3)
     got = traced(normed, x, *mine)(x, *mine)
-    wanted = normed(x, *theirs)
-    torch.testing.assert_close([got, *mine], [wanted, *theirs])
+    find_executed_inputs = normed(x, *theirs)
+    torch.testing.assert_close([got, *mine], [find_executed_inputs, *theirs])
 
 
 def test_the_graph_of_the_backward_pass_may_be_kept_whenever():
@@ -194,9 +194,9 @@ def test_results_without_gradients_ask_for_none():
         return x.sin(), x.argmax(), x.detach().cos()
 
     x = leaf(3)
-    got, wanted = traced(program, x)(x), program(x)
-    assert [t.requires_grad for t in got] == [t.requires_grad for t in wanted]
-    torch.testing.assert_close(got, wanted)
+    got, find_executed_inputs = traced(program, x)(x), program(x)
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in find_executed_inputs]
+    torch.testing.assert_close(got, find_executed_inputs)
     got[0].sum().backward()
     torch.testing.assert_close(x.grad, x.cos())
 
@@ -347,4 +347,4 @@ def test_nothing_holds_a_gradient_while_the_pass_runs_that_has_it():
         return held()
 
     (node,) = fx.symbolic_trace(lambda tangents: None).graph.find_nodes(op="placeholder")
-    assert as_they_read(backward, [node])([torch.ones(2)]) is None
+    assert resolve_conj_and_neg(backward, [node])([torch.ones(2)]) is None

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.autograd import deferred_weight_gradients
-from magpy_like.compiler.graph_parts import in_parts
+from magpy_like.compiler.graph_parts import compile_in_parts
 from magpy_like.graph_operators.control_operators import NUMBER, for_loop
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
@@ -113,13 +113,13 @@ def gradients(run, given, rounds, **kwargs):
 @pytest.fixture
 def multiplied(monkeypatch):
     """How many rows each product of several rounds has had."""
-    rows, multiply = [], deferred_weight_gradients._Sum._multiply
+    rows, multiply = [], deferred_weight_gradients._DeferredSum._multiply
 
     def counting(self):
         rows.append(self._used)
         multiply(self)
 
-    monkeypatch.setattr(deferred_weight_gradients._Sum, "_multiply", counting)
+    monkeypatch.setattr(deferred_weight_gradients._DeferredSum, "_multiply", counting)
     return rows
 
 
@@ -133,7 +133,7 @@ def test_gradients_are_as_in_eager(body):
 
 
 def test_rounds_leave_their_products_to_one(multiplied, monkeypatch):
-    monkeypatch.setattr(deferred_weight_gradients, "_most_rows", lambda m, n: 100)
+    monkeypatch.setattr(deferred_weight_gradients, "_max_deferred_rows", lambda m, n: 100)
     run = compiled(Linear)
     gradients(run, inputs(), 5)
     assert multiplied == [5 * BATCH]
@@ -147,7 +147,7 @@ def test_rows_take_no_more_than_a_quarter_of_the_gradients_memory(multiplied):
 
 
 def test_a_first_round_of_another_form_leaves_its_products_to_the_same_sum(multiplied, monkeypatch):
-    monkeypatch.setattr(deferred_weight_gradients, "_most_rows", lambda m, n: 100)
+    monkeypatch.setattr(deferred_weight_gradients, "_max_deferred_rows", lambda m, n: 100)
     found = []
     for run in (compiled(Linear), in_eager(Linear)):
         h, *others = inputs()
@@ -246,7 +246,7 @@ def test_without_gradients_nothing_is_left(multiplied):
 
 
 def test_a_backend_that_knows_no_taps_gives_gradients_as_ever():
-    run = in_parts(looped(Linear), lambda graph, given: graph.forward)
+    run = compile_in_parts(looped(Linear), lambda graph, given: graph.forward)
     assert_same(gradients(run, inputs(), 5), gradients(in_eager(Linear), inputs(), 5))
 
 
@@ -272,7 +272,7 @@ def test_a_weight_that_each_round_makes_has_a_gradient_of_each():
         return (h,)
 
     found = []
-    run = in_parts(
+    run = compile_in_parts(
         looped(in_two_parts(dropped)), functools.partial(compile_fx, options={"strict": True})
     )
     for call in (run, eager):
@@ -283,7 +283,7 @@ def test_a_weight_that_each_round_makes_has_a_gradient_of_each():
 
 def test_batches_of_other_sizes():
     varying = [True, True, False, False, True]
-    run = in_parts(
+    run = compile_in_parts(
         looped(Product), functools.partial(compile_fx, options={"strict": True}), varying
     )
     for batch in (2, 3, 1, 2, 3):

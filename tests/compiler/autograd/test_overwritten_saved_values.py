@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 import magpy_like as magpy
-from magpy_like.compiler.autograd.overwritten_saved_values import overwrites_saved
+from magpy_like.compiler.autograd.overwritten_saved_values import may_overwrite_saved_tensors
 from magpy_like.graph_operators.control_operators import for_loop, has_parts
 from tests.compare import assert_same
 
@@ -17,7 +17,7 @@ def overwrites(program, *sizes):
     given = [torch.ones(*size, requires_grad=True) * 1 for size in sizes]
     (graph,) = magpy.explain(program, *given).graphs
     assert has_parts(graph), "the program must not be one part"
-    return overwrites_saved(graph)
+    return may_overwrite_saved_tensors(graph)
 
 
 def written_behind_a_branch(a, b):
@@ -62,9 +62,9 @@ def test_a_graph_that_is_not_cut_is_one_part():
 
     given = torch.ones(3, 4, requires_grad=True) * 1, torch.ones(4)
     (graph,) = magpy.explain(program, *given).graphs
-    assert not has_parts(graph) and not overwrites_saved(graph)
+    assert not has_parts(graph) and not may_overwrite_saved_tensors(graph)
     _, average = graph.graph.find_nodes(op="placeholder")
-    assert overwrites_saved(graph, [average]), "what ran before may have used it, too"
+    assert may_overwrite_saved_tensors(graph, [average]), "what ran before may have used it, too"
 
 
 def saves_and_writes(i, a, b):
@@ -98,7 +98,7 @@ def is_overwritten_by_rounds_of(body):
     graph.output((graph.call_function(operator.getitem, (loop, 0)),))
     root = nn.Module()
     root.body = fx.symbolic_trace(body)
-    return overwrites_saved(fx.GraphModule(root, graph))
+    return may_overwrite_saved_tensors(fx.GraphModule(root, graph))
 
 
 @pytest.mark.parametrize(

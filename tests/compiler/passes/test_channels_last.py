@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from magpy_like.compiler import passes
 from magpy_like.compiler.autograd import aot
 from magpy_like.compiler.passes.layout.channels_last import (
-    save_once,
+    avoid_duplicate_saves,
     use_channels_last,
 )
 from tests.compiler.passes.pass_checks import aten_graph, names, optimised
@@ -336,10 +336,10 @@ def test_what_is_saved_is_not_saved_in_two_layouts(monkeypatch):
 
     def save(forward, backward, count):
         before = forward.graph.output_node().args[0][count:]
-        save_once(forward, backward, count)
+        avoid_duplicate_saves(forward, backward, count)
         saved.extend([before, forward.graph.output_node().args[0][count:]])
 
-    monkeypatch.setattr(aot, "save_once", save)
+    monkeypatch.setattr(aot, "avoid_duplicate_saves", save)
     given = [t.clone().requires_grad_() for t in (IMAGE, WEIGHT, seeded(64, 6, 3, 3))]
     fast = compiled(function)
     assert_alike(backward(fast(*given), given), backward(function(*given), given))

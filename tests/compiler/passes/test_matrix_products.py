@@ -19,7 +19,7 @@ ONEDNN = "_linear_pointwise"
 @pytest.fixture(autouse=True)
 def another_processor(monkeypatch):
     """One that the BLAS was not made for."""
-    monkeypatch.setattr(matrix_products, "blas_is_at_home", lambda: False)
+    monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: False)
     # Graphs kept on this processor say nothing about that one, nor the other way round.
     monkeypatch.setattr(build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)

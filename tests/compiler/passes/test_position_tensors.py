@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import magpy_like as magpy
 from magpy_like.compiler.compile_fx import compile_fx
-from magpy_like.compiler.passes.layout.position_tensors import keep_positions
+from magpy_like.compiler.passes.layout.position_tensors import index_by_tensors
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
 from tests.splitting.test_value_dependent_models import PROGRAMS
@@ -122,7 +122,7 @@ def test_a_module_may_change_what_a_subscript_gives():
             self.relu(boxes)
             return row + 1
 
-    assert not keep_positions(torch.fx.symbolic_trace(Layers()))
+    assert not index_by_tensors(torch.fx.symbolic_trace(Layers()))
 
 
 @pytest.mark.full

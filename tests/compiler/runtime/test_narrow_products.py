@@ -21,7 +21,7 @@ WEIGHTS, BIAS = torch.randn(WIDE, DEEP) / 32, torch.randn(WIDE)
 @pytest.fixture(autouse=True)
 def another_processor(monkeypatch):
     """One that the BLAS was not made for."""
-    monkeypatch.setattr(matrix_products, "blas_is_at_home", lambda: False)
+    monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: False)
     monkeypatch.setattr(build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
 
@@ -81,7 +81,7 @@ def test_other_products_stay_with_libraries(function):
 
 
 def test_the_blas_keeps_few_rows_on_its_own_processor(monkeypatch):
-    monkeypatch.setattr(matrix_products, "blas_is_at_home", lambda: True)
+    monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: True)
     assert names(optimised(lambda a, b: F.linear(a, b), ROWS, WEIGHTS)) == ["t", "mm"]
 
 

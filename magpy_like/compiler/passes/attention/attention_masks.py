@@ -29,9 +29,9 @@ from magpy_like.compiler.passes.attention.attention_rewrite import (
 from magpy_like.compiler.passes.attention.filled_attention import FILLED_ATTENTION
 from magpy_like.compiler.passes.graph_queries import argument
 from magpy_like.compiler.passes.layout.position_tensors import (
-    makes_new,
-    schemas_of,
-    writes_nothing,
+    find_schemas,
+    is_read_only,
+    returns_new_memory,
 )
 from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.logs import topic
@@ -46,7 +46,7 @@ _MASK, _DROPOUT, _CAUSAL = 3, 4, 5  # places among the arguments
 _KEEP, _BIAS = 3, 4  # and among those of attention that is filled
 
 
-def drop_idle_masks(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def drop_constant_masks(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Leave out constant masks, in place; whether any was."""
     changed = False
     vals: dict[Node, Any] | None = None
@@ -134,14 +134,14 @@ def _steps(mask: Node) -> list[Node] | None:
 
 def _is_constant(node: Node) -> bool:
     """Does an operator give the same at every call with the same arguments?"""
-    if node.op not in ("call_function", "call_method") or not writes_nothing(node):
+    if node.op not in ("call_function", "call_method") or not is_read_only(node):
         return False
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     if any(isinstance(a, symbolic) for a in pytree.tree_leaves((node.args, node.kwargs))):
         return False
     name = name_of(node)
     packet = getattr(torch.ops.aten, name, None)
-    overloads = packet.overloads() if schemas_of(node) and packet is not None else []
+    overloads = packet.overloads() if find_schemas(node) and packet is not None else []
     random = torch.Tag.nondeterministic_seeded
     return not name.startswith(("rand", "empty", "new_empty", "bernoulli")) and not any(
         random in getattr(packet, overload).tags for overload in overloads
@@ -153,7 +153,7 @@ def _stays(node: Node) -> bool:
     for user in node.users:
         if user.op == "output":
             continue
-        if not writes_nothing(user) or not (makes_new(user) or _stays(user)):
+        if not is_read_only(user) or not (returns_new_memory(user) or _stays(user)):
             return False
     return True
 

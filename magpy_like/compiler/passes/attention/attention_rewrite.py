@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from magpy_like.compiler.passes.attention.filled_attention import FILLED_ATTENTION
-from magpy_like.compiler.passes.graph_queries import same_sizes
+from magpy_like.compiler.passes.graph_queries import have_same_sizes
 from magpy_like.logs import topic
 from magpy_like.torch_compat.fake_tensors import (
     FakeTensor,
@@ -234,7 +234,7 @@ def _changes_nothing(node: Node, vals: dict[Node, Any]) -> bool:
     before, after = vals.get(source), vals.get(node)
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return False
-    if before.dtype != after.dtype or not same_sizes(before.shape, after.shape):
+    if before.dtype != after.dtype or not have_same_sizes(before.shape, after.shape):
         return False
     if name in _DROPOUT:
         p = _argument(node, 1, "p", default=0.5)
@@ -306,8 +306,10 @@ def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, floa
                 return no, condition, "drop", _number(yes)  # type: ignore[return-value]
     elif name in _ADD and _argument(node, 2, "alpha", default=1) == 1:
         left, right = _argument(node, 0, "input", "self"), _argument(node, 1, "other")
-        in_place = str(name).endswith(("add_", "iadd", "iadd__"))
-        for scores, mask in ((left, right),) if in_place else ((left, right), (right, left)):
+        has_inplace_flag = str(name).endswith(("add_", "iadd", "iadd__"))
+        for scores, mask in (
+            ((left, right),) if has_inplace_flag else ((left, right), (right, left))
+        ):
             if not isinstance(scores, Node) or not isinstance(mask, Node):
                 continue
             inner = _sole(scores, vals)
@@ -349,10 +351,10 @@ def _fits(found: _Attention, vals: dict[Node, Any]) -> bool:
     assert q is not None and k is not None and v is not None
     if len({(t.dtype, t.device, t.dim()) for t in (q, k, v)}) != 1 or q.dim() not in (3, 4):
         return False
-    batches_agree = same_sizes(q.shape[:-2], k.shape[:-2]) and same_sizes(
+    batches_agree = have_same_sizes(q.shape[:-2], k.shape[:-2]) and have_same_sizes(
         q.shape[:-2], v.shape[:-2]
     )
-    if not batches_agree or not same_sizes([q.shape[-1]] * 2, [k.shape[-2], v.shape[-1]]):
+    if not batches_agree or not have_same_sizes([q.shape[-1]] * 2, [k.shape[-2], v.shape[-1]]):
         return False
     if any(type(size) is int and size == 0 for t in (q, k, v) for size in t.shape):
         return False
@@ -382,7 +384,7 @@ def is_mask(mask: Any, scores: list[Any]) -> bool:
     if not isinstance(mask, torch.Tensor) or mask.requires_grad:
         return False
     return 2 <= mask.dim() <= len(scores) and all(
-        same_sizes([m], [1]) or same_sizes([m], [s])
+        have_same_sizes([m], [1]) or have_same_sizes([m], [s])
         for m, s in zip(reversed(mask.shape), reversed(scores), strict=False)
     )
 

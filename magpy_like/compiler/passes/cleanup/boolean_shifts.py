@@ -15,7 +15,7 @@ _SHIFTS = {
 }
 
 
-def shift_truths(gm: GraphModule) -> bool:
+def shift_booleans(gm: GraphModule) -> bool:
     """Call what eager's operators amount to where a truth may be shifted; whether there are any."""
     found = [node for node in gm.graph.nodes if node.target in _SHIFTS]
     for node in found:

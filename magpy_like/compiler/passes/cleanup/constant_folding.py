@@ -17,7 +17,7 @@ from magpy_like.compiler.passes.graph_queries import (
     Aliases,
     aten,
     insert,
-    interchangeable,
+    is_interchangeable,
     is_pure,
     is_view,
     tensor,
@@ -37,7 +37,7 @@ _FACTORIES = (
 )
 
 
-def fold(gm: GraphModule) -> bool:
+def fold_constants(gm: GraphModule) -> bool:
     """Replace constant sub-graphs by ``full`` or by a tensor held by the graph.
 
     A tensor of equal elements becomes a ``full``, which a kernel needs not read; another one is
@@ -59,7 +59,7 @@ def fold(gm: GraphModule) -> bool:
         except Exception:
             continue  # an error in the program: it is raised at run time, as in eager
         new = _as_constant(gm, node, result, aliases)
-        if new is not None and interchangeable(node, new):
+        if new is not None and is_interchangeable(node, new):
             node.replace_all_uses_with(new)
             constant.discard(node)
             changed = True

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from magpy_like.compiler.passes.graph_queries import aten, insert, replace, tensor
 
 
-def add_biases(gm: GraphModule) -> bool:
+def split_convolution_biases(gm: GraphModule) -> bool:
     """Take biases out of convolutions; whether anything changed."""
     changed = False
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from magpy_like.compiler.passes.graph_queries import aten, insert, replace, same_sizes, tensor
+from magpy_like.compiler.passes.graph_queries import aten, have_same_sizes, insert, replace, tensor
 from magpy_like.compiler.runtime import narrow_products
 from magpy_like.disk_cache.code_cache import processor
 
@@ -28,9 +28,9 @@ mkldnn = torch.ops.mkldnn
 WORTH_A_COPY = 128  # columns of the result from which a copy of the left operand's transpose pays
 
 
-def place_products(gm: GraphModule) -> bool:
+def choose_product_kernels(gm: GraphModule) -> bool:
     """Have ``mm`` and ``addmm`` computed by who does it fastest; whether anything changed."""
-    if blas_is_at_home():
+    if is_vendor_blas():
         return False
     changed = False
     for node in list(gm.graph.nodes):
@@ -40,7 +40,7 @@ def place_products(gm: GraphModule) -> bool:
     return changed
 
 
-def blas_is_at_home() -> bool:
+def is_vendor_blas() -> bool:
     """Whether the BLAS was made by who made the processor."""
     return torch.backends.mkl.is_available() and "GenuineIntel" in processor()
 
@@ -123,5 +123,7 @@ def _known(*conditions: Any) -> bool:
 def _one_per_column(bias: Node, right: torch.Tensor) -> bool:
     val = tensor(bias)
     return (
-        val is not None and same_sizes(val.shape, [right.shape[1]]) and _known(val.stride()[0] == 1)
+        val is not None
+        and have_same_sizes(val.shape, [right.shape[1]])
+        and _known(val.stride()[0] == 1)
     )

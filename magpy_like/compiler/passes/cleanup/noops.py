@@ -19,11 +19,11 @@ from magpy_like.compiler.passes.graph_queries import (
     Aliases,
     argument,
     aten,
+    have_same_sizes,
     insert,
-    interchangeable,
+    is_interchangeable,
     is_pure,
     replace,
-    same_sizes,
     tensor,
 )
 
@@ -162,7 +162,7 @@ def remove_noops(gm: GraphModule) -> bool:
         if not is_pure(node):
             continue
         source = _same_as(node)
-        if source is not None and interchangeable(node, source):
+        if source is not None and is_interchangeable(node, source):
             if aliases.can_share(node, source):
                 aliases.share(node, source)
                 node.replace_all_uses_with(source)
@@ -251,6 +251,6 @@ def _join_casts(gm: GraphModule, node: Node) -> Node | None:
         return None
     if (source.dtype, middle.dtype) not in _EXACT or not middle.dtype.is_floating_point:
         return None
-    if not source.dtype.is_floating_point or not same_sizes(source.stride(), result.stride()):
+    if not source.dtype.is_floating_point or not have_same_sizes(source.stride(), result.stride()):
         return None
     return insert(gm.graph, aten._to_copy.default, base, dtype=result.dtype, like=node)

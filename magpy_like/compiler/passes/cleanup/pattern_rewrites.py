@@ -18,18 +18,18 @@ from magpy_like.compiler.passes.graph_queries import (
     argument,
     aten,
     consumers,
+    have_same_sizes,
     insert,
     is_pure,
     is_view,
     replace,
-    same_sizes,
     tensor,
 )
 
 Rewrite = Callable[[Node], "Node | None"]
 
 
-def rewrite(gm: GraphModule, *, inference: bool) -> bool:
+def rewrite_patterns(gm: GraphModule, *, inference: bool) -> bool:
     """Apply the table once to every node, in order; whether anything changed."""
     changed = False
     for node in list(gm.graph.nodes):
@@ -108,7 +108,7 @@ def add_of_product(node: Node) -> Node | None:
             if _only_user(product, plain) and _one_dtype(product, bias) and _is_wide(product):
                 given, result = tensor(product), tensor(node)
                 assert given is not None and result is not None
-                if same_sizes(given.shape, result.shape):  # the library expands the bias alone
+                if have_same_sizes(given.shape, result.shape):  # the library expands the bias alone
                     return insert(node.graph, fused, bias, *product.args, like=node)
     return None
 
@@ -142,7 +142,7 @@ def reciprocal_of_root(node: Node) -> Node | None:
         numerator = node.args[0]
         if uniform_value(numerator) != 1:
             return None
-        if isinstance(numerator, Node) and not same_sizes(
+        if isinstance(numerator, Node) and not have_same_sizes(
             _shape(root) or [None], _shape(node) or [None]
         ):
             return None
@@ -159,7 +159,7 @@ def division_by_root(node: Node) -> Node | None:
     many, few = tensor(node), tensor(root)
     if many is None or few is None or not _is_wide(x):
         return None
-    if not isinstance(x, Node) or same_sizes(many.shape, few.shape):
+    if not isinstance(x, Node) or have_same_sizes(many.shape, few.shape):
         return None
     inverse = insert(node.graph, aten.rsqrt.default, root.args[0], like=node)
     return insert(node.graph, aten.mul.Tensor, x, inverse, like=node)
@@ -245,10 +245,10 @@ def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
         if (
             size is None
             or len(size) < result.dim() - 1
-            or not same_sizes(size, by_channel[result.dim() - len(size) :])
+            or not have_same_sizes(size, by_channel[result.dim() - len(size) :])
         ):
             continue
-        if same_sizes(_shape(value) or [], result.shape):
+        if have_same_sizes(_shape(value) or [], result.shape):
             subtracted_from = node.target is aten.sub.Tensor and value is not operands[0]
             return None if subtracted_from else (value, vector)
     return None

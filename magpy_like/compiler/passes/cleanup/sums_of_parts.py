@@ -16,10 +16,10 @@ from torch.fx import GraphModule, Node
 from magpy_like.compiler.passes.graph_queries import (
     argument,
     aten,
+    have_same_sizes,
     insert,
     is_pure,
     is_view,
-    same_sizes,
     tensor,
 )
 
@@ -31,7 +31,7 @@ class _Part(NamedTuple):
     end: int
 
 
-def join_sums(gm: GraphModule) -> bool:
+def merge_slice_sums(gm: GraphModule) -> bool:
     """Make one sum of sums, one right after the other, whose parts lie side by side; whether there
     are any."""
     changed = False
@@ -116,4 +116,4 @@ def _join(run: list[Node]) -> bool:
 def _same_but_for_gaps(node: Node, part: Node) -> bool:
     """Whether a part of a tensor lies in memory as the node's result does, gaps left out."""
     a, b = node.meta["val"], part.meta["val"]
-    return a.dtype == b.dtype and same_sizes(a.stride(), torch.empty_like(b).stride())
+    return a.dtype == b.dtype and have_same_sizes(a.stride(), torch.empty_like(b).stride())

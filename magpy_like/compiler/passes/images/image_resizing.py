@@ -39,7 +39,7 @@ _IN_FIXED_POINT = {
 }
 
 
-def look_for_pixels(gm: GraphModule) -> None:
+def check_pixel_counts(gm: GraphModule) -> None:
     """Let eager answer where it turns out that an image that is resized has no pixels."""
     found = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in _RESIZES]
     for node in found:
@@ -58,7 +58,7 @@ def _with_pixels(result: Tensor, image: Tensor) -> Tensor:
     return result
 
 
-def compute_as_eager(gm: GraphModule) -> None:
+def match_eager_resizing(gm: GraphModule) -> None:
     """Put what eager's kernels compute in the place of what torch makes of them."""
     for node in gm.graph.nodes:
         if node.target is F.interpolate and _is_resize(argument(node, 3, "mode", "nearest")):

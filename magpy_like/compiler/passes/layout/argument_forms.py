@@ -24,10 +24,10 @@ _STATEMENTS = frozenset(
 )  # fmt: skip
 
 
-def leave_new_forms(gm: GraphModule) -> None:
+def reject_metadata_mutations(gm: GraphModule) -> None:
     """Raise Unsupported where an argument is given another form and something is written to; look
     at the sizes of what is put into ``out``."""
-    written = [node for node in gm.graph.nodes if writes(node)]
+    written = [node for node in gm.graph.nodes if is_mutating(node)]
     reshaped = [node for node in written if torch.Tag.inplace_view in _tags(node)]
     if len(written) > len(reshaped) and any(map(_is_of_argument, reshaped)):
         raise Unsupported("a graph", "an argument of another form is written to")
@@ -38,21 +38,21 @@ def leave_new_forms(gm: GraphModule) -> None:
                 gm.recompile()
 
 
-def writes(node: Node) -> bool:
+def is_mutating(node: Node) -> bool:
     if not node.op.startswith("call"):
         return False
     name = _name(node)
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name.strip("_") in _STATEMENTS or "out" in node.kwargs
+    has_inplace_flag = name.endswith("_") and not name.endswith("__")
+    return has_inplace_flag or name.strip("_") in _STATEMENTS or "out" in node.kwargs
 
 
-def object_of(node: Node) -> Node:
+def find_returned_object(node: Node) -> Node:
     """The node whose tensor this one returns: methods that write return what they write to."""
     while True:
         out = node.kwargs.get("out")
         if node.op == "call_function" and isinstance(out, Node):
             node = out
-        elif node.op == "call_method" and writes(node) and isinstance(node.args[0], Node):
+        elif node.op == "call_method" and is_mutating(node) and isinstance(node.args[0], Node):
             node = node.args[0]
         else:
             return node
@@ -70,7 +70,7 @@ def _tags(node: Node) -> set[Any]:
 
 def _is_of_argument(node: Node) -> bool:
     """Whether a method that returns its own tensor has that from outside."""
-    while writes(node) and node.args and isinstance(node.args[0], Node):
+    while is_mutating(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node.op in ("placeholder", "get_attr")
 

@@ -43,11 +43,11 @@ from torch.fx import GraphModule, Node
 from magpy_like.compiler.passes.graph_queries import (
     Aliases,
     aten,
+    have_same_sizes,
     insert,
+    is_known_equal,
     is_pure,
     is_view,
-    known_equal,
-    same_sizes,
     tensor,
     value,
 )
@@ -78,7 +78,7 @@ def use_channels_last(gm: GraphModule) -> bool:
         return _lay_out_all(gm)
 
 
-def save_once(forward: GraphModule, backward: GraphModule, count: int) -> None:
+def avoid_duplicate_saves(forward: GraphModule, backward: GraphModule, count: int) -> None:
     """Have the backward pass copy again what has been laid out, where that is saved, too, or an
     argument: it is there in any case, and copies would be held beside it.
 
@@ -334,7 +334,7 @@ def _may_vary(node: Node, before: Any, after: Any) -> bool:
     pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True)
     tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
     return node.target not in _BY_SIZES and all(
-        same_sizes(a.shape, b.shape) and _order(a) is not None for a, b in tensors
+        have_same_sizes(a.shape, b.shape) and _order(a) is not None for a, b in tensors
     )
 
 
@@ -381,7 +381,7 @@ def _order(tensor: torch.Tensor) -> list[int] | None:
     order = sorted(range(tensor.dim()), key=lambda d: -(_hint(tensor.stride(d)) or 0))
     step: Any = 1
     for d in reversed(order):
-        if not known_equal(tensor.stride(d), step):
+        if not is_known_equal(tensor.stride(d), step):
             return None
         step = step * tensor.shape[d]
     return order

@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.layout.argument_forms import writes
-from magpy_like.compiler.passes.layout.position_tensors import in_place, makes_new
+from magpy_like.compiler.passes.layout.argument_forms import is_mutating
+from magpy_like.compiler.passes.layout.position_tensors import has_inplace_flag, returns_new_memory
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.functorch import get_unwrapped, is_wrapped_tensor
 
 
-def leave_overlaps(gm: GraphModule) -> None:
+def reject_overlapping_writes(gm: GraphModule) -> None:
     """Have Unsupported raised, once strides are known, where a graph writes to such a view."""
     changed = False
     for node in list(gm.graph.nodes):
-        if node.op.startswith("call") and (writes(node) or in_place(node)):
+        if node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node)):
             written = _written(node)
             if shown := list(_shown_through(written)):
                 with gm.graph.inserting_before(node):
@@ -47,7 +47,7 @@ def _shown_through(nodes: list[Node]) -> Iterator[Node]:
     seen: set[Node] = set()
     while nodes:
         node, *nodes = nodes
-        if node not in seen and not makes_new(node):
+        if node not in seen and not returns_new_memory(node):
             seen.add(node)
             yield node
             nodes = [*node.all_input_nodes, *nodes]

@@ -17,10 +17,10 @@ from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.torch_compat.operators import OpOverload
 
 
-def keep_positions(gm: GraphModule) -> bool:
+def index_by_tensors(gm: GraphModule) -> bool:
     """Have subscripts by tensors traced as operators; whether there are any."""
     found = [n for n in gm.graph.nodes if n.target is operator.getitem and _may_be_position(n)]
-    if not found or not all(map(writes_nothing, gm.graph.nodes)):
+    if not found or not all(map(is_read_only, gm.graph.nodes)):
         return False
     found = [node for node in found if _only_read(node)]
     for node in found:
@@ -52,23 +52,23 @@ def _only_read(node: Node) -> bool:
         if user.target is operator.getitem and user.args[0] is node:
             if not _only_read(user):
                 return False
-        elif not (user.target is operator.getitem or makes_new(user)):
+        elif not (user.target is operator.getitem or returns_new_memory(user)):
             return False
     return True
 
 
-def makes_new(node: Node) -> bool:
+def returns_new_memory(node: Node) -> bool:
     """Whether all overloads of an operator give memory of their own and write to none."""
-    schemas = schemas_of(node)
+    schemas = find_schemas(node)
     return bool(schemas) and not any(
         value.alias_info is not None for s in schemas for value in (*s.arguments, *s.returns)
     )
 
 
-def writes_nothing(node: Node) -> bool:
+def is_read_only(node: Node) -> bool:
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return True
-    schemas = [] if "out" in node.kwargs else schemas_of(node)
+    schemas = [] if "out" in node.kwargs else find_schemas(node)
     return bool(schemas) and not any(
         value.alias_info is not None and value.alias_info.is_write
         for schema in schemas
@@ -76,7 +76,7 @@ def writes_nothing(node: Node) -> bool:
     )
 
 
-def schemas_of(node: Node) -> list[Any]:
+def find_schemas(node: Node) -> list[Any]:
     """Of the ATen operator that a function or method of a captured graph is named after, or that
     of an operator of our own."""
     if isinstance(node.target, OpOverload) and node.target.namespace == "magpy_like":
@@ -84,7 +84,7 @@ def schemas_of(node: Node) -> list[Any]:
     name = name_of(node)
     packet = getattr(torch.ops.aten, _NAMES.get(name, name), None)
     called = node.op == "call_method" or (node.op == "call_function" and _is_torchs(node.target))
-    if not called or packet is None or in_place(node):
+    if not called or packet is None or has_inplace_flag(node):
         return []
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     return [schema for schema in schemas if not any(map(_is_out, schema.arguments))]
@@ -97,7 +97,7 @@ def _is_torchs(target: Any) -> bool:
     return known and (not home.startswith("torch.ops.") or home == "torch.ops.aten")
 
 
-def in_place(node: Node) -> bool:
+def has_inplace_flag(node: Node) -> bool:
     """``torch.nn.functional.relu(x, inplace=True)`` has the name of an operator that writes
     nothing."""
     code = getattr(node.target, "__code__", None)

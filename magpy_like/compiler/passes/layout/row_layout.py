@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 
-def lay_rows(gm: GraphModule) -> bool:
+def make_results_contiguous(gm: GraphModule) -> bool:
     """Lay the results of such functions out as eager does; whether there are any."""
     found = [node for node in gm.graph.nodes if node.target in _ROWS]
     for node in found:
