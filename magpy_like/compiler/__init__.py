@@ -1,4 +1,19 @@
-"""The built-in compiler: FX graph in, fused C++ and Triton kernels out (PyTorch 2, section 4)."""
+"""The built-in compiler: FX graph in, fused C++ and Triton kernels out (PyTorch 2, section 4).
+
+It knows nothing of capture: any captured graph will do, Dynamo's too. In the order of the flow:
+
+``compile_fx``: from a captured graph to a callable, with all fallbacks to ATen
+``graph_parts``: partitioning of graphs with control flow; ``varying_inputs``: their sizes
+``runtime_scalars``, ``unbacked_symbols``: float and size arguments; data-dependent sizes
+``decompositions/``: operators in terms of simpler ones (section 4.1)
+``autograd/``: AOTAutograd, forward and backward graphs, saved tensors (section 3.9)
+``passes/``: graph passes, before and after autograd (section 4.2)
+``lowering/``, ``ir/``: ATen operators as loop nests; the loop IR (section 4.3)
+``scheduling/``: fusion, order, memory planning (section 4.4)
+``codegen/``: C++ (section 4.6), Triton (section 4.5), and the Python launcher (section 4.7)
+``build``: print, compile, load, or find compiled; ``runtime/``: caches, loaded kernels
+``trace``, ``ir_text``: every stage as a file; ``compiler_errors``: errors and the fallback warning
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plan of kernels and launcher to a function: print, compile, load, or find it compiled."""
+"""Kernels and launcher as a callable: printed, compiled and loaded, or found in the disk cache."""
 
 from __future__ import annotations
 
@@ -25,22 +25,27 @@ from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
 from magpy_like.compiler.trace import Trace
 from magpy_like.disk_cache import code_cache
 
-# What one process of the C++ compiler is worth: it takes about as long to start as for this text.
 CHARACTERS_PER_UNIT = 20_000
+"""C++ source per compiler process: starting one takes about as long as compiling this much."""
 
 Call = Callable[[list[Any]], Any]
 Functions = dict[str, Callable[..., Any]]  # kernel -> function of addresses, sizes and numbers
 
 
 def adapt_plan(kernel: Kernel, graph: Graph) -> None:
-    """Let the printer of the kernel's device change its plan. Raises Unsupported without one."""
+    """Let the printer of the kernel's device change its plan.
+
+    Raises:
+        Unsupported: there is no printer for the device.
+    """
     if kernel.device.type not in PRINTERS:
         raise Unsupported("a graph", f"no printer for device {kernel.device.type}")
     PRINTERS[kernel.device.type].adapt_plan(kernel, graph.hint)
 
 
 def key(gm: fx.GraphModule, kind: str, trace: Trace) -> str | None:
-    """Where the graph may be kept; None where it cannot, or where somebody wants to look on."""
+    """The graph's key in the disk cache; None where it cannot be cached, or every stage must run
+    because somebody reads the trace."""
     if trace.is_watched() or PRINTERS["cpu"].build is not build_cpp:
         return None
     return compiled_graph_cache.key(gm, kind)
@@ -50,7 +55,11 @@ def build(
     launcher: Launcher, kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace,
     key: str | None,
 ) -> Call:  # fmt: skip
-    """Print and compile everything, and keep it under ``key`` where it can be kept."""
+    """Print, compile and load the kernels and the launcher, and cache them under ``key``.
+
+    ``kind`` is "forward", "backward" or "inference". The callable takes one list of arguments,
+    which it empties, and returns a tuple.
+    """
     source = launcher.print()
     compiled = CompiledGraph(source, launcher.assumes)
     functions: Functions = {}
@@ -70,13 +79,13 @@ def build(
                 key = None
     trace.write("launcher", f"{kind}.py", source)
     call = _call(compiled, launcher.namespace | functions)
-    if key is not None and _keep(compiled, launcher, graph, key) and not compiled.attributes:
+    if key is not None and _store(compiled, launcher, graph, key) and not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
 
 
 def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
-    """The function that :func:`build` kept under ``key``, by this or another process."""
+    """The callable that :func:`build` cached under ``key``, in this or another process, or None."""
     compiled = compiled_graph_cache.get(key)
     if compiled is None:
         return None
@@ -87,12 +96,15 @@ def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
 
 
 def find_captured(key: str) -> Call | None:
-    """The function for inference that a captured graph led to before, in whatever process."""
+    """The inference callable cached for a captured graph, by this or another process, or None.
+
+    Only a graph that refers to no parameters or constants and assumes nothing can be found.
+    """
     compiled = captured_graph_cache.get(key)
     if compiled is None or compiled.attributes or compiled.assumes:
         return None
-    nothing = fx.GraphModule({}, fx.Graph())
-    return _call(compiled, compiled.objects(nothing) | _load(compiled, "inference"))
+    empty = fx.GraphModule({}, fx.Graph())
+    return _call(compiled, compiled.objects(empty) | _load(compiled, "inference"))
 
 
 def _call(compiled: CompiledGraph, names: dict[str, Any]) -> Call:
@@ -101,8 +113,8 @@ def _call(compiled: CompiledGraph, names: dict[str, Any]) -> Call:
     return call
 
 
-def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -> bool:
-    """Keep what was built on disk; false where it refers to something without a name."""
+def _store(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -> bool:
+    """Cache the compiled graph on disk; False if it refers to an object that cannot be named."""
     for name, target in graph.attributes.items():
         if target is None:
             compiled.folded_constants[name] = compiled_graph_cache.serialize_tensor(
@@ -111,9 +123,9 @@ def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -
         else:
             compiled.attributes[name] = target
     try:
-        for name, thing in launcher.namespace.items():
-            if name not in graph.constants and COMMON.get(name) is not thing:
-                compiled.names[name] = compiled_graph_cache.describe_object(thing)
+        for name, value in launcher.namespace.items():
+            if name not in graph.constants and COMMON.get(name) is not value:
+                compiled.names[name] = compiled_graph_cache.describe_object(value)
     except compiled_graph_cache.NotCacheable:
         return False
     compiled_graph_cache.put(key, compiled)
@@ -152,26 +164,30 @@ def _print_units(compiled: CompiledGraph, kernels: Sequence[Kernel], graph: Grap
         function = compiled.functions[kernel.name] = names.setdefault(text, kernel.name)
         origins.setdefault(function, []).extend(kernel.origins)
     functions = [(name, text, origins[name]) for text, name in names.items()]
-    for unit in _shares(functions):
+    for unit in _balance_units(functions):
         compiled.units.append((cpp_printer.print_unit(unit), [name for name, *_ in unit]))
 
 
-def _shares(functions: list[tuple[str, str, list[str]]]) -> list[list[tuple[str, str, list[str]]]]:
-    """The functions (name, text, origins) as units of about as much text each, no more of them
-    than there are processors."""
+_CppFunction = tuple[str, str, list[str]]
+"""(name, text, origins)"""
+
+
+def _balance_units(functions: list[_CppFunction]) -> list[list[_CppFunction]]:
+    """The functions as translation units of about equal text, at most one per processor."""
     total = sum(len(text) for _, text, _ in functions)
     count = min(-(-total // CHARACTERS_PER_UNIT), len(os.sched_getaffinity(0)), len(functions))
-    shares: list[list[tuple[str, str, list[str]]]] = [[] for _ in range(count)]
+    units: list[list[_CppFunction]] = [[] for _ in range(count)]
     sizes = [0] * count
     for function in sorted(functions, key=lambda f: len(f[1]), reverse=True):
-        least = sizes.index(min(sizes))
-        shares[least].append(function)
-        sizes[least] += len(function[1])
-    return shares
+        smallest = sizes.index(min(sizes))
+        units[smallest].append(function)
+        sizes[smallest] += len(function[1])
+    return units
 
 
 def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
-    """Compile, or find compiled, and load: kernel -> function of addresses and sizes."""
+    """Compile the units, or find them compiled, and load: kernel -> function of addresses and
+    sizes."""
     if any(special_functions.uses_special(text) for text, _ in compiled.units):
         special_functions.load_special()
     headers = {"cpp_prelude.h": cpp_printer.PRELUDE}
@@ -189,8 +205,8 @@ def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
 
 @dataclass(frozen=True)
 class Printer:
-    """``adapt_plan(kernel, hint)`` may change a plan before memory is planned; ``build(kernels,
-    graph, kind, trace)`` prints, compiles and loads."""
+    """The backend of a device type: ``adapt_plan(kernel, hint)`` may change a kernel's plan before
+    memory is planned; ``build(kernels, graph, kind, trace)`` prints, compiles and loads."""
 
     adapt_plan: Callable[[Kernel, Callable[[Any], int]], None]
     build: Callable[..., Functions]

@@ -1,4 +1,9 @@
-"""``compile_fx``: from an FX graph and example inputs to a fast callable."""
+"""``compile_fx``: from a captured FX graph and example inputs to a fast callable.
+
+The whole flow of PyTorch 2, section 4, in one file: passes over the captured graph, AOTAutograd,
+and for each ATen graph passes, lowering, scheduling, printing. Any stage that cannot go on falls
+back to ATen with one warning.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +64,22 @@ def compile_fx(
     sizes: any that their guards admit); the caller guards that. ``options``: ``strict`` (bool,
     raise instead of running anything unsupported through ATen), ``trace`` (directory).
 
-    What cannot be compiled runs through ATen, with one warning. Raises CompileError under
-    ``strict``, and for unknown options. Source: PyTorch 2 (ASPLOS 2024), section 4.
+    A graph or operator that cannot be compiled runs through ATen, with one warning.
+
+    Raises:
+        CompileError: under ``strict``, instead of a fallback; always for unknown options.
+
+    Source: PyTorch 2 (ASPLOS 2024), section 4.
     """
     call = compile_untransformed(gm, example_inputs, mode=mode, options=options)
-    return _or_transformed(call, make_interpreter(gm))
+    return _eager_under_transforms(call, make_interpreter(gm))
 
 
-def _or_transformed(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
-    """``call``, or eager while a level of forward-mode AD is open or a transform of functorch's is
-    active: kernels see neither the tangent of a tensor nor what a transform has wrapped."""
+def _eager_under_transforms(
+    call: Callable[..., Any], captured: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``call``; ``captured`` while a level of forward-mode AD is open or a functorch transform is
+    active. Kernels see neither the tangent of a tensor nor the tensor that a transform wraps."""
 
     def run(*args: Any) -> Any:
         if is_under_transform():
@@ -86,8 +97,8 @@ def compile_untransformed(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """:func:`compile_fx` for who does not call the result under functorch's transforms, nor in a
-    level of forward-mode AD, and so needs nobody to look."""
+    """:func:`compile_fx` for callers that call the result neither under functorch's transforms nor
+    in a level of forward-mode AD: the result does not check for them."""
     if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
         compile_part = functools.partial(compile_untransformed, mode=mode, options=options)
@@ -99,16 +110,16 @@ def compile_untransformed(
     if unknown:
         raise CompileError(f"unknown options {sorted(unknown)}; there are {sorted(_OPTIONS)}")
     strict = bool(settings.get("strict", False))
-    strange = next(filter(None, map(_unusual, _given(gm, example_inputs))), None)
-    if strange is not None:
-        warn_fallback("a graph", f"one of its tensors is {strange}", strict=strict)
+    unusual = next(filter(None, map(_describe_unusual, _input_tensors(gm, example_inputs))), None)
+    if unusual is not None:
+        warn_fallback("a graph", f"one of its tensors is {unusual}", strict=strict)
         return cast(Callable[..., Any], gm.forward)
     trace = open_trace(settings)
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
     try:
-        turn = traced_afresh() if has_calls_for_current_gpu(gm) else TRACING_LOCK
-        with turn, trace.timing("compile"), torch.random.fork_rng(devices=[]):
+        lock = traced_afresh() if has_calls_for_current_gpu(gm) else TRACING_LOCK
+        with lock, trace.timing("compile"), torch.random.fork_rng(devices=[]):
             try:
                 return _compile_captured(gm, example_inputs, strict, trace)
             except DATA_DEPENDENT_ERRORS:
@@ -123,26 +134,26 @@ def compile_untransformed(
     except Exception as error:
         floats = {k: e for k, e in enumerate(example_inputs) if isinstance(e, torch.SymFloat)}
         if isinstance(error, RestartAnalysis) and TracingContext.try_get() is not None:
-            raise  # Dynamo waits for it
+            raise  # Dynamo handles it
         if isinstance(error, GuardOnDataDependentSymNode) and floats:
             known = {k: e.node.hint for k, e in floats.items()}
             if None not in known.values():
                 baked = [known.get(k, e) for k, e in enumerate(example_inputs)]
                 call = compile_untransformed(gm, baked, options=options)
                 return runtime_scalars.guard_float_values(known, call, gm)
-        # A program that eager refuses is refused by eager, with eager's message, when it runs.
+        # If the program itself is wrong, eager raises its own error when the graph runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
-        return cast(Callable[..., Any], gm.forward)  # calling it prints what it raises
+        return cast(Callable[..., Any], gm.forward)  # the module's own call prints errors
 
 
-def _given(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """The tensors that come into a graph: arguments, parameters, buffers, constants."""
-    held = (operator.attrgetter(n.target)(gm) for n in gm.graph.nodes if n.op == "get_attr")
-    return (t for t in (*example_inputs, *held) if isinstance(t, torch.Tensor))
+def _input_tensors(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that enter a graph: arguments, parameters, buffers, constants."""
+    attributes = (operator.attrgetter(n.target)(gm) for n in gm.graph.nodes if n.op == "get_attr")
+    return (t for t in (*example_inputs, *attributes) if isinstance(t, torch.Tensor))
 
 
-def _unusual(tensor: torch.Tensor) -> str | None:
-    """How the tensor lies in memory, in words, where no loop over strides can read it."""
+def _describe_unusual(tensor: torch.Tensor) -> str | None:
+    """The tensor's storage format in words, if no loop over strides can read it; else None."""
     if tensor.is_nested:
         return "nested"
     if tensor.is_quantized:
@@ -156,14 +167,14 @@ def _compile_captured(
     captured: fx.GraphModule, example_inputs: Sequence[Any], strict: bool, trace: Trace
 ) -> Callable[..., Any]:
     """:func:`compile_fx` without its fallbacks."""
-    assuming: list[fx.GraphModule] = []
+    with_assumptions: list[fx.GraphModule] = []
     gpus: set[int] = set()
 
     def stage(kind: str) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             call = compile_aten(graph, kind=kind, strict=strict, trace=trace)
             if getattr(call, "assumes", False) and kind != "backward":
-                assuming.append(graph)
+                with_assumptions.append(graph)
             if kind == "forward":
                 gpus.update(gpus_of(graph))
             return call
@@ -173,12 +184,12 @@ def _compile_captured(
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = unfolded(captured)
     gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
-    known = build.find_captured(key) if key is not None else None
-    if known is not None:
-        _, restore = _flat_outputs(gm)
-        return without_grad(known) if restore is None else _then(without_grad(known), restore)
+    cached = build.find_captured(key) if key is not None else None
+    if cached is not None:
+        _, restore = _flatten_outputs(gm)
+        return without_grad(cached) if restore is None else _then(without_grad(cached), restore)
     gm = passes.run_captured(gm, example_inputs)
-    gm, restore = _flat_outputs(gm)
+    gm, restore = _flatten_outputs(gm)
     examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)
     examples, floats = runtime_scalars.read_floats_from_tensors(gm, examples)
 
@@ -193,7 +204,7 @@ def _compile_captured(
     except RestartAnalysis:
         if TracingContext.try_get() is not None:
             raise
-        call = aot()  # torch now knows which floats of the shape environment are no constants
+        call = aot()  # torch has learnt which floats of the shape environment are no constants
     if key is not None and (entry := getattr(call, "cache_entry", None)) is not None:
         captured_graph_cache.put(key, entry)
     if floats:
@@ -204,35 +215,37 @@ def _compile_captured(
         call = _then(call, restore)
     if len(gpus) > 1:
         call = on_default_streams(call, captured.forward, gpus)
-    # Calling the module itself prints what it raises.
+    # ``forward``: calling the module itself prints errors.
     return (
-        runtime_scalars.fall_back_on_failed_assumption(call, captured.forward, assuming[0])
-        if assuming
+        runtime_scalars.fall_back_on_failed_assumption(call, captured.forward, with_assumptions[0])
+        if with_assumptions
         else call
     )
 
 
-def _flat_outputs(
+def _flatten_outputs(
     gm: fx.GraphModule,
 ) -> tuple[fx.GraphModule, Callable[[Any], Any] | None]:
-    """The graph with a flat tuple of results, as AOTAutograd wants it, each object once, and the
-    way back."""
+    """The graph with a flat tuple of results, as AOTAutograd requires, each object once.
+
+    Also returns the function that restores the original structure; None if nothing changed.
+    """
     output = gm.graph.output_node()
-    given = output.args[0]
-    leaves, structure = pytree.tree_flatten(given)
-    places: dict[Any, int] = {}  # an object, or the place of what is none -> where it comes
-    of = [places.setdefault(_object(leaf, k), len(places)) for k, leaf in enumerate(leaves)]
-    if len(places) == len(leaves) and isinstance(given, tuple):
-        if all(map(pytree.tree_is_leaf, given)):
+    returned = output.args[0]
+    leaves, structure = pytree.tree_flatten(returned)
+    positions: dict[Any, int] = {}  # identity of a result -> its position in the flat tuple
+    of = [positions.setdefault(_identity(leaf, k), len(positions)) for k, leaf in enumerate(leaves)]
+    if len(positions) == len(leaves) and isinstance(returned, tuple):
+        if all(map(pytree.tree_is_leaf, returned)):
             return gm, None
-    output.args = (tuple(leaves[of.index(place)] for place in range(len(places))),)
+    output.args = (tuple(leaves[of.index(k)] for k in range(len(positions))),)
     gm.recompile()
-    return gm, lambda results: pytree.tree_unflatten([results[place] for place in of], structure)
+    return gm, lambda results: pytree.tree_unflatten([results[k] for k in of], structure)
 
 
-def _object(leaf: Any, place: int) -> Any:
-    """What a result is told from others by."""
-    return passes.find_returned_object(leaf) if isinstance(leaf, fx.Node) else place
+def _identity(leaf: Any, index: int) -> Any:
+    """A key equal for results that are one object; constants are all distinct."""
+    return passes.find_returned_object(leaf) if isinstance(leaf, fx.Node) else index
 
 
 def _then(call: Callable[..., Any], restore: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -250,28 +263,34 @@ def compile_aten(
         with disable_current_modes():  # constants are folded for real, not as fake tensors
             call = _compile(gm, kind, trace)
     except Unsupported as reason:
-        warn_fallback(reason.what, reason.reason, strict=strict)
-        call = _through_aten(gm, kind)
+        warn_fallback(reason.subject, reason.reason, strict=strict)
+        call = _interpret_if_possible(gm, kind)
     except code_cache.NoCompilerError as error:
         warn_fallback("every graph", str(error), strict=strict)
-        call = _through_aten(gm, kind)
+        call = _interpret_if_possible(gm, kind)
     except Exception as error:  # never a crash: a compiler bug costs speed and a warning
         warn_fallback(f"a {kind} graph", _first_line(error), strict=strict)
-        call = _through_aten(gm, kind)
+        call = _interpret_if_possible(gm, kind)
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
 
 def _first_line(error: Exception) -> str:
     if isinstance(error, code_cache.CppCompileError):
-        wrong = [s for s in error.diagnostics.splitlines() if "error" in s]
-        return f"the C++ compiler refused its kernels: {wrong[0] if wrong else error.diagnostics}"
+        errors = [s for s in error.diagnostics.splitlines() if "error" in s]
+        message = errors[0] if errors else error.diagnostics
+        return f"the C++ compiler refused its kernels: {message}"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _through_aten(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]], Any]:
-    """:func:`interpret`; raises Unsupported where only the captured graph holds for every call."""
+def _interpret_if_possible(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]], Any]:
+    """:func:`interpret`.
+
+    Raises:
+        Unsupported: the ATen graph assumes values read from tensors, and nothing would check them;
+            only the captured graph is right for every call.
+    """
     if kind != "backward" and assumptions(find_shape_env(gm)):
         raise Unsupported("a graph", "its sizes are read from tensors")
     return interpret(gm)
@@ -292,15 +311,15 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
     with trace.timing("lowering"):
         graph = Graph(gm, backward=kind == "backward").run()
         graph.results, graph.saved = results, saved
-    if kind == "backward":  # the forward pass has looked
+    if kind == "backward":  # the forward pass has checked the assumptions
         graph.assumed = assumptions(graph.shape_env)
-    trace.write("ir", f"{kind}.txt", lambda: ir_text.graph(graph))
+    trace.write("ir", f"{kind}.txt", lambda: ir_text.format_graph(graph))
     with trace.timing("scheduling"):
         schedule = Scheduler(graph).run()
         for work in schedule.steps:
             if isinstance(work, Kernel):
                 build.adapt_plan(work, graph)
         steps = plan_memory(graph, schedule)
-    trace.write("schedule", f"{kind}.txt", lambda: ir_text.schedule(schedule))
+    trace.write("schedule", f"{kind}.txt", lambda: ir_text.format_schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
     return build.build(Launcher(graph, steps), kernels, graph, kind, trace, key)

@@ -1,4 +1,4 @@
-"""Errors and the one warning of the compiler."""
+"""Errors of the compiler, and its warning about fallbacks to ATen."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ __all__ = ["CompileError", "MagpyWarning", "Unsupported", "warn_fallback"]
 
 
 class MagpyWarning(UserWarning):
-    """Something runs through ATen that the compiler was asked to compile."""
+    """A graph or an operator was not compiled, and runs through ATen: correct, but slower."""
 
 
 class Unsupported(Exception):
-    """The compiler cannot take ``what`` (an operator, a layout), for ``reason``. Internal: it
-    becomes an ATen fallback with one warning, or CompileError under ``strict``."""
+    """The compiler does not support ``subject`` (an operator, a layout), for ``reason``.
 
-    def __init__(self, what: str, reason: str) -> None:
-        super().__init__(f"{what}: {reason}")
-        self.what = what
+    Internal: it becomes an ATen fallback with one warning, or CompileError under ``strict``.
+    """
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(f"{subject}: {reason}")
+        self.subject = subject
         self.reason = reason
 
 
 _warned: set[str] = set()
 
 
-def warn_fallback(what: str, reason: str, *, strict: bool) -> None:
-    """Say once per (what, reason) that ``what`` runs through ATen; under ``strict``, raise.
+def warn_fallback(subject: str, reason: str, *, strict: bool) -> None:
+    """Warn once per (subject, reason) that ``subject`` runs through ATen.
 
-    Raises CompileError when ``strict``.
+    Raises:
+        CompileError: instead of the warning, if ``strict``.
     """
-    message = f"magpy compiler: {what} runs through ATen: {reason}"
+    message = f"magpy compiler: {subject} runs through ATen: {reason}"
     if strict:
         raise CompileError(message)
     if message not in _warned:

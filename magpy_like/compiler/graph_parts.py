@@ -81,8 +81,8 @@ def compile_in_parts(
 
     Args:
         varying: per input of ``gm``, True if its form may differ between calls.
-        eager_grad: parts run by :func:`eager_under_autograd`, because one part may write to a
-            tensor that another has saved.
+        eager_with_gradients: parts run by :func:`eager_under_autograd`, because one part may write
+            to a tensor that another has saved.
     """
     return _Partitioner(gm, backend, varying, eager_with_gradients=eager_with_gradients).build()
 

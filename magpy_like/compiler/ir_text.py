@@ -1,4 +1,4 @@
-"""The loop IR and the schedule as text for people (the trace's ``ir`` and ``schedule`` stages)."""
+"""Text for people of the loop IR and the schedule: the trace's ``ir`` and ``schedule`` stages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.scheduling.scheduler import Schedule
 
 
-def body(b: Body) -> str:
-    """One line per value, ``%n = op(...)``, under the loops it runs in."""
+def format_body(b: Body) -> str:
+    """A loop body: one line per value, ``%n = op(...)``, under its loops."""
     names: dict[Value, str] = {}
 
     def show(arg: Any) -> str:
@@ -32,8 +32,8 @@ def body(b: Body) -> str:
     return "\n".join(lines)
 
 
-def graph(g: Graph) -> str:
-    """Buffers, then operations in program order."""
+def format_graph(g: Graph) -> str:
+    """A lowered graph: buffers, then operations in program order, then fallbacks to ATen."""
     lines = ["buffers"]
     for buffer in g.buffers.values():
         shape = f"{tuple(buffer.size)} strides {tuple(buffer.stride)}"
@@ -43,7 +43,7 @@ def graph(g: Graph) -> str:
         lines += [f"  # {origin}" for origin in operation.origins]
         if isinstance(operation, LoopOp):
             lines.append(f"{operation.name}: loops writing {', '.join(operation.writes)}")
-            lines.append(body(operation.body))
+            lines.append(format_body(operation.body))
         else:
             lines.append(
                 f"{operation.name}: {operation.target} reading {', '.join(operation.reads)} "
@@ -54,8 +54,8 @@ def graph(g: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def schedule(s: Schedule) -> str:
-    """Steps in the order they run, then every fusion decision with its reason."""
+def format_schedule(s: Schedule) -> str:
+    """A schedule: steps in the order they run, then every fusion decision with its reason."""
     lines = ["steps"]
     for step in s.steps:
         if not isinstance(step, Kernel):

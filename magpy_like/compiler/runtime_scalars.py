@@ -1,4 +1,4 @@
-"""Numbers that only a call can tell: floats it is given, and what it reads from tensors."""
+"""Runtime scalars: float and size arguments, and assumptions on values read from tensors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Call = Callable[..., Any]
 def read_floats_from_tensors(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[list[Any], list[int]]:
-    """Read each symbolic float out of a 0-d tensor instead, and say which arguments those are.
+    """Have the graph read each symbolic float argument from a 0-d float64 CPU tensor.
 
-    AOTAutograd would make the float of the example a constant of the graph.
+    AOTAutograd would make the example's float a constant of the graph. Rewrites ``gm`` in place;
+    returns the new example inputs and the indices of these arguments.
     """
     examples, floats = list(example_inputs), []
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -45,74 +46,83 @@ def read_floats_from_tensors(
 def pass_sizes_as_arguments(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[list[Any], list[tuple[int, int]]]:
-    """An argument for each size that is a symbol and has none, and the (argument, dimension) it is.
+    """Add a size argument for each symbol in the inputs' sizes that no argument has as its value.
 
-    Parts of AOTAutograd compute with a symbol only where the graph is given it as a number.
+    Parts of AOTAutograd compute with a symbol only if an input of the graph has it as its value.
+    Rewrites ``gm`` in place; returns the new example inputs and the (argument, dimension) of each
+    size.
     """
     examples = list(example_inputs)
-    given = {e.node.expr for e in examples if isinstance(e, torch.SymInt)}
-    places = []
+    known = {e.node.expr for e in examples if isinstance(e, torch.SymInt)}
+    sources = []
     last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1:]
     for k, example in enumerate(example_inputs):
         for d, size in enumerate(example.shape if isinstance(example, FakeTensor) else ()):
-            if not isinstance(size, torch.SymInt) or size.node.expr in given:
+            if not isinstance(size, torch.SymInt) or size.node.expr in known:
                 continue
             if not size.node.expr.is_Symbol:
                 continue
-            given.add(size.node.expr)
+            known.add(size.node.expr)
             with gm.graph.inserting_after(last[-1]):
                 last.append(gm.graph.placeholder(f"size_{k}_{d}"))
             examples.append(size)
-            places.append((k, d))
-    if places:
+            sources.append((k, d))
+    if sources:
         gm.recompile()
-    return examples, places
+    return examples, sources
 
 
-def append_sizes(call: Call, places: Sequence[tuple[int, int]]) -> Call:
+def append_sizes(call: Call, sources: Sequence[tuple[int, int]]) -> Call:
+    """``call``, with the sizes of its arguments at these (argument, dimension) appended."""
+
     def run(*args: Any) -> Any:
-        return call(*args, *[args[k].shape[d] for k, d in places])
+        return call(*args, *[args[k].shape[d] for k, d in sources])
 
     return run
 
 
 def convert_floats(call: Call, floats: Sequence[int]) -> Call:
+    """``call``, with the float arguments at these indices as 0-d float64 tensors."""
+
     def run(*args: Any) -> Any:
-        given = list(args)
-        numbers = [given[k] for k in floats]
+        arguments = list(args)
+        numbers = [arguments[k] for k in floats]
         tensors = torch.tensor(numbers, dtype=torch.float64, device="cpu").unbind()
         for k, tensor in zip(floats, tensors, strict=True):
-            given[k] = tensor
-        return call(*given)
+            arguments[k] = tensor
+        return call(*arguments)
 
     return run
 
 
 def guard_float_values(known: Mapping[int, float], call: Call, captured: Call) -> Call:
-    """``call`` where the floats are the ones it was compiled for, bit for bit, else eager."""
+    """``call`` if the floats equal the compiled ones bit for bit, else ``captured``.
+
+    ``known`` maps indices of float arguments to their values at compile time.
+    """
     bits = {k: struct.pack("d", value) for k, value in known.items()}
 
     def run(*args: Any) -> Any:
-        same = all(struct.pack("d", args[k]) == wanted for k, wanted in bits.items())
+        same = all(struct.pack("d", args[k]) == compiled for k, compiled in bits.items())
         return call(*args) if same else captured(*args)
 
     return run
 
 
 def fall_back_on_failed_assumption(call: Call, captured: Call, graph: fx.GraphModule) -> Call:
-    """``call``, or eager where a number read from a tensor is not what the graph was traced for.
+    """``call``, or ``captured`` where a value read from a tensor is not the assumed one.
 
-    That is found before anything was written; random numbers are drawn again.
+    ``call`` checks before it writes to anything; the state of the random generators is restored.
     """
 
     draws = _draws(graph)
 
     def run(*args: Any) -> Any:
-        kept = _generators() if draws else []
+        saved = _generator_states() if draws else []
         try:
             return call(*args)
         except AssumptionFailed:
-            for generator, state in kept:
+            for generator, state in saved:
                 generator.set_state(state)
         return captured(*args)
 
@@ -120,12 +130,12 @@ def fall_back_on_failed_assumption(call: Call, captured: Call, graph: fx.GraphMo
 
 
 def _draws(gm: fx.GraphModule) -> bool:
-    """Are random numbers drawn in the graph?"""
+    """True if the graph draws random numbers."""
     tag = torch.Tag.nondeterministic_seeded
     return any(tag in getattr(node.target, "tags", ()) for node in gm.graph.nodes)
 
 
-def _generators() -> list[tuple[torch.Generator, torch.Tensor]]:
+def _generator_states() -> list[tuple[torch.Generator, torch.Tensor]]:
     found = [torch.default_generator]
     if torch.cuda.is_initialized():
         found += torch.cuda.default_generators

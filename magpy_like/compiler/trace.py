@@ -1,8 +1,8 @@
-"""Looking inside a compilation: every stage as a file that a person can read.
+"""The trace of a compilation: every stage as a file for people.
 
 ``options={"trace": directory}`` or ``MAGPY_TRACE=directory`` makes one sub-directory per compiled
 graph. Each stage (PyTorch 2, section 4) writes there under its number, so that a directory
-listing is the compiler's flow. ``MAGPY_LOGS=fusion,output_code`` prints two of the stages.
+listing is the compiler's flow. ``MAGPY_LOGS=fusion,output_code`` logs two of the stages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from magpy_like import logs
 
-# In the order of the flow; the number leads the file names.
+# In the order of the flow; file names begin with the number.
 STAGES = (
     "fx",
     "aten_forward",
@@ -34,9 +34,9 @@ _TOPIC = {"schedule": "fusion", "kernels": "output_code", "launcher": "output_co
 
 
 class Trace:
-    """Where the stages of one compilation are written; ``directory`` None writes no files.
+    """The trace of one compilation, in ``directory``; None writes no files.
 
-    ``seconds`` maps each timed step's name to wall-clock seconds, files or not.
+    ``seconds`` maps the name of each timed step to wall-clock seconds, with files or without.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -46,23 +46,23 @@ class Trace:
         self._open: list[str] = []
 
     def is_watched(self) -> bool:
-        """Does anybody look at the stages, which then must all run?"""
+        """True if a stage is written or logged: then all of them must run, cached or not."""
         topics = {logs.topic(name) for name in _TOPIC.values()}
         return self.directory is not None or any(topic.isEnabledFor(10) for topic in topics)
 
     def write(self, stage: str, name: str, text: str | Callable[[], str]) -> None:
         """Write ``text`` as file ``name`` of ``stage``, one of ``STAGES``.
 
-        ``text`` may be a function, called only when somebody looks. Two texts of one name are
-        both kept. A directory that cannot be written costs a warning.
+        ``text`` may be a function, called only if the stage is written or logged. Two texts of one
+        name are both kept. A directory that cannot be written costs a warning.
         """
         number = STAGES.index(stage)
         logger = logs.topic(_TOPIC[stage]) if stage in _TOPIC else None
-        heard = logger is not None and logger.isEnabledFor(10)
-        if self.directory is None and not heard:
+        is_logged = logger is not None and logger.isEnabledFor(10)
+        if self.directory is None and not is_logged:
             return
         content = text if isinstance(text, str) else text()
-        if heard and logger is not None:
+        if is_logged and logger is not None:
             logger.debug("%s\n%s", name, content)
         if self.directory is not None:
             self._store(f"{number}_{stage}", name, content)
@@ -72,22 +72,22 @@ class Trace:
         path = Path(name)
         try:
             for repeat in itertools.count():
-                again = f"_{repeat}" if repeat else ""
-                target = self.directory / f"{prefix}_{path.stem}{again}{path.suffix or '.txt'}"
+                suffix = f"_{repeat}" if repeat else ""
+                target = self.directory / f"{prefix}_{path.stem}{suffix}{path.suffix or '.txt'}"
                 with contextlib.suppress(FileExistsError):
                     with open(target, "x") as out:
                         out.write(content)
                     return
         except OSError as error:
-            self._give_up(error)
+            self._stop_writing(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _stop_writing(self, error: OSError) -> None:
         warnings.warn(f"magpy: the trace in {self.directory} stops: {error.strerror}", stacklevel=3)
         self.directory = None
 
     @contextlib.contextmanager
     def timing(self, step: str) -> Iterator[None]:
-        """Add the time of the block to ``seconds[step]``; blocks may nest."""
+        """Add the wall-clock time of the block to ``seconds[step]``; blocks may nest."""
         self._depth.setdefault(step, len(self._open))
         self.seconds.setdefault(step, 0.0)
         self._open.append(step)
@@ -101,12 +101,12 @@ class Trace:
                 self._write_timings(self.directory)
 
     def _write_timings(self, directory: Path) -> None:
-        # One file, rewritten: a compilation that fails later has left what it had.
+        # One file, rewritten after each step: a compilation that fails leaves its timings so far.
         try:
             target = directory / f"{STAGES.index('timings')}_timings.txt"
             target.write_text(self.timings())
         except OSError as error:
-            self._give_up(error)
+            self._stop_writing(error)
 
     def timings(self) -> str:
         """The steps as a table of milliseconds, inner steps indented under outer ones."""
@@ -116,15 +116,15 @@ class Trace:
 
 
 def open_trace(options: Mapping[str, Any] | None = None) -> Trace:
-    """The Trace that ``options["trace"]``, else ``MAGPY_TRACE``, asks for, in a fresh directory.
+    """A Trace in a new sub-directory of ``options["trace"]``, else of ``MAGPY_TRACE``.
 
-    Many processes may trace into one place: ``graph_000``, ``graph_001``, … are each taken by
-    whoever creates them.
+    Many processes may trace into one directory: each creates the next of ``graph_000``,
+    ``graph_001``, … that does not exist. A directory that cannot be created costs a warning.
     """
-    place = (options or {}).get("trace") or os.environ.get("MAGPY_TRACE")
-    if not place:
+    parent = (options or {}).get("trace") or os.environ.get("MAGPY_TRACE")
+    if not parent:
         return Trace(None)
-    root = Path(place).expanduser()
+    root = Path(parent).expanduser()
     try:
         root.mkdir(parents=True, exist_ok=True)
         for number in itertools.count():

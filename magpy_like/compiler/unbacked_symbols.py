@@ -1,7 +1,7 @@
-"""Graphs with numbers and sizes that are known only when they run: `x[mask]`, `x[:, :n]`.
+"""Unbacked symbols: data-dependent sizes and numbers, as in ``x[mask]`` and ``x[:, :n]``.
 
-Dynamo's graphs have symbols for them. To others they are given here, where a trace without has
-found that it cannot go on: inputs of fixed sizes, in an environment that may make symbols.
+Dynamo's graphs have symbols for them. Other graphs are first traced without; where that trace
+fails, it is repeated with inputs of fixed sizes in a shape environment that may create symbols.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from magpy_like.torch_compat.fake_tensors import (
     detect_fake_mode,
 )
 
-#: What a trace raises where it would have to know what a tensor holds.
+#: Raised by a trace that would depend on the elements of a tensor.
 DATA_DEPENDENT_ERRORS = DataDependentOutputException, DynamicOutputShapeException
 
-_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def make_sizes_symbolic(
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[fx.GraphModule, list[Any]] | None:
-    """The graph and its example inputs for a trace in which what is not known is a symbol; None
-    where it was one already."""
+    """A copy of the graph and example inputs for a trace with symbols for data-dependent sizes.
+
+    None if the example inputs already have a fake mode.
+    """
     if detect_fake_mode(example_inputs) is not None:
         return None
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -48,18 +50,18 @@ def make_sizes_symbolic(
     return gm, examples
 
 
-def _getitem(source: Any, place: Any) -> Any:
-    """A subscript in which the ends of slices that are tensors are read: Python's own asks them for
-    what they hold, which no trace can follow."""
-    several = isinstance(place, tuple)
-    places = [_slice(p) if isinstance(p, slice) else p for p in (place if several else (place,))]
-    return source[tuple(places) if several else places[0]]
+def _getitem(source: Any, index: Any) -> Any:
+    """A subscript whose slice bounds may be tensors: ``item`` makes symbols of them, where Python's
+    subscript calls their ``__index__``, which no trace can follow."""
+    several = isinstance(index, tuple)
+    indices = [_slice(i) if isinstance(i, slice) else i for i in (index if several else (index,))]
+    return source[tuple(indices) if several else indices[0]]
 
 
-def _slice(place: slice) -> slice:
-    return slice(*map(_number, (place.start, place.stop, place.step)))
+def _slice(bounds: slice) -> slice:
+    return slice(*map(_number, (bounds.start, bounds.stop, bounds.step)))
 
 
-def _number(end: Any) -> Any:
-    whole = isinstance(end, torch.Tensor) and end.dim() == 0 and end.dtype in _NUMBERS
-    return end.item() if whole else end
+def _number(bound: Any) -> Any:
+    is_integer = isinstance(bound, torch.Tensor) and bound.dim() == 0 and bound.dtype in _INTEGERS
+    return bound.item() if is_integer else bound

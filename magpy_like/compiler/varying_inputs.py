@@ -1,8 +1,8 @@
-"""Inputs of a graph whose sizes vary, learnt from the forms of the inputs that it was given.
+"""Varying inputs: symbolic sizes for a graph, inferred from the inputs of two calls.
 
-Behind a loop whose number of rounds varies, tensors have other sizes at every call, and nobody says
-beforehand which. The sizes that have differed become symbols, and what compiling relies on becomes
-a condition on them (PyTorch 2, section 3.6).
+After a loop whose trip count varies, tensors have other sizes at every call, and nothing declares
+which. The sizes that have differed become symbols, and the guards that compiling adds become a
+condition on them (PyTorch 2, section 3.6).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ InputForm = tuple[Any, ...]
 
 
 def input_form(tensor: torch.Tensor) -> InputForm:
-    """What a compiled graph relies on of an input."""
+    """The properties of an input that a compiled graph relies on."""
     return (
         tensor.dtype, tensor.device, tensor.requires_grad, tuple(tensor.shape), tensor.stride()
     )  # fmt: skip
@@ -32,18 +32,22 @@ class VaryingInputs:
     def __init__(
         self, args: Sequence[Any], forms: Sequence[InputForm | None], earlier: Any
     ) -> None:
-        """``forms`` are those of the inputs that may vary, None for others; ``earlier`` are the
-        forms of another call.
+        """Compare the forms of two calls.
+
+        Args:
+            args: the present inputs.
+            forms: of the inputs that may vary, None for others.
+            earlier: the forms of another call.
 
         Raises:
-            ValueError: they differ in more than sizes that can have symbols.
+            ValueError: they differ in more than sizes that can become symbols.
         """
         self.env = ShapeEnv(duck_shape=False, assume_static_by_default=True)
         mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.examples: list[Any] = []
         self._symbols: list[Any] = []
-        self._places: list[tuple[int, int, int]] = []
-        """Of each symbolic number: the input, whether it is a stride (1), the dimension."""
+        self._sources: list[tuple[int, int, int]] = []
+        """Per symbolic number: (input, 0 for a size or 1 for a stride, dimension)."""
         self._fixed: list[tuple[int, InputForm]] = []
         for position, (value, now, before) in enumerate(zip(args, forms, earlier, strict=True)):
             if now is None or before is None or now == before:
@@ -65,29 +69,29 @@ class VaryingInputs:
                 )
             for kind, numbers in enumerate((sizes, strides)):
                 self._symbols += numbers
-                self._places += [(position, kind, dim) for dim in range(len(numbers))]
+                self._sources += [(position, kind, dim) for dim in range(len(numbers))]
 
     def _layout(
         self, position: int, now: InputForm, before: InputForm
     ) -> tuple[list[Any], list[Any]]:
         if now[:3] != before[:3] or len(now[3]) != len(before[3]):
-            raise ValueError("more than sizes differ")
+            raise ValueError("dtypes, devices, requires_grad or numbers of dimensions differ")
         sizes: list[Any] = []
         for dim, (size, other) in enumerate(zip(now[3], before[3], strict=True)):
             if size != other and min(size, other) < 2:
-                raise ValueError("0 and 1 are sizes like no others")
+                raise ValueError("sizes 0 and 1 are always specialized")
             sizes.append(size if size == other else self._symbol(f"input_{position}_{dim}", size))
         strides: dict[int, Any] = {}
         order = sorted(range(len(sizes)), key=lambda dim: (now[4][dim], -dim))
-        for at, dim in enumerate(order):
-            inner = order[at - 1] if at else None
+        for rank, dim in enumerate(order):
+            inner = order[rank - 1] if rank else None
             strides[dim] = now[4][dim]
             if inner is not None and all(
                 f[4][dim] == f[3][inner] * f[4][inner] for f in (now, before)
             ):
                 strides[dim] = sizes[inner] * strides[inner]
             elif now[4][dim] != before[4][dim]:
-                raise ValueError("strides differ in a way of their own")
+                raise ValueError("strides differ, and not as products of sizes")
         return sizes, [strides[dim] for dim in range(len(sizes))]
 
     def _symbol(self, name: str, size: int) -> torch.SymInt:
@@ -96,29 +100,30 @@ class VaryingInputs:
         return self.env.create_symintnode(symbol, hint=size, source=origin)
 
     def condition(self) -> Callable[[Sequence[InputForm | None]], bool]:
-        """Whether what was compiled for the examples serves inputs of other forms."""
+        """A check that a graph compiled for the examples is valid for inputs of other forms."""
         text = self.env.produce_guards_expression(self._symbols)
-        evaluate, fixed, places = self.env.evaluate_guards_expression, self._fixed, self._places
+        evaluate, fixed, sources = self.env.evaluate_guards_expression, self._fixed, self._sources
 
         def admits(forms: Sequence[InputForm | None]) -> bool:
-            for position, wanted in fixed:
-                given = forms[position]
-                if given is None or not _is_like(given, wanted):
+            for position, required in fixed:
+                form = forms[position]
+                if form is None or not _matches(form, required):
                     return False
-            numbers = [forms[position][3 + kind][dim] for position, kind, dim in places]  # type: ignore[index]
+            numbers = [forms[position][3 + kind][dim] for position, kind, dim in sources]  # type: ignore[index]
             return text is None or bool(evaluate(text, numbers))
 
         return admits
 
 
-def _is_like(given: InputForm, wanted: InputForm) -> bool:
-    if len(wanted) == len(given):
-        return given == wanted
+def _matches(form: InputForm, required: InputForm) -> bool:
+    """True if a form equals the required one, which may lack strides and have None for sizes."""
+    if len(required) == len(form):
+        return form == required
     return (
-        given[:3] == wanted[:3]
-        and len(given[3]) == len(wanted[3])
+        form[:3] == required[:3]
+        and len(form[3]) == len(required[3])
         and all(
-            known is None or known == size for known, size in zip(wanted[3], given[3], strict=True)
+            known is None or known == size for known, size in zip(required[3], form[3], strict=True)
         )
     )
 
