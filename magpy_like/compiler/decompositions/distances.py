@@ -16,11 +16,11 @@ aten = torch.ops.aten
 
 # Where ATen does not call ``pow``, it is faster among the rows of one matrix, of which it visits
 # each pair once, at gradients, and at rows that are short and fill no strips of a loop.
-_DIRECT = (0, 1, 2, math.inf)
-SHORT, STRIPS = 64, 32
+_SPECIALIZED_NORMS = (0, 1, 2, math.inf)
+MIN_ROW_LENGTH, STRIP_LENGTH = 64, 32
 
 # Beyond these, ATen multiplies matrices for Euclidean distances.
-MM_ROWS = 25
+MAX_DIRECT_ROWS = 25
 
 
 def _norm(difference: Tensor, p: float) -> Tensor:
@@ -49,24 +49,28 @@ def _slope(difference: Tensor, grad: Tensor, distance: Tensor, p: float) -> Tens
     return torch.where(distance == 0, zero, slope)
 
 
-def _is_easy(p: float, *tensors: Tensor) -> bool:
+def _is_supported(p: float, *tensors: Tensor) -> bool:
     return p >= 0 and all(
         t.dtype in (torch.float32, torch.float64) and 0 not in t.shape and t.device.type == "cpu"
         for t in tensors
     )
 
 
-def _multiplies(a: Tensor, b: Tensor, mode: int) -> bool:
+def _uses_matrix_product(a: Tensor, b: Tensor, mode: int) -> bool:
     """Does ATen multiply matrices? Mode 1 says so, and 0 lets it where there are many rows."""
-    return mode == 1 or (mode == 0 and (a.shape[-2] > MM_ROWS or b.shape[-2] > MM_ROWS))
+    return mode == 1 or (
+        mode == 0 and (a.shape[-2] > MAX_DIRECT_ROWS or b.shape[-2] > MAX_DIRECT_ROWS)
+    )
 
 
 @register_decomposition(aten._cdist_forward.default)
 def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
-    if not _is_easy(p, a, b) or (p == 2 and _multiplies(a, b, mode or 0)):
+    if not _is_supported(p, a, b) or (p == 2 and _uses_matrix_product(a, b, mode or 0)):
         return NotImplemented
     length = a.shape[-1]
-    if p in _DIRECT and (type(length) is not int or (length < SHORT and length % STRIPS != 0)):
+    if p in _SPECIALIZED_NORMS and (
+        type(length) is not int or (length < MIN_ROW_LENGTH and length % STRIP_LENGTH != 0)
+    ):
         return NotImplemented
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     if math.isinf(p):  # ATen compares, and NaN is not larger
@@ -76,7 +80,7 @@ def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
 
 @register_decomposition(aten._cdist_backward.default)
 def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
-    if not _is_easy(p, grad, a, b) or p in _DIRECT:
+    if not _is_supported(p, grad, a, b) or p in _SPECIALIZED_NORMS:
         return NotImplemented
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     return _slope(difference, grad.unsqueeze(-1), distance.unsqueeze(-1), p).sum(-2)
@@ -84,7 +88,7 @@ def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tens
 
 @register_decomposition(aten._pdist_forward.default)
 def _pdist(a: Tensor, p: float = 2.0) -> Tensor:
-    if not _is_easy(p, a) or p in _DIRECT or a.shape[0] < 2:
+    if not _is_supported(p, a) or p in _SPECIALIZED_NORMS or a.shape[0] < 2:
         return NotImplemented
     first, second = torch.triu_indices(a.shape[0], a.shape[0], 1, device=a.device).unbind()
     return _norm(aten._unsafe_index(a, [first]) - aten._unsafe_index(a, [second]), p)
@@ -93,7 +97,7 @@ def _pdist(a: Tensor, p: float = 2.0) -> Tensor:
 @register_decomposition(aten._pdist_backward.default)
 def _pdist_backward(grad: Tensor, a: Tensor, p: float, distance: Tensor) -> Tensor:
     """As of the distances of all rows to all, of which each stands for two."""
-    if not _is_easy(p, grad, a) or p in _DIRECT or a.shape[0] < 2:
+    if not _is_supported(p, grad, a) or p in _SPECIALIZED_NORMS or a.shape[0] < 2:
         return NotImplemented
     n = a.shape[0]
     row = torch.arange(n, device=a.device)

@@ -37,7 +37,7 @@ BATCH_NORMS = [
 ]  # fmt: skip
 
 
-def _as_channels(result: Tensor, a: Tensor) -> Tensor:
+def _to_channels_of(result: Tensor, a: Tensor) -> Tensor:
     if a.device.type != "cpu":
         return result
     return result.contiguous(memory_format=suggest_memory_format(a))
@@ -47,7 +47,7 @@ def _batch_norm(meant: Decomposition) -> Decomposition:
     @functools.wraps(meant)
     def batch_norm(a: Tensor, *args: Any, **kwargs: Any) -> Any:
         result, *rest = meant(a, *args, **kwargs)
-        return _as_channels(result, a), *rest
+        return _to_channels_of(result, a), *rest
 
     return batch_norm
 
@@ -58,7 +58,7 @@ for _operator, _meant in get_decompositions(BATCH_NORMS).items():
 
 @register_decomposition(aten.channel_shuffle.default)
 def _channel_shuffle(a: Tensor, groups: Any) -> Tensor:
-    return _as_channels(torch_decomposition(aten.channel_shuffle.default)(a, groups), a)
+    return _to_channels_of(torch_decomposition(aten.channel_shuffle.default)(a, groups), a)
 
 
 @register_decomposition(aten.roll.default)
@@ -81,7 +81,7 @@ def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     if not dims or statically_known_true(a.numel() == 0):
         return result
     stays = (shift % a.shape[dim] == 0 for shift, dim in zip(shifts, dims, strict=True))
-    return result if any(map(statically_known_true, stays)) else _as_channels(result, a)
+    return result if any(map(statically_known_true, stays)) else _to_channels_of(result, a)
 
 
 @register_decomposition(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -135,20 +135,20 @@ ELEMENTWISE_LOOPS = [
 ]  # fmt: skip
 
 
-class _Varies(Exception):
+class _DependsOnSizes(Exception):
     """How sizes compare is not the same for all that the guards admit."""
 
 
-def _holds(relation: Any) -> bool:
+def _is_known(relation: Any) -> bool:
     """Whether a relation holds between sizes, which no guard has to tell."""
     if statically_known_true(relation):
         return True
     if statically_known_true(torch.sym_not(relation)):
         return False
-    raise _Varies
+    raise _DependsOnSizes
 
 
-def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int]:
+def loop_dim_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int]:
     """The dimensions of what eager's loop makes, the one with the largest step first.
 
     The first argument that is broadcast along neither of two tells which is the outer one;
@@ -158,11 +158,11 @@ def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int
     def compare(one: int, other: int) -> int:
         for step in steps:
             a, b = step[one], step[other]
-            if _holds(a == 0) or _holds(b == 0):
+            if _is_known(a == 0) or _is_known(b == 0):
                 continue
-            if _holds(a != b):
-                return 1 if _holds(a > b) else -1
-            if _holds(shape[one] > shape[other]):
+            if _is_known(a != b):
+                return 1 if _is_known(a > b) else -1
+            if _is_known(shape[one] > shape[other]):
                 return 1
         return 0
 
@@ -178,7 +178,7 @@ def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int
     return inner_first[::-1]
 
 
-_traced = threading.local()
+_active = threading.local()
 
 
 def decompose_into_itself(operator: Any) -> Callable[[Decomposition], Decomposition]:
@@ -187,7 +187,7 @@ def decompose_into_itself(operator: Any) -> Callable[[Decomposition], Decomposit
     def register(function: Decomposition) -> Decomposition:
         @register_decomposition(operator)
         def outermost(*args: Any, **kwargs: Any) -> Any:
-            if operator in (inside := _traced.__dict__.setdefault("operators", set())):
+            if operator in (inside := _active.__dict__.setdefault("operators", set())):
                 return NotImplemented
             inside.add(operator)
             try:
@@ -215,66 +215,68 @@ def match_eager_layout(
         return lay(meant(*args, **kwargs), *args)
 
 
-def _as_loop(result: Tensor, *args: Any) -> Tensor:
+def _to_loop_layout(result: Tensor, *args: Any) -> Tensor:
     tensors = [a for a in args if isinstance(a, Tensor)]
     alike = all((t.shape, t.stride()) == (result.shape, tensors[0].stride()) for t in tensors)
-    return _in_order(result, [_steps(t, result.shape) for t in tensors], alike)
+    return _to_dim_order(result, [_broadcast_strides(t, result.shape) for t in tensors], alike)
 
 
-def _steps(tensor: Tensor, shape: Sequence[int]) -> list[int]:
+def _broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
     """The steps of a tensor that is broadcast to ``shape``."""
     lead = len(shape) - tensor.dim()
     dims = zip(tensor.shape, shape[lead:], tensor.stride(), strict=True)
     return [0] * lead + [0 if n == 1 and shown != 1 else step for n, shown, step in dims]
 
 
-def _in_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = False) -> Tensor:
+def _to_dim_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = False) -> Tensor:
     """A loop's result in eager's order of dimensions; ``alike``: its arguments lie alike."""
     try:
-        order = loop_order(steps, result.shape)
-        if _is_in_order(result, order, alike):
+        order = loop_dim_order(steps, result.shape)
+        if _has_dim_order(result, order, alike):
             return result
-    except _Varies:
+    except _DependsOnSizes:
         return result
     back = [order.index(d) for d in range(result.dim())]
     return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
-def _is_in_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
+def _has_dim_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
     step = 1
     for d in reversed(order):
-        if not (of_alike and _holds(tensor.shape[d] == 1)) and _holds(tensor.stride(d) != step):
+        if not (of_alike and _is_known(tensor.shape[d] == 1)) and _is_known(
+            tensor.stride(d) != step
+        ):
             return False
         step *= tensor.shape[d]
     return True
 
 
 for _operator in ELEMENTWISE_LOOPS:
-    match_eager_layout(_operator, _as_loop)
+    match_eager_layout(_operator, _to_loop_layout)
 
 
 @functools.partial(match_eager_layout, aten.native_dropout_backward.default)
-def _as_product(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
+def _dropout_layout(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
     """On a GPU one kernel, which writes rows or channels last, as torch's decomposition does, where
     the gradient is not broadcast."""
     loop = grad.device.type == "cpu" or grad.shape != result.shape
-    return _as_loop(result, grad, *args) if loop else result
+    return _to_loop_layout(result, grad, *args) if loop else result
 
 
-def _in_rows(result: Tensor, *args: Any) -> Tensor:
+def _to_contiguous(result: Tensor, *args: Any) -> Tensor:
     return result.contiguous()
 
 
 for _operator in (aten.take.default, aten.pow.Scalar):
-    match_eager_layout(_operator, _in_rows)
+    match_eager_layout(_operator, _to_contiguous)
 for _operator in (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor):
     match_eager_layout(
-        _operator, _in_rows, _operator
+        _operator, _to_contiguous, _operator
     )  # which looks at deviations, as no formula does
 
 
-def _as_first(result: Tensor, a: Tensor, *args: Any) -> Tensor:
-    return _in_order(result, [a.stride()]) if result.dim() == a.dim() else result
+def _to_first_layout(result: Tensor, a: Tensor, *args: Any) -> Tensor:
+    return _to_dim_order(result, [a.stride()]) if result.dim() == a.dim() else result
 
 
 def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
@@ -284,13 +286,13 @@ def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
     return torch_decomposition(aten.binary_cross_entropy.default)(a, target, *args)
 
 
-match_eager_layout(aten.binary_cross_entropy.default, _as_first, _cross_entropy_of_two)
+match_eager_layout(aten.binary_cross_entropy.default, _to_first_layout, _cross_entropy_of_two)
 
 
 Unique = Callable[[Tensor, int], Sequence[Tensor]]
 
 
-def _along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
+def _unique_along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
     """On a CPU, what is unique along a dimension comes as rows that are turned."""
     if a.device.type != "cpu":  # torch speculates on sizes wrongly for negative dimensions
         return unique(a, dim % max(a.dim(), 1))
@@ -300,7 +302,7 @@ def _along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
 
 @decompose_into_itself(aten.unique_dim.default)
 def _unique_dim(a: Tensor, dim: int, *args: Any) -> Sequence[Tensor]:
-    return _along(a, dim, lambda a, dim: aten.unique_dim(a, dim, *args))
+    return _unique_along(a, dim, lambda a, dim: aten.unique_dim(a, dim, *args))
 
 
 @decompose_into_itself(aten.unique_consecutive.default)
@@ -309,10 +311,10 @@ def _unique_consecutive(
 ) -> Sequence[Tensor]:
     if dim is None:
         return aten.unique_consecutive(a, inverse, counts)
-    return _along(a, dim, lambda a, dim: aten.unique_consecutive(a, inverse, counts, dim))
+    return _unique_along(a, dim, lambda a, dim: aten.unique_consecutive(a, inverse, counts, dim))
 
 
-def _first_in_rows(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
+def _first_contiguous(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
     first, *rest = results
     return first.contiguous(), *rest
 
@@ -333,4 +335,4 @@ def _rrelu(
 @register_decomposition(aten.log_sigmoid_forward.default)
 def _log_sigmoid(a: Tensor) -> Sequence[Tensor]:
     results = torch_decomposition(aten.log_sigmoid_forward.default)(a)
-    return _first_in_rows(results) if a.device.type == "cpu" else results
+    return _first_contiguous(results) if a.device.type == "cpu" else results

@@ -50,7 +50,7 @@ _nll_loss(aten.nll_loss_forward.default)
 _nll_loss(aten.nll_loss2d_forward.default)
 
 
-def _instead_of_torchs(operator: Any) -> Callable[[Decomposition], Decomposition]:
+def _replace_torch_decomposition(operator: Any) -> Callable[[Decomposition], Decomposition]:
     """Torch has its formula of some operators run wherever it traces what Autograd records, before
     any table is asked."""
 
@@ -61,7 +61,7 @@ def _instead_of_torchs(operator: Any) -> Callable[[Decomposition], Decomposition
     return register
 
 
-@_instead_of_torchs(aten.multi_margin_loss.default)
+@_replace_torch_decomposition(aten.multi_margin_loss.default)
 def _multi_margin_loss(
     a: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
     reduction: int = 1,
@@ -78,7 +78,7 @@ def _multi_margin_loss(
     return _reduced((each.sum(1) / classes).reshape(target.shape), reduction)
 
 
-@_instead_of_torchs(aten.multilabel_margin_loss_forward.default)
+@_replace_torch_decomposition(aten.multilabel_margin_loss_forward.default)
 def _multilabel_margin_loss(a: Tensor, target: Tensor, reduction: int) -> Sequence[Tensor]:
     """A row of ``target`` names classes up to its first -1. Torch's formula counts margins of what
     follows, too. What is no number does not count."""

@@ -1,6 +1,6 @@
-"""Gradients that a program takes inside, with ``torch.autograd.grad``.
+"""Inner gradients: calls of ``torch.autograd.grad`` inside a captured graph.
 
-AOTAutograd traces that call like any other: into the operators of the backward pass, and through
+AOTAutograd traces such a call like any other: into the operators of the backward pass, and through
 them once more for ``create_graph`` and for the gradients of the graph's results.
 """
 
@@ -9,15 +9,19 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule
 
-_RETAIN = 3  # the place of ``retain_graph`` among the arguments
+_RETAIN_GRAPH = 3
+"""The index of ``retain_graph`` among the arguments of ``torch.autograd.grad``."""
 
 
 def retain_inner_graphs(gm: GraphModule) -> None:
-    """Let no such call free what operators have saved: tracing gradients of the graph's results
-    reads it once more. What is freed in the compiled graph is found out anew."""
+    """Set ``retain_graph=True`` on every such call, in place.
+
+    Tracing the gradients of the graph's results reads the saved tensors once more. Memory planning
+    decides anew when the compiled graph frees them.
+    """
     for node in gm.graph.find_nodes(op="call_function", target=torch.autograd.grad):
-        if len(node.args) > _RETAIN:
-            node.update_arg(_RETAIN, True)
+        if len(node.args) > _RETAIN_GRAPH:
+            node.update_arg(_RETAIN_GRAPH, True)
         else:
             node.update_kwarg("retain_graph", True)
         gm.recompile()

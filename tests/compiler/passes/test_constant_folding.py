@@ -30,7 +30,7 @@ def test_a_bare_arange_is_left_to_the_kernel():
 
 
 def test_a_large_table_is_computed_not_kept():
-    n = constant_folding.LARGEST_KEPT
+    n = constant_folding.MAX_CONSTANT_BYTES
     gm = optimised(lambda x: x + torch.arange(n) * 2, torch.randn(n))
     assert "arange" in names(gm)
     assert not list(gm.buffers())

@@ -19,7 +19,7 @@ IMAGES = seeded(2, 3, 17, 13).sigmoid().mul(256).byte()
 def test_pixels_are_eagers(mode):
     kernel = getattr(torch._C._nn, f"upsample_{mode}2d")
 
-    def resized(x):
+    def resize(x):
         return (
             F.interpolate(x, (9, 20), mode=mode, align_corners=True),
             F.interpolate(x, scale_factor=2.3, mode=mode),
@@ -32,7 +32,7 @@ def test_pixels_are_eagers(mode):
     def enlarged(x):
         return F.interpolate(x, (9, 20), mode=mode)
 
-    same(resized, IMAGES)
+    same(resize, IMAGES)
     same(enlarged, IMAGES.to(memory_format=torch.channels_last))
     same(enlarged, IMAGES, dynamic=True)
 
@@ -68,7 +68,7 @@ def test_floats_beside_infinities_are_eagers_and_so_are_their_gradients(mode, dt
     def some_sizes(x):
         return [] if rank == 1 or mode == "bicubic" else [kernel(x, [5] * (rank - 1) + [8], False)]
 
-    def resized(x):
+    def resize(x):
         parts = (
             F.interpolate(x, [8] * rank, mode=mode, align_corners=True),
             F.interpolate(x, scale_factor=1.7, mode=mode),
@@ -77,14 +77,14 @@ def test_floats_beside_infinities_are_eagers_and_so_are_their_gradients(mode, dt
         )
         return torch.cat([part.reshape(-1) for part in parts])
 
-    same_gradients(resized, image)
+    same_gradients(resize, image)
 
 
 @pytest.mark.cpu  # without one
 @pytest.mark.parametrize(("size", "loads"), [([5, 5], 0), ([5, 8], 4)])
 def test_a_gpu_copies_an_image_that_keeps_all_its_sizes_and_no_other(size, loads):
     def program(x):
-        return interpolation.resized(x, size, "bilinear", False, None)
+        return interpolation.resize(x, size, "bilinear", False, None)
 
     with FakeTensorMode():
         graph = make_fx(program)(torch.empty(1, 3, 5, 5, device="cuda")).graph

@@ -47,11 +47,11 @@ def test_lines_of_all_lengths(mode, dtype):
     for old in range(1, 65):
         line = image(1, 1, old, dtype=dtype)
         for new in range(1, 65):
-            got = nearest_pixels.resized(line, [new], exact, None)
+            got = nearest_pixels.resize(line, [new], exact, None)
             assert torch.equal(got, F.interpolate(line, new, mode=mode)), (old, new)
         for factor in FACTORS:
             if new := int(old * factor):
-                got = nearest_pixels.resized(line, [new], exact, [factor])
+                got = nearest_pixels.resize(line, [new], exact, [factor])
                 wanted = F.interpolate(line, scale_factor=factor, mode=mode)
                 assert torch.equal(got, wanted), (old, factor)
 
@@ -134,5 +134,5 @@ def test_a_gpu_adds_each_gradient_to_the_last_pixel_that_starts_before(exact):
                 math.ceil(numpy.float32(float(step) * pixel - before)) for pixel in range(old + 1)
             ]
             wanted = [sum(start <= pixel for start in starts) - 1 for pixel in range(new)]
-            (got,) = nearest_pixels._gathering(image(1, 1, new), [old], [new], exact, [None])
+            (got,) = nearest_pixels._gradient_indices(image(1, 1, new), [old], [new], exact, [None])
             assert got.tolist() == wanted

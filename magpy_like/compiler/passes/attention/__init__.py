@@ -1,1 +1,7 @@
-"""Passes that keep attention and recurrent layers as library operators."""
+"""Attention and recurrent layers as library operators: passes over captured graphs.
+
+``attention_rewrite``: hand-written attention as ``scaled_dot_product_attention``
+``filled_attention``: the operator for attention with filled (``masked_fill``) scores
+``attention_masks``: constant masks that mask nothing, or are causal
+``recurrent_layers``: LSTM, GRU and RNN layers as one operator each
+"""

@@ -1,16 +1,16 @@
-"""Masks of attention that every call computes alike, and that say nothing or what a flag says.
+"""Constant attention masks: masks that keep every score, or equal ``is_causal=True``.
 
-A program that has a mask only for the sake of one form makes one that is true everywhere, or the
-triangle of a causal model, from sizes alone. Without the mask the library's fastest kernels are
-open to it, and on a GPU a mask that is expanded along its rows would leave none that does without
-all of the scores in memory. This runs on the graph as captured, before autograd asks which kernel.
+A program that always passes a mask computes one that is true everywhere, or the triangle of a
+causal model, from sizes alone. Without the mask the library may choose its fastest kernels; on a
+GPU, with a mask that is expanded along its rows, every kernel would hold all scores in memory. The
+pass runs on the captured graph, before autograd chooses the kernel.
 
-Kernels lay their results out in memory in ways of their own, and draw what they drop in ways of
-their own: a mask stays where the program could see either.
+Kernels differ in the memory layout of their results and in their random draws for dropout: a mask
+stays where the program could observe either.
 
-What is not finite may differ: the library adds -inf to the scores beneath a mask of truths, and so
-a NaN in a key that is masked goes to all queries, but with the flag, whether it computes, replaces
-or adds to these scores depends on the kernel that it takes, in eager as well.
+Non-finite values may differ. The library adds -inf to the scores under a boolean mask, so a NaN in
+a masked key reaches all queries; with the flag, whether it computes, replaces or adds to these
+scores depends on the chosen kernel, in eager too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.passes.attention.attention_rewrite import (
+    compute_fake_values,
+    is_layout_hidden,
     is_mask,
-    layout_is_hidden,
-    values,
 )
 from magpy_like.compiler.passes.attention.filled_attention import FILLED_ATTENTION
 from magpy_like.compiler.passes.graph_queries import argument
@@ -40,39 +40,40 @@ from magpy_like.torch_compat.dispatch import disable_current_modes
 
 _log = topic("fusion")
 
-LARGEST = 2**24  # elements of a mask that is worth looking at
+MAX_MASK_ELEMENTS = 2**24
+"""Elements of a mask; a larger one is not evaluated at compile time."""
 _ATTENTION = (torch.nn.functional.scaled_dot_product_attention,)
-_MASK, _DROPOUT, _CAUSAL = 3, 4, 5  # places among the arguments
-_KEEP, _BIAS = 3, 4  # and among those of attention that is filled
+_MASK, _DROPOUT, _CAUSAL = 3, 4, 5  # argument indices
+_FILLED_KEEP, _FILLED_BIAS = 3, 4  # argument indices of FILLED_ATTENTION
 
 
 def drop_constant_masks(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Leave out constant masks, in place; whether any was."""
+    """Remove constant masks from attention calls, in place; True if any was."""
     changed = False
     vals: dict[Node, Any] | None = None
     for node in gm.graph.nodes:
-        if node.target is FILLED_ATTENTION and _meaning(node.args[_KEEP]) == "causal":
-            node.update_arg(_KEEP, None)
-            node.update_arg(_BIAS, None)
+        if node.target is FILLED_ATTENTION and _classify_mask(node.args[_FILLED_KEEP]) == "causal":
+            node.update_arg(_FILLED_KEEP, None)
+            node.update_arg(_FILLED_BIAS, None)
             changed = True
         mask = argument(node, _MASK, "attn_mask")
         if node.op != "call_function" or node.target not in _ATTENTION:
             continue
         if not isinstance(mask, Node) or argument(node, _CAUSAL, "is_causal"):
             continue
-        if argument(node, _DROPOUT, "dropout_p") not in (None, 0) or not layout_is_hidden(node):
+        if argument(node, _DROPOUT, "dropout_p") not in (None, 0) or not is_layout_hidden(node):
             continue
-        meaning = _meaning(mask)
-        if meaning is None:
+        kind = _classify_mask(mask)
+        if kind is None:
             continue
-        vals = values(gm, example_inputs) if vals is None else vals
-        if vals is None or not _broadcasts(mask, node, vals):
+        vals = compute_fake_values(gm, example_inputs) if vals is None else vals
+        if vals is None or not _is_expandable(mask, node, vals):
             continue
         if len(node.args) > _MASK:
             node.update_arg(_MASK, None)
         else:
             node.update_kwarg("attn_mask", None)
-        if meaning == "causal":
+        if kind == "causal":
             if len(node.args) > _CAUSAL:
                 node.update_arg(_CAUSAL, True)
             else:
@@ -83,31 +84,32 @@ def drop_constant_masks(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     return changed
 
 
-def _broadcasts(mask: Node, attention: Node, vals: dict[Node, Any]) -> bool:
-    """Whether all scores have the mask's sizes, which eager checks, or gives the result."""
+def _is_expandable(mask: Node, attention: Node, vals: dict[Node, Any]) -> bool:
+    """True if the mask expands to the scores' sizes; eager raises, or broadcasts the result, if it
+    does not."""
     q, k = (vals.get(argument(attention, i, name)) for i, name in enumerate(("query", "key")))
     if not isinstance(q, torch.Tensor) or not isinstance(k, torch.Tensor):
         return False
     return is_mask(vals.get(mask), [*q.shape[:-1], k.shape[-2]])
 
 
-def _meaning(mask: Any) -> str | None:
-    """ "nothing" for a mask that keeps all, "causal" for one that keeps what is not later."""
-    steps = _steps(mask) if isinstance(mask, Node) else None
-    if steps is None or not all(map(_stays, steps)):
+def _classify_mask(mask: Any) -> str | None:
+    """ "nothing" for a mask that masks nothing, "causal" for one that masks later positions."""
+    steps = _mask_nodes(mask) if isinstance(mask, Node) else None
+    if steps is None or not all(map(_is_never_written, steps)):
         return None
     try:
         with disable_current_modes(), torch.no_grad():
-            value = _run(mask.graph.owning_module, steps)
-            if not isinstance(value, torch.Tensor) or value.numel() > LARGEST:
+            value = _evaluate(mask.graph.owning_module, steps)
+            if not isinstance(value, torch.Tensor) or value.numel() > MAX_MASK_ELEMENTS:
                 return None
-            return _of_values(value)
-    except Exception as error:  # what fails here fails in the program, too, with its own message
-        _log.debug("a mask is left alone: %s: %s", type(error).__name__, error)
+            return _classify_values(value)
+    except Exception as error:  # the program raises it too, with its own traceback
+        _log.debug("an attention mask is kept: %s: %s", type(error).__name__, error)
         return None
 
 
-def _of_values(mask: torch.Tensor) -> str | None:
+def _classify_values(mask: torch.Tensor) -> str | None:
     if mask.dtype == torch.bool:
         if mask.all():
             return "nothing"
@@ -117,8 +119,8 @@ def _of_values(mask: torch.Tensor) -> str | None:
     return "nothing" if mask.is_floating_point() and not mask.any() else None
 
 
-def _steps(mask: Node) -> list[Node] | None:
-    """The nodes that compute the mask, in order, if nothing from outside has a part in it."""
+def _mask_nodes(mask: Node) -> list[Node] | None:
+    """The nodes that compute the mask, in order, if it depends on nothing from outside."""
     found: set[Node] = set()
     pending = [mask]
     while pending:
@@ -133,7 +135,7 @@ def _steps(mask: Node) -> list[Node] | None:
 
 
 def _is_constant(node: Node) -> bool:
-    """Does an operator give the same at every call with the same arguments?"""
+    """True if an operator returns the same at every call with the same arguments."""
     if node.op not in ("call_function", "call_method") or not is_read_only(node):
         return False
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -148,17 +150,17 @@ def _is_constant(node: Node) -> bool:
     )
 
 
-def _stays(node: Node) -> bool:
-    """Does nothing in the graph write to the node's memory?"""
+def _is_never_written(node: Node) -> bool:
+    """True if no node of the graph writes to the node's memory."""
     for user in node.users:
         if user.op == "output":
             continue
-        if not is_read_only(user) or not (returns_new_memory(user) or _stays(user)):
+        if not is_read_only(user) or not (returns_new_memory(user) or _is_never_written(user)):
             return False
     return True
 
 
-def _run(gm: GraphModule, steps: list[Node]) -> Any:
+def _evaluate(gm: GraphModule, steps: list[Node]) -> Any:
     interpreter = torch.fx.Interpreter(gm)
     for node in steps:
         interpreter.env[node] = interpreter.run_node(node)

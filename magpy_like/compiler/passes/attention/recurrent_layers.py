@@ -1,9 +1,9 @@
-"""Recurrent layers stay one operator, which eager's libraries compute.
+"""Recurrent layers as one operator each, computed by eager's libraries.
 
-But for an LSTM that oneDNN takes, AOTAutograd would trace torch's decompositions, which unroll a
-layer over its time steps and leave cuDNN unused. (As of torch 2.13 that of an LSTM also gives
-states with a dimension of one too many.) The backward pass runs the layer once more, with dropout
-on a CPU from the same state of the random generator; cuDNN has one of its own.
+Except for an LSTM that oneDNN supports, AOTAutograd would trace torch's decompositions, which
+unroll a layer over its time steps and leave cuDNN unused. (As of torch 2.13 that of an LSTM also
+returns states with a superfluous dimension of size one.) The backward pass runs the layer once
+more, with dropout on a CPU from the same state of the random generator; cuDNN has its own state.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ _LAYERS: dict[str, Callable[..., Any]] = {
 
 
 def keep_recurrent_layers(gm: GraphModule) -> bool:
-    """Have a captured graph's recurrent layers traced as one operator each; whether any is."""
-    found = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in _INSTEAD]
+    """Replace a captured graph's recurrent layers by one operator each; True if there are any."""
+    found = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in _REPLACEMENTS]
     for node in found:
-        node.target = _INSTEAD[node.target]
+        node.target = _REPLACEMENTS[node.target]
     if found:
         gm.recompile()
     return bool(found)
 
 
-def _whole(layer: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_whole(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the signature of ``torch.lstm`` etc. that calls the operator."""
+
     def call(*args: Any) -> Any:
         input, second, third, *rest = args
         # (input, states, parameters, ...), or (data, batch sizes, states, parameters, ...)
@@ -43,7 +45,7 @@ def _whole(layer: Callable[..., Any]) -> Callable[..., Any]:
         )
         biases, layers, dropout, train, bidirectional, *batch_first = rest
         drops = dropout if train and layers > 1 else 0.0
-        if layer is torch.lstm and not (packed or drops) and _onednn_takes(input, states):
+        if layer is torch.lstm and not (packed or drops) and _is_onednn_layer(input, states):
             return layer(*args)
         if drops and input.device.type != "cpu":
             raise Unsupported("a recurrent layer", "dropout between its layers")
@@ -58,8 +60,8 @@ def _whole(layer: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _onednn_takes(input: Tensor, states: Sequence[Tensor]) -> bool:
-    """Whether torch's decomposition of an LSTM is a call of oneDNN per layer and direction."""
+def _is_onednn_layer(input: Tensor, states: Sequence[Tensor]) -> bool:
+    """True if torch decomposes an LSTM into one call of oneDNN per layer and direction."""
     return (
         torch.backends.mkldnn.is_available()
         and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (input, *states))
@@ -68,21 +70,23 @@ def _onednn_takes(input: Tensor, states: Sequence[Tensor]) -> bool:
     )
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {layer: _whole(layer) for layer in _LAYERS.values()}
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    layer: _keep_whole(layer) for layer in _LAYERS.values()
+}
 
 
 def _recurrent(*args: Any) -> list[Tensor]:
-    """The output, time steps first, the final states, and the random state before."""
+    """The output, time steps first, the final states, and the random generator's state before."""
     *_, dropout, _train, _bidirectional = args
     before = torch.get_rng_state() if dropout else torch.empty(0, dtype=torch.uint8)
-    return [*(result.contiguous() for result in _run(*args)), before]
+    return [*(result.contiguous() for result in _run_layer(*args)), before]
 
 
-def _recurrent_sizes(
+def _fake_results(
     layer: str, input: Tensor, batch_sizes: Tensor | None, states: list[Tensor],
-    parameters: list[Tensor], biases: bool, layers: int, dropout: float, train: bool,
-    bidirectional: bool,
+    parameters: list[Tensor], *numbers: Any,
 ) -> list[Tensor]:  # fmt: skip
+    _biases, _layers, dropout, _train, bidirectional = numbers
     features = states[0].shape[-1] * (2 if bidirectional else 1)
     random = len(torch.get_rng_state()) if dropout else 0
     return [
@@ -92,14 +96,14 @@ def _recurrent_sizes(
     ]
 
 
-def _run(
+def _run_layer(
     layer: str, input: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor],
     parameters: Sequence[Tensor], *numbers: Any,
 ) -> list[Tensor]:  # fmt: skip
-    given = tuple(states) if layer == "lstm" else states[0]
+    hidden = tuple(states) if layer == "lstm" else states[0]
     if batch_sizes is not None:
-        return list(_LAYERS[layer](input, batch_sizes, given, list(parameters), *numbers))
-    return list(_LAYERS[layer](input, given, list(parameters), *numbers, False))
+        return list(_LAYERS[layer](input, batch_sizes, hidden, list(parameters), *numbers))
+    return list(_LAYERS[layer](input, hidden, list(parameters), *numbers, False))
 
 
 def _recurrent_backward(
@@ -113,26 +117,26 @@ def _recurrent_backward(
         if drops:
             torch.set_rng_state(random)
         leaves = [t.detach().requires_grad_() for t in (input, *states, *parameters)]
-        results = _run(layer, leaves[0], batch_sizes, leaves[1:last], leaves[last:], *numbers)
+        results = _run_layer(layer, leaves[0], batch_sizes, leaves[1:last], leaves[last:], *numbers)
         found = torch.autograd.grad(results, leaves, grads)
     return [grad.contiguous() for grad in found]
 
 
-def _gradient_sizes(
+def _fake_gradients(
     grads: list[Tensor], random: Tensor, layer: str, input: Tensor, batch_sizes: Tensor | None,
     states: list[Tensor], parameters: list[Tensor], *numbers: Any,
 ) -> list[Tensor]:  # fmt: skip
     return [t.new_empty(t.shape) for t in (input, *states, *parameters)]
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     layer, input, batch_sizes, states, parameters, *numbers = inputs
-    ctx.given = (layer, len(states), numbers)
+    ctx.settings = (layer, len(states), numbers)
     ctx.save_for_backward(output[-1], input, batch_sizes, *states, *parameters)
 
 
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    layer, count, numbers = ctx.given
+    layer, count, numbers = ctx.settings
     random, input, batch_sizes, *tensors = ctx.saved_tensors
     found = _RECURRENT_BACKWARD(
         grads[:-1], random, layer, input, batch_sizes, tensors[:count], tensors[count:], *numbers
@@ -147,12 +151,12 @@ _ARGUMENTS = (
 _RECURRENT = define(
     f"recurrent({_ARGUMENTS}) -> Tensor[]",
     _recurrent,
-    _recurrent_sizes,
+    _fake_results,
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _RECURRENT_BACKWARD = define(
     f"recurrent_backward(Tensor[] grads, Tensor random, {_ARGUMENTS}) -> Tensor[]",
     _recurrent_backward,
-    _gradient_sizes,
+    _fake_gradients,
 )
-differentiate(_RECURRENT, _backward, _keep_inputs)
+differentiate(_RECURRENT, _backward, _save_for_backward)

@@ -1,1 +1,11 @@
-"""Passes that remove, fold and simplify operators."""
+"""Clean-up passes: remove, fold, merge and simplify operators.
+
+``noops``: operators that return an argument's value, chains of views
+``dead_code``: dead code and common subexpression elimination
+``constant_folding``, ``uniform_tensors``: constants, and tensors of one number
+``pattern_rewrites``: the table of rewrite rules
+``matrix_products``: oneDNN, narrow-product kernels or the BLAS
+``convolution_bias``: cuDNN's convolutions without a bias
+``sums_of_parts``: sums of slices as slices of one sum
+``boolean_shifts``: ``mask << 2`` on captured graphs
+"""

@@ -1,4 +1,4 @@
-"""Shifts of truths: ``mask << 2``, which torch traces for integers only, counts them as 0 and 1."""
+"""Shifts of boolean tensors, such as ``mask << 2``, as eager computes them: of 0 and 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHIFTS = {
 
 
 def shift_booleans(gm: GraphModule) -> bool:
-    """Call what eager's operators amount to where a truth may be shifted; whether there are any."""
+    """Replace Python's shift operators by functions that shift booleans too; True if any was."""
     found = [node for node in gm.graph.nodes if node.target in _SHIFTS]
     for node in found:
         node.target = _shift(node.target)
@@ -28,7 +28,7 @@ def shift_booleans(gm: GraphModule) -> bool:
 def _shift(operation: Any) -> Any:
     def shift(a: Any, b: Any) -> Any:
         dtypes = [x.dtype for x in (a, b) if isinstance(x, Tensor)]
-        of_truths = torch.bool in dtypes and not any(d.is_floating_point for d in dtypes)
-        return (_SHIFTS[operation] if of_truths else operation)(a, b)
+        is_boolean = torch.bool in dtypes and not any(d.is_floating_point for d in dtypes)
+        return (_SHIFTS[operation] if is_boolean else operation)(a, b)
 
     return shift

@@ -1,8 +1,8 @@
-"""Computing at compile time what depends on nothing that can change.
+"""Constant folding: values that depend only on tensors which the graph itself creates.
 
-Only tensors that the graph itself makes (``full``, ``arange``, ...) cannot change. A parameter, a
-buffer, or a tensor the program closed over can be written in place between two calls, in ways no
-version counter shows (``p.data``), so the graph goes on reading it at every call.
+Tensors created by the graph (``full``, ``arange``, ...) are the same at every call. A parameter, a
+buffer, or a tensor from outside can be modified in place between two calls, in ways that no version
+counter shows (``p.data``), so the graph reads it at every call.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from magpy_like.compiler.passes.graph_queries import (
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.fake_tensors import unset_fake_temporarily
 
-LARGEST_COMPUTED = 1 << 20  # elements; beyond, the compile time is not worth it
-LARGEST_KEPT = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute
+MAX_FOLDED_ELEMENTS = 1 << 20  # elements; beyond, the compile time is not worth it
+MAX_CONSTANT_BYTES = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute
 
-FOLDED = "folded"  # marks, in a node's meta, a tensor made here: nobody else can write it
+FOLDED = "folded"
+"""The ``node.meta`` key of a constant created by this pass: no code outside can write to it."""
 
 _FACTORIES = (
     {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}
@@ -38,11 +39,11 @@ _FACTORIES = (
 
 
 def fold_constants(gm: GraphModule) -> bool:
-    """Replace constant sub-graphs by ``full`` or by a tensor held by the graph.
+    """Replace constant subgraphs by ``full`` or by a constant of the graph; True if any was.
 
-    A tensor of equal elements becomes a ``full``, which a kernel needs not read; another one is
-    kept if it is small. Nothing that is returned, or that a view of is, becomes a kept tensor:
-    the caller could write into it.
+    A tensor of equal elements becomes a ``full``, which a kernel needs not read; any other becomes
+    a constant if it is small. No result, and no tensor with a view among the results, becomes a
+    constant: the caller could write to it.
     """
     constant = _constant_nodes(gm)
     aliases = Aliases(gm.graph)
@@ -52,12 +53,12 @@ def fold_constants(gm: GraphModule) -> bool:
         if node not in constant or node.target in _FACTORIES or node.op != "call_function":
             continue
         if all(user in constant and not is_view(user) for user in node.users):
-            continue  # what it is needed for will be folded itself
+            continue  # its users will be folded themselves
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 result = evaluate(node)
         except Exception:
-            continue  # an error in the program: it is raised at run time, as in eager
+            continue  # an error of the program: raised at run time, as in eager
         new = _as_constant(gm, node, result, aliases)
         if new is not None and is_interchangeable(node, new):
             node.replace_all_uses_with(new)
@@ -85,7 +86,7 @@ def _is_small(node: Node) -> bool:
         val is not None
         and val.device.type in ("cpu", "cuda")
         and all(type(size) is int for size in val.shape)
-        and val.numel() <= LARGEST_COMPUTED
+        and val.numel() <= MAX_FOLDED_ELEMENTS
     )
 
 
@@ -103,7 +104,7 @@ def _evaluator(gm: GraphModule) -> Any:
 def _as_constant(
     gm: GraphModule, node: Node, result: torch.Tensor, aliases: Aliases
 ) -> Node | None:
-    fill = _equal_elements(result)
+    fill = _uniform_element(result)
     if fill is not None and result.is_contiguous() and not aliases.is_written(node):
         if is_view(node) and any(user.op == "output" for user in node.users):
             return None
@@ -117,11 +118,11 @@ def _as_constant(
             pin_memory=False,
             like=node,
         )
-    if aliases.leaves(node) or aliases.is_written(node):
+    if aliases.is_returned(node) or aliases.is_written(node):
         return None
     if any(is_view(user) or not is_pure(user) for user in node.users):
         return None
-    if result.numel() * result.element_size() > LARGEST_KEPT:
+    if result.numel() * result.element_size() > MAX_CONSTANT_BYTES:
         return None
     name = next(n for i in range(1 << 30) if not hasattr(gm, n := f"_folded_{i}"))
     gm.register_buffer(name, result.detach().clone(memory_format=torch.preserve_format), False)
@@ -131,8 +132,9 @@ def _as_constant(
     return new
 
 
-def _equal_elements(result: torch.Tensor) -> Any:
-    """The one number in ``result``, bit for bit; None for several, for none, for complex."""
+def _uniform_element(result: torch.Tensor) -> Any:
+    """The number that all elements equal, bit for bit; None if they differ, or if the tensor is
+    empty or complex."""
     if result.numel() == 0 or result.is_complex():
         return None
     flat = result.reshape(-1)

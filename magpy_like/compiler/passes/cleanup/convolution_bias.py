@@ -1,7 +1,7 @@
-"""Biases of convolutions on a GPU as sums of their own.
+"""Convolution biases on a GPU as additions.
 
-cuDNN's convolutions have none: eager adds them in a pass over the whole result. A sum is computed
-along with what follows.
+cuDNN's convolutions have no bias: eager adds it in a pass over the whole result. An addition fuses
+with the operators that follow (an epilogue).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from magpy_like.compiler.passes.graph_queries import aten, insert, replace, tens
 
 
 def split_convolution_biases(gm: GraphModule) -> bool:
-    """Take biases out of convolutions; whether anything changed."""
+    """Split biases from convolutions, in place; True if the graph changed."""
     changed = False
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
         image, weight, bias, *rest = node.args
         result = tensor(node)
-        groups = rest[-1]  # those with several may be kernels of torch's own, which add it
+        groups = rest[-1]  # grouped ones may run kernels of torch's own, which add the bias
         if bias is None or result is None or result.device.type != "cuda" or groups != 1:
             continue
         bare = insert(node.graph, node.target, image, weight, None, *rest, like=node)

@@ -1,13 +1,13 @@
-"""Matrix products of float32 on a CPU: large ones are oneDNN's, which torch carries, and those of a
-few rows are computed as they lie (see ``narrow``).
+"""Kernels for float32 matrix products on a CPU: oneDNN for large ones, own kernels for narrow ones.
+
+A product of a few rows runs on the operands' own layout (``runtime.narrow_products``).
 
 ``aten::mm`` and ``aten::addmm`` call the BLAS that torch was built with. *Measured* on an AMD
 processor with AVX-512: its matrix product took 2.2 times as long as oneDNN's, with the weights as
-they are; below some two million multiplications the dearer call ate the gain. MKL gives its best
-on Intel's own processors: there (*measured* on a Xeon with AVX-512) oneDNN's is as fast for layers,
-and takes up to twice as long for their gradients, so that products stay where they are. Both
-compute in float32 (or, where the program lowered ``torch.set_float32_matmul_precision``, as both
-are told).
+they are; below some two million multiplications the dearer call ate the gain. MKL is best on
+Intel's own processors: there (*measured* on a Xeon with AVX-512) oneDNN's is as fast for layers,
+and takes up to twice as long for their gradients, so products stay with MKL. Both compute in
+float32, or as ``torch.set_float32_matmul_precision`` sets them both.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from magpy_like.disk_cache.code_cache import processor
 
 mkldnn = torch.ops.mkldnn
 
-WORTH_A_COPY = 128  # columns of the result from which a copy of the left operand's transpose pays
+MIN_COLUMNS_FOR_COPY = 128
+"""Columns of the result from which a copy of a transposed left operand pays."""
 
 
 def choose_product_kernels(gm: GraphModule) -> bool:
-    """Have ``mm`` and ``addmm`` computed by who does it fastest; whether anything changed."""
+    """Have ``mm`` and ``addmm`` computed by the fastest kernel; True if the graph changed."""
     if is_vendor_blas():
         return False
     changed = False
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in (aten.mm.default, aten.addmm.default):
-            new = _placed(node)
+            new = _choose_product(node)
             changed |= new is not None and replace(node, new)
     return changed
 
 
 def is_vendor_blas() -> bool:
-    """Whether the BLAS was made by who made the processor."""
+    """True if the BLAS and the processor are from the same vendor."""
     return torch.backends.mkl.is_available() and "GenuineIntel" in processor()
 
 
-def _placed(node: Node) -> Node | None:
+def _choose_product(node: Node) -> Node | None:
     bias, a, b = node.args if node.target is aten.addmm.default else (None, *node.args)
     left, right = tensor(a), tensor(b)
     if left is None or right is None or node.kwargs:
@@ -55,38 +56,38 @@ def _placed(node: Node) -> Node | None:
         for val in (left, right, *([] if bias is None else [tensor(bias)]))
     ):
         return None
-    onednn = _onednn_takes(left, right)
-    inside = bias if bias is not None and _one_per_column(bias, right) else None
+    onednn = _is_better_in_onednn(left, right)
+    fused_bias = bias if bias is not None and _is_column_bias(bias, right) else None
     if _is_narrow(left, right):
         target = narrow_products.PRODUCT
-        product = insert(node.graph, target, a, b, inside, onednn, like=node)
+        product = insert(node.graph, target, a, b, fused_bias, onednn, like=node)
     elif onednn and _is_large(left, right):
-        # The library's operator multiplies by the transpose of what it is given.
+        # oneDNN's operator multiplies by the transpose of its weight argument.
         weight = insert(node.graph, aten.permute.default, b, [1, 0], like=node)
         target = mkldnn._linear_pointwise.default
-        product = insert(node.graph, target, a, weight, inside, "none", [], "", like=node)
+        product = insert(node.graph, target, a, weight, fused_bias, "none", [], "", like=node)
     else:
         return None
-    if bias is None or inside is not None:
+    if bias is None or fused_bias is not None:
         return product
     return insert(node.graph, aten.add.Tensor, product, bias, like=node)
 
 
-def _onednn_takes(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether oneDNN's product is better than the BLAS's where it is large."""
+def _is_better_in_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """True if oneDNN's product is better than the BLAS's for large operands."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     if not _is_matrix(right):
         return False
-    columns = _number(right.shape[1])
-    # Otherwise the library copies it to rows: time, and memory at the peak of training.
-    return columns is None or columns >= WORTH_A_COPY or _known(left.stride()[1] == 1)
+    columns = _hint(right.shape[1])
+    # Otherwise oneDNN copies the left operand to rows: time, and memory at the peak of training.
+    return columns is None or columns >= MIN_COLUMNS_FOR_COPY or _are_known(left.stride()[1] == 1)
 
 
 def _is_narrow(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """A few rows, or columns times rows, as far as the example tells: see ``narrow``."""
+    """True for a few rows, or columns times rows, by the sizes' hints (``narrow_products``)."""
     numbers = (*left.shape, right.shape[1], left.stride()[1], *right.stride())
-    known = [_number(number) for number in numbers]
+    known = [_hint(number) for number in numbers]
     if None in known:
         return False
     m, k, n, *strides = known
@@ -94,8 +95,8 @@ def _is_narrow(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Many multiplications, and not a matrix times a vector, at which the BLAS is good."""
-    sizes = [_number(size) for size in (*left.shape, right.shape[1])]
+    """True for many multiplications; not for a matrix times a vector, where the BLAS is good."""
+    sizes = [_hint(size) for size in (*left.shape, right.shape[1])]
     known = [size for size in sizes if size is not None]
     return (
         len(known) == 3
@@ -104,26 +105,28 @@ def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-def _number(size: Any) -> int | None:
-    """A size as it is in the example."""
+def _hint(size: Any) -> int | None:
+    """The size; of a symbolic one its hint, which may be None."""
     return size if isinstance(size, int) else size.node.hint
 
 
 def _is_matrix(val: torch.Tensor) -> bool:
-    """Whether rows or columns lie contiguous and apart: not expanded, not every other element."""
+    """True if rows or columns are contiguous and disjoint: neither expanded nor strided."""
     rows, columns = val.shape
     down, across = val.stride()
-    return _known(across == 1, down >= columns) or _known(down == 1, across >= rows)
+    return _are_known(across == 1, down >= columns) or _are_known(down == 1, across >= rows)
 
 
-def _known(*conditions: Any) -> bool:
+def _are_known(*conditions: Any) -> bool:
+    """True if the conditions hold for all values of the symbols in them."""
     return all(statically_known_true(c) for c in conditions)
 
 
-def _one_per_column(bias: Node, right: torch.Tensor) -> bool:
+def _is_column_bias(bias: Node, right: torch.Tensor) -> bool:
+    """True for a contiguous vector with one element per column of the result."""
     val = tensor(bias)
     return (
         val is not None
         and have_same_sizes(val.shape, [right.shape[1]])
-        and _known(val.stride()[0] == 1)
+        and _are_known(val.stride()[0] == 1)
     )

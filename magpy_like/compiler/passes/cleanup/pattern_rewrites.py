@@ -1,8 +1,7 @@
-"""Rewrites of an ATen graph by pattern, as a table: operator at the root -> rewriting functions.
+"""Pattern rewrites of an ATen graph, as a table: operator at the root -> rewrite rules.
 
-A rewriting function looks at a node and either returns the node to put in its place or None. All
-compute what eager computes up to rounding, NaN and infinite inputs included, but for what a rule
-says itself.
+A rule takes a node and returns its replacement, or None if the pattern does not match. The results
+equal eager's up to rounding, for NaN and infinite inputs too, except where a rule states otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Rewrite = Callable[[Node], "Node | None"]
 
 
 def rewrite_patterns(gm: GraphModule, *, inference: bool) -> bool:
-    """Apply the table once to every node, in order; whether anything changed."""
+    """Apply the table once to every node, in order; True if the graph changed."""
     changed = False
     for node in list(gm.graph.nodes):
         if not is_pure(node):
@@ -48,20 +47,20 @@ def rewrite_patterns(gm: GraphModule, *, inference: bool) -> bool:
 # --- helpers -----------------------------------------------------------------------------------
 
 
-def _only_user(node: Any, target: Any) -> bool:
-    """Whether ``node`` calls ``target`` for one user alone, so that it goes when its user does."""
+def _is_sole_use(node: Any, target: Any) -> bool:
+    """True if ``node`` calls ``target`` for a single user, and so is dead once that is replaced."""
     return isinstance(node, Node) and node.target is target and len(node.users) == 1
 
 
 def _needs_own_kernel(node: Node) -> bool:
-    """Whether an elementwise ``node`` would not be computed within the kernels of its users."""
+    """True if an elementwise ``node`` would not be fused into the kernels of its users."""
     return not any(
-        torch.Tag.pointwise in getattr(user.target, "tags", ()) or _reduces(user)
+        torch.Tag.pointwise in getattr(user.target, "tags", ()) or _is_reduction(user)
         for user in consumers(node)
     )
 
 
-def _reduces(node: Node) -> bool:
+def _is_reduction(node: Node) -> bool:
     return torch.Tag.reduction in getattr(node.target, "tags", ()) or node.target in (
         aten._softmax.default,
         aten._log_softmax.default,
@@ -70,12 +69,12 @@ def _reduces(node: Node) -> bool:
 
 
 def _is_wide(node: Any) -> bool:
-    """float32 or float64: in lower precisions eager rounds between two operators."""
+    """True for float32 and float64: in lower precisions eager rounds between two operators."""
     val = tensor(node)
     return val is not None and val.dtype in (torch.float32, torch.float64)
 
 
-def _one_dtype(*nodes: Any) -> bool:
+def _have_one_dtype(*nodes: Any) -> bool:
     vals = [tensor(node) for node in nodes]
     return (
         None not in vals and len({(val.dtype, val.device) for val in vals if val is not None}) == 1
@@ -83,7 +82,7 @@ def _one_dtype(*nodes: Any) -> bool:
 
 
 def _plain_operands(node: Node) -> tuple[Any, Any] | None:
-    """The two operands of an ``add`` that scales neither."""
+    """The two operands of an ``add`` or ``sub`` without ``alpha``, if both are nodes."""
     if argument(node, 2, "alpha", 1) != 1 or not all(isinstance(a, Node) for a in node.args[:2]):
         return None
     return node.args[0], node.args[1]
@@ -93,9 +92,9 @@ def _plain_operands(node: Node) -> tuple[Any, Any] | None:
 
 
 def add_of_product(node: Node) -> Node | None:
-    """``bias + a @ b`` is ``addmm``/``baddbmm``, when the sum would be a kernel of its own.
+    """``bias + a @ b`` is ``addmm``/``baddbmm``, if the sum would be a kernel by itself.
 
-    When users of the sum are compiled loops it stays: adding there costs no memory traffic.
+    The sum stays if its users are loop kernels: an addition fused there costs no memory traffic.
     """
     operands = _plain_operands(node)
     if operands is None or not _needs_own_kernel(node):
@@ -105,23 +104,27 @@ def add_of_product(node: Node) -> Node | None:
             (aten.mm.default, aten.addmm.default),
             (aten.bmm.default, aten.baddbmm.default),
         ):
-            if _only_user(product, plain) and _one_dtype(product, bias) and _is_wide(product):
-                given, result = tensor(product), tensor(node)
-                assert given is not None and result is not None
-                if have_same_sizes(given.shape, result.shape):  # the library expands the bias alone
+            if (
+                _is_sole_use(product, plain)
+                and _have_one_dtype(product, bias)
+                and _is_wide(product)
+            ):
+                factor, result = tensor(product), tensor(node)
+                assert factor is not None and result is not None
+                if have_same_sizes(factor.shape, result.shape):  # addmm expands only the bias
                     return insert(node.graph, fused, bias, *product.args, like=node)
     return None
 
 
 def sum_out_of_addmm(node: Node) -> Node | None:
-    """``addmm(vector, a, b)`` before compiled loops is ``a @ b + vector``.
+    """``addmm(vector, a, b)`` before loop kernels is ``a @ b + vector``.
 
     The library writes the vector to every row before it multiplies; a loop that reads the product
-    anyway adds it for nothing.
+    anyway adds it at no cost.
     """
     bias, a, b = node.args[:3]
     vector = tensor(bias)
-    if node.kwargs or vector is None or vector.dim() != 1 or not _one_dtype(bias, a, b):
+    if node.kwargs or vector is None or vector.dim() != 1 or not _have_one_dtype(bias, a, b):
         return None
     if not _is_wide(bias) or _needs_own_kernel(node):
         return None
@@ -135,7 +138,7 @@ _SQRT = aten.sqrt.default
 
 
 def reciprocal_of_root(node: Node) -> Node | None:
-    """``1 / sqrt(x)`` is ``rsqrt(x)``, spelled ``reciprocal`` or as a division."""
+    """``1 / sqrt(x)``, as ``reciprocal`` or as a division, is ``rsqrt(x)``."""
     root = node.args[0]
     if node.target is aten.div.Tensor:
         root = node.args[1]
@@ -146,7 +149,7 @@ def reciprocal_of_root(node: Node) -> Node | None:
             _shape(root) or [None], _shape(node) or [None]
         ):
             return None
-    if not _only_user(root, _SQRT) or not _is_wide(root) or not _one_dtype(root, node):
+    if not _is_sole_use(root, _SQRT) or not _is_wide(root) or not _have_one_dtype(root, node):
         return None
     return insert(node.graph, aten.rsqrt.default, root.args[0], like=node)
 
@@ -154,7 +157,7 @@ def reciprocal_of_root(node: Node) -> Node | None:
 def division_by_root(node: Node) -> Node | None:
     """``x / sqrt(y)`` is ``x * rsqrt(y)`` where ``y`` is broadcast: one division per row."""
     x, root = node.args[:2]
-    if not _only_user(root, _SQRT) or not _one_dtype(x, root, node):
+    if not _is_sole_use(root, _SQRT) or not _have_one_dtype(x, root, node):
         return None
     many, few = tensor(node), tensor(root)
     if many is None or few is None or not _is_wide(x):
@@ -172,23 +175,23 @@ def _shape(node: Any) -> list[Any] | None:
 
 # --- convolution and batch norm ----------------------------------------------------------------
 
-# Scaling the weights at every call pays when there are this many times fewer of them than outputs.
-WEIGHTS_PER_OUTPUT = 4
+MIN_OUTPUTS_PER_WEIGHT = 4
+"""Scaling the weights at every call pays if there are this many times as many outputs."""
 
 
 def channel_arithmetic_into_convolution(node: Node) -> Node | None:
     """Sums, differences and products by channel after a convolution go into its weights.
 
-    That is what batch norm is in inference: ``conv(x, w, b) * s + t`` becomes
-    ``conv(x, w * s, b * s + t)``. The new weights are computed by the graph, from the weights as
-    they are at each call: an optimizer may have written them in between, in ways no version
-    counter shows. Scaling them costs little beside the convolution. As with matrix products, what
-    a compiled loop reads anyway it may as well scale.
+    Batch norm in inference is of this form: ``conv(x, w, b) * s + t`` becomes
+    ``conv(x, w * s, b * s + t)``. The graph computes the new weights at each call: an optimizer may
+    have modified the weights in between, in ways that no version counter shows. Scaling them costs
+    little compared with the convolution. As with matrix products, the arithmetic stays where loop
+    kernels read the result anyway.
 
-    Both are the same up to rounding where ``w * s`` and ``b * s + t`` are within the dtype's range,
-    whatever ``x`` is. A normalisation's ``s`` is at most a parameter times ``eps ** -0.5``, and
-    numbers of which that is not true no network has. Any further ``s`` that a program is given or
-    computes may be anything, 0 for what overflows, say: then all stays where it is.
+    Both are the same up to rounding, whatever ``x`` is, if ``w * s`` and ``b * s + t`` are within
+    the dtype's range. The ``s`` of a normalisation is at most a parameter times ``eps ** -0.5``,
+    and no network has numbers that leave the range with it. Any other ``s`` from the program may be
+    anything, such as a 0 that masks an overflow: then the convolution stays as it is.
     """
     if not (_needs_own_kernel(node) and _is_wide(node)):
         return None
@@ -200,16 +203,21 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
             return None
         steps.append((conv.target, operands[1]))
         conv = operands[0]
-    if not _only_user(conv, aten.convolution.default):
+    if not _is_sole_use(conv, aten.convolution.default):
         return None
-    if not _normalise([vector for target, vector in steps if target is aten.mul.Tensor]):
+    if not _is_normalisation([vector for target, vector in steps if target is aten.mul.Tensor]):
         return None
     x, weight, bias, *_, transposed, _, _ = conv.args
     kernel, result = tensor(weight), tensor(node)
     vectors = [vector for _, vector in steps]
-    if transposed or kernel is None or result is None or not _one_dtype(node, x, weight, *vectors):
+    if (
+        transposed
+        or kernel is None
+        or result is None
+        or not _have_one_dtype(node, x, weight, *vectors)
+    ):
         return None
-    if not _few(kernel, result):
+    if not _has_few_weights(kernel, result):
         return None
 
     def call(target: Any, *args: Any) -> Node:
@@ -235,7 +243,7 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
 
 
 def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
-    """The two operands if one has an element per channel (dimension 1) of the result."""
+    """(value, vector): the operands, if the vector has an element per channel (dimension 1)."""
     operands, result = _plain_operands(node), tensor(node)
     if operands is None or result is None or result.dim() < 3:
         return None
@@ -254,8 +262,8 @@ def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
     return None
 
 
-def _normalise(factors: Sequence[Any]) -> bool:
-    """Whether they are one over ``sqrt(variance + eps)``, with at most one other for each."""
+def _is_normalisation(factors: Sequence[Any]) -> bool:
+    """True if the factors are ``1 / sqrt(variance + eps)``, with at most one other for each."""
     roots = others = 0
     pending = list(factors)
     while pending:
@@ -287,11 +295,11 @@ def _is_above_zero(variance: Any) -> bool:
     return isinstance(eps, (int, float)) and eps > 0
 
 
-def _few(kernel: torch.Tensor, result: torch.Tensor) -> bool:
+def _has_few_weights(kernel: torch.Tensor, result: torch.Tensor) -> bool:
     sizes = [*kernel.shape, *result.shape]
     if not all(type(size) is int for size in sizes):
         return False
-    return kernel.numel() * WEIGHTS_PER_OUTPUT <= result.numel()
+    return kernel.numel() * MIN_OUTPUTS_PER_WEIGHT <= result.numel()
 
 
 _INFERENCE_ONLY = {channel_arithmetic_into_convolution}

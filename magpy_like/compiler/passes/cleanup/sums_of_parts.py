@@ -1,9 +1,9 @@
-"""Sums of parts of tensors as parts of one sum.
+"""Sums of adjacent slices as slices of one sum.
 
-The gradient of a concatenation is taken apart, and what went into several concatenations, as the
-layers of a dense block do, has a sum of its parts: one for each layer and each layer behind it. As
-one sum they are as few as layers, and one that is stored when there is much to read frees all of
-what it is made of, of which otherwise the last part would keep the whole.
+The gradient of a concatenation is split into slices. An input of several concatenations, such as a
+layer of a dense block, gets a sum of slices for each of them: quadratically many in the number of
+layers. Merged, there are as many sums as layers, and a sum that is stored early frees both tensors
+that it is computed from; otherwise the last slice would keep all of them alive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from magpy_like.compiler.passes.graph_queries import (
 )
 
 
-class _Part(NamedTuple):
+class _Slice(NamedTuple):
+    """Elements ``start`` to ``end`` of a tensor along one dimension."""
+
     whole: Node
     dim: int
     start: int
@@ -32,80 +34,81 @@ class _Part(NamedTuple):
 
 
 def merge_slice_sums(gm: GraphModule) -> bool:
-    """Make one sum of sums, one right after the other, whose parts lie side by side; whether there
-    are any."""
+    """Merge successive sums whose slices are adjacent, in place; True if there are any."""
     changed = False
     run: list[Node] = []
     for node in list(gm.graph.nodes):
         if node.target is aten.slice.Tensor:
             continue
-        if run and not _is_beside(run[-1], node):
-            changed |= _join(run)
+        if run and not _is_adjacent(run[-1], node):
+            changed |= _merge(run)
             run = []
-        if _parts(node) is not None:
+        if _summed_slices(node) is not None:
             run.append(node)
     return changed
 
 
-def _parts(node: Node) -> tuple[_Part, _Part] | None:
-    """The two parts that a node adds, if it may become part of a larger sum: nobody may ask for
-    memory without gaps."""
+def _summed_slices(node: Node) -> tuple[_Slice, _Slice] | None:
+    """The two slices that a node adds, if it may become a slice of a larger sum.
+
+    Such a slice has gaps in memory, which its users must neither read nor return.
+    """
     if node.target is not aten.add.Tensor or node.kwargs:
         return None
     if not all(is_pure(user) and not is_view(user) for user in node.users):
         return None
-    first, second = map(_part, node.args)
+    first, second = map(_as_slice, node.args)
     if first is None or second is None:
         return None
-    sizes = [part.whole.meta["val"].dim() for part in (first, second)]
+    ranks = [part.whole.meta["val"].dim() for part in (first, second)]
     lengths = [part.end - part.start for part in (first, second)]
-    same = sizes[0] == sizes[1] and lengths[0] == lengths[1] and first.dim == second.dim
+    same = ranks[0] == ranks[1] and lengths[0] == lengths[1] and first.dim == second.dim
     return (first, second) if same else None
 
 
-def _part(node: object) -> _Part | None:
-    """What a slice is a part of, where that is known to be a number of elements next to another."""
+def _as_slice(node: object) -> _Slice | None:
+    """The slice that a node takes, if it has step 1 and no symbolic bounds."""
     if not isinstance(node, Node) or node.target is not aten.slice.Tensor:
         return None
     whole, dim = node.args[0], argument(node, 1, "dim", 0)
-    val, shown = tensor(whole), tensor(node)
-    if val is None or shown is None or argument(node, 4, "step", 1) != 1:
+    val, taken = tensor(whole), tensor(node)
+    if val is None or taken is None or argument(node, 4, "step", 1) != 1:
         return None
-    size, length = val.shape[dim], shown.shape[dim]
+    size, length = val.shape[dim], taken.shape[dim]
     start = argument(node, 2, "start", 0) or 0
     if not all(type(number) is int for number in (size, length, start)):
         return None
     start = max(start + size, 0) if start < 0 else start
-    return _Part(whole, dim % val.dim(), start, start + length) if length else None
+    return _Slice(whole, dim % val.dim(), start, start + length) if length else None
 
 
-def _is_beside(before: Node, node: Node) -> bool:
-    """Whether a node sums the parts right after those of the node before."""
-    these, those = _parts(before), _parts(node)
+def _is_adjacent(before: Node, node: Node) -> bool:
+    """True if a node sums the slices right after those that ``before`` sums."""
+    left, right = _summed_slices(before), _summed_slices(node)
     return (
-        these is not None
-        and those is not None
-        and all(a[:2] == b[:2] and a.end == b.start for a, b in zip(these, those, strict=True))
+        left is not None
+        and right is not None
+        and all(a[:2] == b[:2] and a.end == b.start for a, b in zip(left, right, strict=True))
     )
 
 
-def _join(run: list[Node]) -> bool:
-    """Make one sum of several; whether they are."""
+def _merge(run: list[Node]) -> bool:
+    """Replace several sums by slices of one sum; True if replaced."""
     if len(run) < 2:
         return False
-    first, last = _parts(run[0]), _parts(run[-1])
+    first, last = _summed_slices(run[0]), _summed_slices(run[-1])
     assert first is not None and last is not None
     graph, like, dim = run[0].graph, run[0], first[0].dim
-    together = [
+    merged = [
         insert(graph, aten.slice.Tensor, a.whole, dim, a.start, b.end, like=like)
         for a, b in zip(first, last, strict=True)
     ]
-    whole = insert(graph, aten.add.Tensor, *together, like=like)
+    whole = insert(graph, aten.add.Tensor, *merged, like=like)
     new, end = [], 0
     for node in run:
         start, end = end, end + node.meta["val"].shape[dim]
         new.append(insert(graph, aten.slice.Tensor, whole, dim, start, end, like=like))
-    if not all(map(_same_but_for_gaps, run, new)):
+    if not all(map(_has_same_dense_layout, run, new)):
         return False
     for node, part in zip(run, new, strict=True):
         node.replace_all_uses_with(part)
@@ -113,7 +116,7 @@ def _join(run: list[Node]) -> bool:
     return True
 
 
-def _same_but_for_gaps(node: Node, part: Node) -> bool:
-    """Whether a part of a tensor lies in memory as the node's result does, gaps left out."""
+def _has_same_dense_layout(node: Node, part: Node) -> bool:
+    """True if a slice has the layout of the node's result, gaps aside."""
     a, b = node.meta["val"], part.meta["val"]
     return a.dtype == b.dtype and have_same_sizes(a.stride(), torch.empty_like(b).stride())

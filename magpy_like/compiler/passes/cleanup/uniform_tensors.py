@@ -1,4 +1,4 @@
-"""Tensors all of whose elements are one number known at compile time."""
+"""Uniform tensors: all elements are one number known at compile time."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from magpy_like.compiler.passes.graph_queries import argument, aten, tensor
 _FULL = {aten.full.default, aten.full_like.default, aten.new_full.default}
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 _ONES = {aten.ones.default, aten.ones_like.default, aten.new_ones.default}
-_THROUGH = (
+_KEEPING_ELEMENTS = (
     {aten.expand.default, aten.view.default, aten.permute.default, aten.transpose.int}
     | {aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor, aten.clone.default}
     | {aten.alias.default, aten.lift_fresh.default, aten.detach.default}
 )
 
 
-def uniform_value(given: Any) -> bool | int | float | None:
-    """The number in every element of ``given`` (a node or a plain number), else None."""
-    if not isinstance(given, Node):
-        return given if type(given) in (bool, int, float) else None
-    if any(user.op == "call_function" and _writes(user) for user in given.users):
+def uniform_value(operand: Any) -> bool | int | float | None:
+    """The number that every element of ``operand`` (a node or a number) equals, else None."""
+    if not isinstance(operand, Node):
+        return operand if type(operand) in (bool, int, float) else None
+    if any(user.op == "call_function" and _writes(user) for user in operand.users):
         return None
-    if given.target in _FULL:
-        fill = argument(given, 2 if given.target is aten.new_full.default else 1, "fill_value")
-    elif given.target is aten.scalar_tensor.default:
-        fill = given.args[0]
-    elif given.target in _ZEROS:
+    if operand.target in _FULL:
+        fill = argument(operand, 2 if operand.target is aten.new_full.default else 1, "fill_value")
+    elif operand.target is aten.scalar_tensor.default:
+        fill = operand.args[0]
+    elif operand.target in _ZEROS:
         fill = 0
-    elif given.target in _ONES:
+    elif operand.target in _ONES:
         fill = 1
-    elif given.target in _THROUGH:
-        fill = uniform_value(given.args[0])
+    elif operand.target in _KEEPING_ELEMENTS:
+        fill = uniform_value(operand.args[0])
     else:
         return None
-    return _as_stored(fill, given)
+    return _as_stored(fill, operand)
 
 
 def _writes(user: Node) -> bool:
@@ -46,7 +46,7 @@ def _writes(user: Node) -> bool:
 
 
 def _as_stored(fill: Any, node: Node) -> bool | int | float | None:
-    """``fill`` as the tensor's dtype holds it; None when it holds another number."""
+    """``fill`` as the tensor's dtype stores it; None if it stores another number."""
     val = tensor(node)
     if val is None or type(fill) not in (bool, int, float) or val.is_complex():
         return None

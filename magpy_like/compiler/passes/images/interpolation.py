@@ -1,7 +1,7 @@
-"""Pixels of resized images as sums of their neighbours, each by its weight.
+"""Linear and cubic image interpolation: pixels as weighted sums of their neighbours.
 
-That is what eager's kernels compute. Torch's own decomposition goes from one neighbour a part of
-the way to the other, which is no number where both are infinite, and beside infinities for good.
+Eager's kernels compute such sums. Torch's decomposition computes ``a + (b - a) * weight``, which is
+NaN where both neighbours are infinite, and next to infinities even at weight zero.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from magpy_like.torch_compat.functorch import is_under_transform
 
 aten = torch.ops.aten
 
-Taps = list[tuple[Tensor, Tensor]]
-"""For each neighbour along one dimension, the positions and the weights of all pixels."""
+Neighbours = list[tuple[Tensor, Tensor]]
+"""For each neighbour along one dimension: (source indices, weights) of all pixels."""
 
 
-def resized(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales: Any) -> Tensor:
-    """A float image as eager's kernels resize it, and with gradients as they give them.
+def resize(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales: Any) -> Tensor:
+    """A float image (N, C, ...) resized as by eager's kernels, with eager's gradients.
 
     Args:
-        mode: of ``torch.nn.functional.interpolate``, but for the nearest pixel.
+        mode: of ``torch.nn.functional.interpolate``, except the nearest ones.
         corners: align_corners.
-        scales: for each dimension how many times it grows, or None; where there is none, the sizes
-            tell.
+        scales: the scale factor of each dimension, or None to compute it from the sizes.
     """
     scales = [None] * len(size) if scales is None else scales
     varies = any(isinstance(n, torch.SymInt) for n in (*image.shape, *size))
     functional = is_under_transform()
-    # Torch cannot tell what the operators for gradients give for sizes that vary.
+    # The backward operators have no meta kernels for symbolic sizes.
     if functional or (varies and not _copies_gradients(image, size, mode)):
         return _pixels(image, size, mode, corners, scales)
     return _Resized.apply(image, size, mode, corners, scales)
@@ -52,8 +51,8 @@ def _copies_gradients(image: Tensor, size: Sequence[Any], mode: str) -> bool:
 
 
 class _Resized(torch.autograd.Function):
-    """Of an image; the gradient by eager's kernel, which adds up for each pixel what loops would
-    scatter, and copies where a cubic resize changes no size."""
+    """A resize whose gradient is eager's kernel: it sums per pixel, where loops would scatter, and
+    copies where a cubic resize changes no size."""
 
     @staticmethod
     def forward(
@@ -81,9 +80,9 @@ _BACKWARD = {
 def _pixels(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales: Any) -> Tensor:
     kind, cubic = torch.promote_types(image.dtype, torch.float32), mode == "bicubic"
     same = [guard_or_false(a == b) for a, b in zip(image.shape[2:], size, strict=True)]
-    if image.device.type == "cuda":  # whose kernels copy all or nothing
+    if image.device.type == "cuda":  # its kernels copy along all dimensions or none
         if all(same):
-            return image.clone(memory_format=_form(image))
+            return image.clone(memory_format=_memory_format(image))
         same = [False] * len(same)
     axes = []
     for given, wanted, scale, kept in zip(image.shape[2:], size, scales, same, strict=True):
@@ -94,13 +93,13 @@ def _pixels(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales
             axes.append(_cubic(place, given))
         else:
             axes.append(_linear(place, pixels, given, same=kept))
-    if _rounds_weights(image, cubic):
-        axes = [_rounded(taps, image.dtype, cubic) for taps in axes]
-    result = _sum(image.to(kind), axes).to(image.dtype)
-    return result.contiguous(memory_format=_form(image))
+    if _has_rounded_weights(image, cubic):
+        axes = [_round_weights(taps, image.dtype, cubic) for taps in axes]
+    result = _weighted_sum(image.to(kind), axes).to(image.dtype)
+    return result.contiguous(memory_format=_memory_format(image))
 
 
-def _linear(place: Tensor, pixels: Tensor, size: Any, *, same: bool) -> Taps:
+def _linear(place: Tensor, pixels: Tensor, size: Any, *, same: bool) -> Neighbours:
     if same:
         return [(pixels, torch.ones_like(place)), (pixels, torch.zeros_like(place))]
     place = place.clamp(min=0)
@@ -110,57 +109,65 @@ def _linear(place: Tensor, pixels: Tensor, size: Any, *, same: bool) -> Taps:
 
 
 _A = -0.75
-"""The parameter of the cubic convolution."""
+"""The parameter *a* of cubic convolution (Keys 1981)."""
 
 
-def _cubic(place: Tensor, size: Any) -> Taps:
+def _cubic(place: Tensor, size: Any) -> Neighbours:
     first = place.floor()
     part = (place - first).clamp(0, 1)
-    weights = [_far(part + 1), _near(part), _near(1 - part), _far(2 - part)]
+    weights = [
+        _cubic_outer(part + 1),
+        _cubic_inner(part),
+        _cubic_inner(1 - part),
+        _cubic_outer(2 - part),
+    ]
     positions = [(first.to(torch.int64) + k).clamp(0, size - 1) for k in (-1, 0, 1, 2)]
     return list(zip(positions, weights, strict=True))
 
 
-def _near(t: Tensor) -> Tensor:
+def _cubic_inner(t: Tensor) -> Tensor:
     return ((_A + 2) * t - (_A + 3)) * t * t + 1
 
 
-def _far(t: Tensor) -> Tensor:
+def _cubic_outer(t: Tensor) -> Tensor:
     return ((_A * t - 5 * _A) * t + 8 * _A) * t - 4 * _A
 
 
-def _rounds_weights(image: Tensor, cubic: bool) -> bool:
-    """Whether eager's kernel keeps weights in low precision: those on a CPU for whole columns of
-    channels, which take all images of two dimensions, do not."""
+def _has_rounded_weights(image: Tensor, cubic: bool) -> bool:
+    """True if eager's kernel rounds weights to the image's low precision.
+
+    The CPU kernels that process all channels of a pixel at once, which resize all images of two
+    dimensions, do not.
+    """
     if image.dtype not in LOW_PRECISION or image.device.type != "cpu":
         return False
-    many = _form(image) is torch.channels_last_3d and guard_or_false(image.shape[1] > 3)
+    many = _memory_format(image) is torch.channels_last_3d and guard_or_false(image.shape[1] > 3)
     return cubic or not (image.dim() == 4 or many)
 
 
-def _rounded(taps: Taps, dtype: torch.dtype, cubic: bool) -> Taps:
-    """The weights as numbers of ``dtype``."""
+def _round_weights(taps: Neighbours, dtype: torch.dtype, cubic: bool) -> Neighbours:
+    """The weights rounded to ``dtype``; linear ones still add up to one."""
     weights = [weight.to(dtype).to(weight.dtype) for _, weight in taps]
     if not cubic:
         weights[0] = (1 - weights[1]).to(dtype).to(weights[1].dtype)
     return [(position, weight) for (position, _), weight in zip(taps, weights, strict=True)]
 
 
-def _sum(image: Tensor, axes: Sequence[Taps], *positions: Tensor) -> Tensor:
-    """The pixels at these positions along the first dimensions, summed along the others."""
+def _weighted_sum(image: Tensor, axes: Sequence[Neighbours], *positions: Tensor) -> Tensor:
+    """The pixels at ``positions`` along the first dimensions, interpolated along the others."""
     if len(positions) == len(axes):
         return aten._unsafe_index(image, [None, None, *positions])
     missing = len(axes) - len(positions) - 1
     parts = []
     for position, weight in axes[len(positions)]:
         shape = (-1, *itertools.repeat(1, missing))
-        part = _sum(image, axes, *positions, position.reshape(shape))
+        part = _weighted_sum(image, axes, *positions, position.reshape(shape))
         parts.append(part * weight.reshape(shape))
     return sum(parts[1:], parts[0])
 
 
-def _form(image: Tensor) -> torch.memory_format:
-    """The layout of what comes of ``image``: a GPU keeps channels last only if there are many."""
+def _memory_format(image: Tensor) -> torch.memory_format:
+    """The memory format of the result: a GPU keeps channels-last only for 16 channels or more."""
     if image.device.type == "cuda" and image.shape[1] < 16 and image.dim() == 4:
         return torch.contiguous_format
     return suggest_memory_format(image)

@@ -1,8 +1,8 @@
-"""Pixels of resized images that are each a copy of the nearest pixel.
+"""Nearest-neighbour image resizing: each pixel is a copy of the nearest source pixel.
 
-Which one that is, eager's kernels disagree about, and torch's own decomposition with most of them:
-where a quotient of sizes is a whole number but for rounding, the precision and the order of the
-operations tell. So what is written here is what each kernel computes.
+Eager's kernels disagree on the nearest pixel, and torch's decomposition disagrees with most of
+them: where a quotient of sizes is an integer up to rounding, the precision and the order of the
+operations decide. So this module computes the source indices exactly as each kernel does.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from magpy_like.torch_compat.functorch import is_under_transform
 aten = torch.ops.aten
 
 GPU, LOOP, TABLE = range(3)
-"""Kernels: a CPU has one that loops over pixels, and one that looks them up in a table."""
+"""Eager's kernels: the CPU has one that loops over pixels, and one with a table of indices."""
 _FUSES = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-"""Whether the CPU's kernels round once where they multiply and then add."""
-_NARROW = 3  # channels, up to which a CPU takes no whole columns of them
-_SMALL = 128  # height and width together, up to which a CPU makes no table
+"""Whether the CPU's kernels use fused multiply-add, which rounds once."""
+_MAX_NARROW_CHANNELS = 3  # channels, up to which a CPU takes no whole columns of them
+_MAX_LOOP_EXTENT = 128  # height and width together, up to which a CPU makes no table
 
 
-def resized(image: Tensor, size: Sequence[Any], exact: bool, scales: Any) -> Tensor:
-    """An image as eager's kernels resize it, and with gradients as they give them.
+def resize(image: Tensor, size: Sequence[Any], exact: bool, scales: Any) -> Tensor:
+    """An image (N, C, ...) resized as by eager's kernels, with eager's gradients.
 
     Args:
-        exact: whether pixels are points in their middle, as for ``"nearest-exact"``.
-        scales: for each dimension how many times it grows, or None; where there is none, the sizes
-            tell.
+        exact: whether pixels are points at their centre, as for ``"nearest-exact"``.
+        scales: the scale factor of each dimension, or None to compute it from the sizes.
     """
     scales = [None] * len(size) if scales is None else list(scales)
     if is_under_transform():
@@ -44,8 +43,8 @@ def resized(image: Tensor, size: Sequence[Any], exact: bool, scales: Any) -> Ten
 
 
 class _Nearest(torch.autograd.Function):
-    """Of an image. On a CPU, its gradient is always found by the kernel that loops; on a GPU, by
-    one whose pixels are sometimes others than those that were copied."""
+    """A resize with eager's gradient: on a CPU always that of the looping kernel; on a GPU that of
+    a kernel whose pixels sometimes differ from the copied ones."""
 
     @staticmethod
     def forward(ctx: Any, image: Tensor, size: Any, exact: bool, scales: Any) -> Tensor:
@@ -59,138 +58,143 @@ class _Nearest(torch.autograd.Function):
         added, empty = gradient.to(kind), gradient.new_zeros(ctx.shape, dtype=kind)
         old, (size, exact, scales) = ctx.shape[2:], ctx.rest
         if gradient.device.type == "cuda":
-            places = _gathering(gradient, old, size, exact, scales)
-            for place, pixels in zip(places, old, strict=True):
-                added = torch.where(place < pixels, added, 0)
-            places = [place.clamp(max=n - 1) for place, n in zip(places, old, strict=True)]
+            indices = _gradient_indices(gradient, old, size, exact, scales)
+            for index, pixels in zip(indices, old, strict=True):
+                added = torch.where(index < pixels, added, 0)
+            indices = [index.clamp(max=n - 1) for index, n in zip(indices, old, strict=True)]
         else:
-            places = _places(gradient, old, size, exact, scales, LOOP)
-        found = aten._unsafe_index_put(empty, [None, None, *places], added, True)
+            indices = _source_indices(gradient, old, size, exact, scales, LOOP)
+        found = aten._unsafe_index_put(empty, [None, None, *indices], added, True)
         found = found.to(gradient.dtype)
-        rows = gradient.dim() != 4  # of volumes as of lines
-        return found.contiguous() if rows else _laid_out(found, gradient), None, None, None
+        rows = gradient.dim() != 4  # volumes and lines are row-major
+        return found.contiguous() if rows else _to_layout_of(found, gradient), None, None, None
 
 
 def _pixels(image: Tensor, size: Sequence[Any], exact: bool, scales: Sequence[Any]) -> Tensor:
-    def places(kernel: int) -> list[Tensor]:
-        return _places(image, image.shape[2:], size, exact, scales, kernel)
+    def indices(kernel: int) -> list[Tensor]:
+        return _source_indices(image, image.shape[2:], size, exact, scales, kernel)
 
     kernel = _kernel(image, exact, scales)
     if kernel is None:
-        small = _answer(size[0] + size[1], operator.le, _SMALL, image.device)
-        chosen = [_choose(small, *both) for both in zip(places(LOOP), places(TABLE), strict=True)]
+        small = _compare(size[0] + size[1], operator.le, _MAX_LOOP_EXTENT, image.device)
+        chosen = [_where(small, *both) for both in zip(indices(LOOP), indices(TABLE), strict=True)]
     else:
-        chosen = places(kernel)
-    return _laid_out(aten._unsafe_index(image, [None, None, *chosen]), image)
+        chosen = indices(kernel)
+    return _to_layout_of(aten._unsafe_index(image, [None, None, *chosen]), image)
 
 
-def _laid_out(result: Tensor, like: Tensor) -> Tensor:
-    """Row by row, or with channels last where those of ``like`` are, if it shows no lines."""
+def _to_layout_of(result: Tensor, like: Tensor) -> Tensor:
+    """``result`` in the suggested memory format of ``like``; of 1-d images, row-major."""
     return result.clone(
         memory_format=torch.contiguous_format if like.dim() == 3 else suggest_memory_format(like)
     )
 
 
 def _kernel(image: Tensor, exact: bool, scales: Sequence[Any]) -> int | None:
-    """Which of eager's kernels resizes an image, as far as that does not depend on the sizes."""
+    """The kernel of eager's that resizes an image; None if that depends on the sizes."""
     if image.device.type == "cuda":
         return GPU
     if image.dim() == 3:
         return TABLE
-    if not exact and image.dtype != torch.float64 and not any(map(_tells, scales)):
-        return TABLE  # as good as the other one
+    if not exact and image.dtype != torch.float64 and not any(map(_has_scale, scales)):
+        return TABLE  # both compute the same
     last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
-    if image.is_contiguous(memory_format=last) and guard_or_false(image.shape[1] > _NARROW):
+    if image.is_contiguous(memory_format=last) and guard_or_false(
+        image.shape[1] > _MAX_NARROW_CHANNELS
+    ):
         return LOOP
     return TABLE if image.dim() == 5 else None
 
 
-def _answer(a: Any, asked: Any, b: Any, device: torch.device) -> bool | Tensor:
-    """What a relation between sizes is; if they vary a call tells, and no guard has to."""
+def _compare(a: Any, relation: Any, b: Any, device: torch.device) -> bool | Tensor:
+    """A relation between sizes; for symbolic ones a tensor, which each call computes unguarded."""
     if type(a) is int and type(b) is int:
-        return bool(asked(a, b))
-    return asked(torch.full((), a, dtype=torch.int64, device=device), b)
+        return bool(relation(a, b))
+    return relation(torch.full((), a, dtype=torch.int64, device=device), b)
 
 
-def _choose(condition: bool | Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _where(condition: bool | Tensor, a: Tensor, b: Tensor) -> Tensor:
     if isinstance(condition, bool):
         return a if condition else b
     return torch.where(condition, a, b)
 
 
-def _tells(scale: float | None) -> bool:
-    """Whether eager computes positions from a factor, not from the sizes."""
+def _has_scale(scale: float | None) -> bool:
+    """True if eager computes indices from the scale factor, not from the sizes."""
     return scale is not None and scale > 0
 
 
-def _places(
-    like: Tensor, given: Sequence[Any], size: Sequence[Any], exact: bool, scales: Sequence[Any],
+def _source_indices(
+    like: Tensor, old_size: Sequence[Any], size: Sequence[Any], exact: bool, scales: Sequence[Any],
     kernel: int,
 ) -> list[Tensor]:  # fmt: skip
-    """Along each dimension, the pixels that are copied, in shapes that are broadcast."""
+    """The indices of the copied pixels along each dimension, in shapes that broadcast."""
     wide = kernel == TABLE and like.dtype == torch.float64
     kind = torch.float64 if wide else torch.float32
-    places = []
-    for dim, (old, new, scale) in enumerate(zip(given, size, scales, strict=True)):
+    indices = []
+    for dim, (old, new, scale) in enumerate(zip(old_size, size, scales, strict=True)):
         pixels = torch.arange(new, device=like.device)
-        number = 1.0 / scale if _tells(scale) else old / new
+        number = 1.0 / scale if _has_scale(scale) else old / new
         step = torch.full((), number, dtype=kind, device=like.device)
-        place = (_centres if exact else _corners)(pixels, step, kernel)
-        place = place.to(torch.float32).to(torch.int64).clamp(max=old - 1)
-        if _tells(scale):
-            place = _copied(place, pixels, old, new, exact, kernel, len(size))
-        places.append(place.reshape(-1, *[1] * (len(size) - 1 - dim)))
-    return places
+        position = (_from_centres if exact else _from_corners)(pixels, step, kernel)
+        index = position.to(torch.float32).to(torch.int64).clamp(max=old - 1)
+        if _has_scale(scale):
+            index = _apply_identity_cases(index, pixels, old, new, exact, kernel, len(size))
+        indices.append(index.reshape(-1, *[1] * (len(size) - 1 - dim)))
+    return indices
 
 
-def _copied(
-    place: Tensor, pixels: Tensor, old: Any, new: Any, exact: bool, kernel: int, rank: int
+def _apply_identity_cases(
+    index: Tensor, pixels: Tensor, old: Any, new: Any, exact: bool, kernel: int, rank: int
 ) -> Tensor:
-    """The places, but for sizes where a kernel does without the factor that it is given."""
+    """The indices, corrected for sizes at which a kernel ignores the scale factor."""
     if kernel == LOOP and not exact:
-        place = _choose(_answer(new, operator.eq, 2 * old, pixels.device), pixels // 2, place)
+        index = _where(_compare(new, operator.eq, 2 * old, pixels.device), pixels // 2, index)
     elif kernel != GPU or rank != 2:
-        return place
-    return _choose(_answer(new, operator.eq, old, pixels.device), pixels, place)
+        return index
+    return _where(_compare(new, operator.eq, old, pixels.device), pixels, index)
 
 
-def _corners(pixels: Tensor, step: Tensor, kernel: int) -> Tensor:
+def _from_corners(pixels: Tensor, step: Tensor, kernel: int) -> Tensor:
     return pixels.to(step.dtype) * step
 
 
-def _centres(pixels: Tensor, step: Tensor, kernel: int) -> Tensor:
+def _from_centres(pixels: Tensor, step: Tensor, kernel: int) -> Tensor:
     if kernel == GPU:
         return (pixels.to(step.dtype) + 0.5) * step
     if kernel == LOOP:
         return (pixels.to(torch.float64) + 0.5) * step.to(torch.float64)
-    kind = torch.float64 if _FUSES else step.dtype  # where the product of two floats is exact
-    place = (pixels.to(kind) + 0.5) * step.to(kind) - 0.5
-    return place.to(step.dtype).clamp(min=0).to(torch.float64) + 0.5
+    kind = torch.float64 if _FUSES else step.dtype  # a product of two floats is exact in float64
+    position = (pixels.to(kind) + 0.5) * step.to(kind) - 0.5
+    return position.to(step.dtype).clamp(min=0).to(torch.float64) + 0.5
 
 
-def _gathering(
-    like: Tensor, given: Sequence[Any], size: Sequence[Any], exact: bool, scales: Sequence[Any]
+def _gradient_indices(
+    like: Tensor, old_size: Sequence[Any], size: Sequence[Any], exact: bool, scales: Sequence[Any]
 ) -> list[Tensor]:
-    """Along each dimension, the pixels whose gradients a GPU's kernel adds pixels' to, each the
-    last one that starts before; beyond the image, it adds them to none."""
-    sizes = list(zip(given, size, strict=True))
+    """The source pixel along each dimension to which a GPU's backward kernel adds each gradient.
+
+    It is the last source pixel that starts at or before the pixel. Indices beyond the image are
+    added to none.
+    """
+    sizes = list(zip(old_size, size, strict=True))
     copies = len(size) == 2 and functools.reduce(
-        operator.and_, (_answer(new, operator.eq, old, like.device) for old, new in sizes)
+        operator.and_, (_compare(new, operator.eq, old, like.device) for old, new in sizes)
     )
-    places = []
+    indices = []
     for dim, ((old, new), scale) in enumerate(zip(sizes, scales, strict=True)):
         pixels = torch.arange(new, device=like.device)
-        number = scale if _tells(scale) else new / old
+        number = scale if _has_scale(scale) else new / old
         step = torch.full((), number, dtype=torch.float32, device=like.device)
         before = 0.5 if exact else 0.0
 
-        def start(place: Tensor, step: Tensor = step, before: float = before) -> Tensor:
-            product = place.to(torch.float64) * step.to(torch.float64)  # a GPU fuses, too
+        def start(index: Tensor, step: Tensor = step, before: float = before) -> Tensor:
+            product = index.to(torch.float64) * step.to(torch.float64)  # a GPU fuses, too
             return (product - before).to(torch.float32).ceil().to(torch.int64)
 
-        place = ((pixels.to(torch.float32) + before) / step).to(torch.int64)  # or one beside it
-        place = torch.where(start(place) > pixels, place - 1, place)
-        place = torch.where(start(place + 1) <= pixels, place + 1, place)
-        place = _choose(copies, pixels, place)
-        places.append(place.reshape(-1, *[1] * (len(size) - 1 - dim)))
-    return places
+        index = ((pixels.to(torch.float32) + before) / step).to(torch.int64)  # off by one at most
+        index = torch.where(start(index) > pixels, index - 1, index)
+        index = torch.where(start(index + 1) <= pixels, index + 1, index)
+        index = _where(copies, pixels, index)
+        indices.append(index.reshape(-1, *[1] * (len(size) - 1 - dim)))
+    return indices

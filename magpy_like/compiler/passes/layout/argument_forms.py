@@ -1,8 +1,8 @@
-"""Arguments that are given another form: ``x.unsqueeze_(0)``, ``torch.sum(a, out=x)``.
+"""Metadata mutations of arguments: ``x.unsqueeze_(0)``, ``torch.sum(a, out=x)``.
 
-AOTAutograd gives an argument its new sizes and strides after the call. Those of one that was
-written to as well are the ones of what was computed, which need not lie where the argument lies;
-and what is put into ``out`` it spreads over the sizes that were there before.
+AOTAutograd sets an argument's new sizes and strides after the call. If the argument was written to
+as well, they are those of the computed value, which may not fit the argument's memory; and a value
+written to ``out=`` it broadcasts to the old sizes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from magpy_like.compiler.compiler_errors import Unsupported
 
 _DRAWS = torch.Tag.nondeterministic_seeded
-_STATEMENTS = frozenset(
+_MUTATING_OPERATORS = frozenset(
     (
         "setitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow",
         "irshift", "isub", "itruediv", "ixor",
@@ -25,29 +25,37 @@ _STATEMENTS = frozenset(
 
 
 def reject_metadata_mutations(gm: GraphModule) -> None:
-    """Raise Unsupported where an argument is given another form and something is written to; look
-    at the sizes of what is put into ``out``."""
+    """Leave metadata mutations to eager where AOTAutograd's functional form would differ.
+
+    Calls with ``out=`` are replaced, in place, by ones that check the sizes when they are traced.
+
+    Raises:
+        Unsupported: an argument's metadata is mutated, and a tensor is written to.
+    """
     written = [node for node in gm.graph.nodes if is_mutating(node)]
     reshaped = [node for node in written if torch.Tag.inplace_view in _tags(node)]
-    if len(written) > len(reshaped) and any(map(_is_of_argument, reshaped)):
-        raise Unsupported("a graph", "an argument of another form is written to")
+    if len(written) > len(reshaped) and any(map(_is_external, reshaped)):
+        raise Unsupported(
+            "a graph", "it resizes or transposes an argument in place, and writes to a tensor"
+        )
     for node in written:
         if node.op == "call_function" and isinstance(node.kwargs.get("out"), Node):
             if _DRAWS not in _tags(node):
-                node.target = _put(node.target)
+                node.target = _check_out_size(node.target)
                 gm.recompile()
 
 
 def is_mutating(node: Node) -> bool:
+    """True for calls that write to an argument, by their name or an ``out=`` argument."""
     if not node.op.startswith("call"):
         return False
     name = _name(node)
     has_inplace_flag = name.endswith("_") and not name.endswith("__")
-    return has_inplace_flag or name.strip("_") in _STATEMENTS or "out" in node.kwargs
+    return has_inplace_flag or name.strip("_") in _MUTATING_OPERATORS or "out" in node.kwargs
 
 
 def find_returned_object(node: Node) -> Node:
-    """The node whose tensor this one returns: methods that write return what they write to."""
+    """The node whose tensor this one returns: in-place methods return the tensor they write to."""
     while True:
         out = node.kwargs.get("out")
         if node.op == "call_function" and isinstance(out, Node):
@@ -68,17 +76,17 @@ def _tags(node: Node) -> set[Any]:
     return {tag for overload in overloads for tag in getattr(packet, overload).tags}
 
 
-def _is_of_argument(node: Node) -> bool:
-    """Whether a method that returns its own tensor has that from outside."""
+def _is_external(node: Node) -> bool:
+    """True if an in-place method returns an input or attribute of the graph."""
     while is_mutating(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node.op in ("placeholder", "get_attr")
 
 
-def _put(function: Any) -> Any:
+def _check_out_size(function: Any) -> Any:
     def put(*args: Any, out: Tensor, **kwargs: Any) -> Any:
         if function(*args, **kwargs).shape != out.shape:
-            raise Unsupported("a graph", "a result is put into a tensor of another size")
+            raise Unsupported("a graph", "an `out=` tensor has another size than the result")
         return function(*args, out=out, **kwargs)
 
     return put

@@ -1,31 +1,31 @@
-"""Channels last for convolutions over large images, and for what lies between them.
+"""Channels-last layout for convolutions over large images, and for the operators between them.
 
-oneDNN convolves images whose channels are contiguous where they are; any others it copies into
-blocks and back. *Measured* on one core with AVX-512, 3 x 3 convolutions of float32: 1.6 times as
-fast at 256 x 256 and 128 x 128 pixels, alike for single pixels. So a large image becomes channels
-last where it enters a convolution, and every operator that follows lays its result out as it does
-in eager mode for such an argument (PyTorch 2, section 4.4: layout). Only padded and enlarged ones,
-which elements are taken out of others for by index, keep their channels last where eager's index
-operator would mix the dimensions.
+oneDNN convolves channels-last images in place; any others it copies into blocks and back.
+*Measured* on one core with AVX-512, 3 x 3 convolutions of float32: 1.6 times as fast at 256 x 256
+and 128 x 128 pixels, equal for single pixels. So a large image is converted to channels-last at its
+first convolution, and every operator after it lays its result out as in eager mode for such an
+argument (PyTorch 2, section 4.4: layout). The exception is indexing, which padding and upsampling
+decompose to: its results stay channels-last, where eager's index operator would permute the
+dimensions.
 
-What is won is by the pixel, and what is lost by the weight: for such images the library takes
-longer to bring the weights, which come as they are at each call, into its own order. *Measured*,
-for weights of one batch's size over that of images in and out: 1.2 to 2.1 times as fast at a tenth,
-1.0 at 0.7 and at 1.5, 0.78 at 6, 0.55 at 12 and 24. So the image is laid out as before
-where a convolution has many more weights than pixels: the last layers of most networks.
+The gain is per pixel, the loss per weight: for such images oneDNN takes longer to reorder the
+weights, which it does at each call. *Measured*, by the ratio of weights to elements of the images
+in and out: 1.2 to 2.1 times as fast at a tenth, 1.0 at 0.7 and at 1.5, 0.78 at 6, 0.55 at 12 and
+24. So a convolution with many more weights than pixels gets its image in the original layout: the
+last layers of most networks.
 
-Sizes that vary are asked what they are in the example, and nothing is guarded: any layout will do
-for any sizes. So an operator that makes memory of its own runs on tensors of the example's sizes,
-and its result takes the order of dimensions that it has there: *measured*, ResNet-18's first call
-took a tenth less than on fake tensors of sizes that vary. Only what must lie as before, and a view,
-has to be known to lie so, whatever the sizes are.
+Symbolic sizes are replaced by their hints, without guards: any layout is valid for any sizes. So
+an operator that allocates its result runs on fake tensors of the hinted sizes, and its result gets
+the dimension order computed there: *measured*, ResNet-18's first call took a tenth less than on
+fake tensors of symbolic sizes. Only results that must keep their layout, and views, are checked for
+all sizes.
 
-With gradients, the graph of both passes is laid out before it is parted, and a convolution's
-gradients get the image that it got. The library then holds three more copies of the weights for a
-while, which takes more memory than eager mode (*measured*, ResNet-18: 3 %) unless there are half as
-many as pixels at most. *Measured*, steps of training on two cores of two processors with AVX-512:
-ResNet-18 0.99 and MonoDepth 1.12 times as fast; before that limit, ResNet-18 1.01, TridentNet 1.04,
-U-Net 1.10, MonoDepth 1.11 to 1.13 and DenseNet-121 1.15 to 1.6.
+With gradients, the joint graph is laid out before it is partitioned, and a convolution's backward
+reads the same image as the convolution. oneDNN then holds three more copies of the weights for a
+while, which takes more memory than eager mode (*measured*, ResNet-18: 3 %) unless there are at most
+half as many weights as elements. *Measured*, training steps on two cores of two processors with
+AVX-512: ResNet-18 0.99 and MonoDepth 1.12 times as fast; before that limit, ResNet-18 1.01,
+TridentNet 1.04, U-Net 1.10, MonoDepth 1.11 to 1.13 and DenseNet-121 1.15 to 1.6.
 """
 
 from __future__ import annotations
@@ -54,48 +54,55 @@ from magpy_like.compiler.passes.graph_queries import (
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
 
-SMALLEST = 64 * 64  # pixels
-MOST_WEIGHTS = 2  # per element of the images in and out
-MOST_TRAINED = 0.5  # of weights that have gradients
+MIN_PIXELS = 64 * 64
+"""Pixels (height times width) of an image that is converted."""
+MAX_WEIGHTS_PER_ELEMENT = 2
+"""Weights of a convolution per element of its input and output images."""
+MAX_TRAINED_WEIGHTS_PER_ELEMENT = 0.5
+"""The same for weights that have gradients."""
 _BY_STRIDES = {
     aten.as_strided.default,
     aten.as_strided_copy.default,
     aten.as_strided_scatter.default,
 }
 _BY_SIZES = {aten.view.default, aten._unsafe_view.default, aten.view.dtype}
-_LAID_OUT = "laid_out"  # the copies that are made here
+_LAYOUT_COPY = "laid_out"  # the copies that are made here
 _BY_INDEX = {aten.index.Tensor, aten._unsafe_index.Tensor}
 
 
 def use_channels_last(gm: GraphModule) -> bool:
-    """Lay images out for convolutions; whether anything changed. Outputs keep their strides."""
+    """Convert images to channels-last for convolutions, in place; True if the graph changed.
+
+    Results of the graph keep their strides. Without oneDNN, nothing changes.
+    """
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     convolves = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    if not convolves or _shares_outputs(gm):
+    if not convolves or _has_aliased_results(gm):
         return False
-    with _as_in_example(gm):
-        return _lay_out_all(gm)
+    with _resolve_by_hints(gm):
+        return _convert_graph(gm)
 
 
 def avoid_duplicate_saves(forward: GraphModule, backward: GraphModule, count: int) -> None:
-    """Have the backward pass copy again what has been laid out, where that is saved, too, or an
-    argument: it is there in any case, and copies would be held beside it.
+    """Save no channels-last copy of a tensor that is an argument or saved as well.
 
-    ``count`` results of ``forward`` are its own; those behind them are saved, by their names.
+    The backward pass copies it again: the original is alive in any case. Rewrites both graphs in
+    place. The first ``count`` results of ``forward`` are the program's; the others are saved
+    tensors, with the names of the backward graph's inputs.
     """
     output = forward.graph.output_node()
     results = list(output.args[0])
     inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
-    there = [*forward.graph.find_nodes(op="placeholder"), *results[count:]]
+    available = [*forward.graph.find_nodes(op="placeholder"), *results[count:]]
     written = Aliases(forward.graph).written
-    found = {_itself(node): node for node in there if isinstance(node, Node)}
-    for place, node in enumerate(results[count:], count):
-        if not isinstance(node, Node) or not node.meta.get(_LAID_OUT) or node.name not in inputs:
+    found = {_skip_detach(node): node for node in available if isinstance(node, Node)}
+    for index, node in enumerate(results[count:], count):
+        if not isinstance(node, Node) or not node.meta.get(_LAYOUT_COPY) or node.name not in inputs:
             continue
-        source = found.get(_itself(node.args[0]))
+        source = found.get(_skip_detach(node.args[0]))
         if source is not None and source not in written:
-            results[place], saved = source, inputs[node.name]
+            results[index], saved = source, inputs[node.name]
             saved.meta["val"] = value(source)
             user = next(iter(saved.users))
             new = insert(backward.graph, aten.clone.default, saved, like=user, **node.kwargs)
@@ -103,19 +110,22 @@ def avoid_duplicate_saves(forward: GraphModule, backward: GraphModule, count: in
     output.args = (tuple(results),)
 
 
-def _itself(node: Node) -> Node:
-    """What a node is, whatever it is called."""
+def _skip_detach(node: Node) -> Node:
+    """The node whose tensor a chain of ``detach`` returns."""
     while node.target is aten.detach.default:
         node = node.args[0]
     return node
 
 
 @contextlib.contextmanager
-def _as_in_example(gm: GraphModule) -> Iterator[None]:
-    """Have sizes that vary answer for the example, and nobody else remember the answers."""
+def _resolve_by_hints(gm: GraphModule) -> Iterator[None]:
+    """Resolve comparisons of symbolic sizes by their hints, without guards and without caching the
+    fake results."""
     leaves = pytree.tree_leaves([value(node) for node in gm.graph.nodes])
-    found = [leaf.fake_mode for leaf in leaves if _is_fake(leaf)] if _varies(leaves) else []
-    modes = [mode for mode in found if mode.shape_env is not None]  # constants may have a mode else
+    found = (
+        [leaf.fake_mode for leaf in leaves if _is_fake(leaf)] if _has_symbolic_sizes(leaves) else []
+    )
+    modes = [mode for mode in found if mode.shape_env is not None]  # constants may have another
     if modes:
         with modes[0].shape_env.suppress_guards(), disable_fake_tensor_cache(modes[0]):
             yield
@@ -123,38 +133,38 @@ def _as_in_example(gm: GraphModule) -> Iterator[None]:
         yield
 
 
-def _lay_out_all(gm: GraphModule) -> bool:
-    changed: dict[Node, Any] = {}  # node -> its value before
-    entered = False
+def _convert_graph(gm: GraphModule) -> bool:
+    changed: dict[Node, Any] = {}  # node -> its fake value in the original layout
+    converted = False
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target is aten.convolution.default:
             if not _has_few_weights(node):
-                _leave(node, changed)
+                _restore_image(node, changed)
             else:
-                entered |= _enter(node)
+                converted |= _convert_image(node)
         moved = [a for a in node.all_input_nodes if a in changed]
-        if (moved or _has_entered(node)) and not _lay_out(node, changed):
+        if (moved or _follows_new_layout(node)) and not _propagate_layout(node, changed):
             for source in moved:
-                node.replace_input_with(source, _as_before(source, changed[source], node))
-    return entered
+                node.replace_input_with(source, _restore_layout(source, changed[source], node))
+    return converted
 
 
 def _hint(size: Any) -> int | None:
-    """What a size is in the example; None where only a run tells."""
+    """The size; of a symbolic one its hint, None if it is data-dependent."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint
         return hint if isinstance(hint, int) else None
     return int(size)
 
 
-def _hints(tensor: torch.Tensor) -> list[int] | None:
-    """What all its sizes are in the example, if that is known."""
+def _size_hints(tensor: torch.Tensor) -> list[int] | None:
+    """The hints of all sizes; None if one is data-dependent."""
     found = [hint for size in tensor.shape if (hint := _hint(size)) is not None]
     return found if len(found) == tensor.dim() else None
 
 
-def _varies(tree: Any) -> bool:
-    """Has a tensor in ``tree`` a size that is not fixed?"""
+def _has_symbolic_sizes(tree: Any) -> bool:
+    """True if a tensor or number in ``tree`` has a symbolic size."""
     return any(
         isinstance(size, torch.SymInt)
         for leaf in pytree.tree_leaves(tree)
@@ -162,15 +172,15 @@ def _varies(tree: Any) -> bool:
     )
 
 
-def _shares_outputs(gm: GraphModule) -> bool:
-    """Do two results share memory? Each by itself would be copied back to its strides."""
+def _has_aliased_results(gm: GraphModule) -> bool:
+    """True if two results share memory: each would be copied back to its strides separately."""
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
     results = [t for node in output.all_input_nodes if (t := tensor(node)) is not None]
     return len({t.untyped_storage()._cdata for t in results}) < len(results)
 
 
-def _enter(node: Node) -> bool:
-    """Give a convolution its image with channels last, where that pays."""
+def _convert_image(node: Node) -> bool:
+    """Insert the channels-last copy of a convolution's image, where it pays; True if inserted."""
     image, weight = node.args[:2]
     x, w = tensor(image), tensor(weight)
     if (
@@ -179,32 +189,32 @@ def _enter(node: Node) -> bool:
         or x.dim() != 4
         or x.dtype != torch.float32
         or x.device.type != "cpu"
-        or (sizes := _hints(x)) is None
-        or _hints(w) is None
-        or math.prod(sizes[2:]) < SMALLEST
+        or (sizes := _size_hints(x)) is None
+        or _size_hints(w) is None
+        or math.prod(sizes[2:]) < MIN_PIXELS
         or w.shape[2] * w.shape[3] == 1
         or not x.is_contiguous()
         or _is_channels_last(x)
     ):
         return False
-    _give_image(node, _copy(image, node, torch.channels_last))
+    _replace_image(node, _copy(image, node, torch.channels_last))
     return True
 
 
 def _copy(image: Node, user: Node, form: torch.memory_format) -> Node:
     new = insert(user.graph, aten.clone.default, image, like=user, memory_format=form)
-    new.meta[_LAID_OUT] = True
+    new.meta[_LAYOUT_COPY] = True
     return new
 
 
-def _give_image(node: Node, new: Node) -> None:
-    """Have a convolution and its gradients take another image."""
+def _replace_image(node: Node, new: Node) -> None:
+    """Replace the image that a convolution and its backward read."""
     for user in (*_gradients(node), node):
         user.replace_input_with(node.args[0], new)
 
 
 def _gradients(node: Node) -> list[Node]:
-    """What computes the gradients of a convolution, if the graph has both passes."""
+    """The nodes of a joint graph that compute the gradients of a convolution."""
     image, weight = node.args[:2]
     return [
         user
@@ -214,24 +224,28 @@ def _gradients(node: Node) -> list[Node]:
 
 
 def _has_few_weights(node: Node) -> bool:
-    """Is there more to win at the images than is lost at the weights?"""
+    """True if the gain for the images exceeds the loss for the weights."""
     parts = [tensor(part) for part in (node.args[1], node.args[0], node)]
-    sizes = [found for part in parts if part is not None and (found := _hints(part)) is not None]
+    sizes = [
+        found for part in parts if part is not None and (found := _size_hints(part)) is not None
+    ]
     if len(sizes) < len(parts):
         return False
     weights, image, result = (math.prod(found) for found in sizes)
-    return weights <= (MOST_TRAINED if _gradients(node) else MOST_WEIGHTS) * (image + result)
+    return weights <= (
+        MAX_TRAINED_WEIGHTS_PER_ELEMENT if _gradients(node) else MAX_WEIGHTS_PER_ELEMENT
+    ) * (image + result)
 
 
-def _leave(node: Node, changed: dict[Node, Any]) -> None:
-    """Give a convolution its image as it was traced, if that has become another one."""
+def _restore_image(node: Node, changed: dict[Node, Any]) -> None:
+    """Give a convolution its image in the layout it was traced with."""
     image = node.args[0]
     if image in changed:
-        _give_image(node, _as_before(image, changed[image], node))
+        _replace_image(node, _restore_layout(image, changed[image], node))
 
 
-def _has_entered(node: Node) -> bool:
-    """Is this a convolution whose result follows another layout than it was traced with?"""
+def _follows_new_layout(node: Node) -> bool:
+    """True for a convolution of a channels-last image that was traced with another layout."""
     if node.target is not aten.convolution.default:
         return False
     x, y = tensor(node.args[0]), tensor(node)
@@ -244,17 +258,18 @@ def _has_entered(node: Node) -> bool:
     )
 
 
-def _lay_out(node: Node, changed: dict[Node, Any]) -> bool:
-    """Compute the node's value anew from its arguments' layouts. False where it depends on how
-    they were laid out before: what is not a function of values only, or asks for certain strides.
+def _propagate_layout(node: Node, changed: dict[Node, Any]) -> bool:
+    """Compute the node's fake value from the new layouts of its arguments.
+
+    False if the node requires their original layouts: it is not pure, or depends on strides.
     """
     before = value(node)
     if node.target is operator.getitem:
         after = value(node.args[0])[node.args[1]]
     elif not is_pure(node) or node.target in _BY_STRIDES:
         return False
-    elif _varies(before) and not is_view(node):
-        if (known := _of_example(node, before)) is None:
+    elif _has_symbolic_sizes(before) and not is_view(node):
+        if (known := _propagate_hinted_layout(node, before)) is None:
             return False
         after = known
     else:
@@ -262,10 +277,10 @@ def _lay_out(node: Node, changed: dict[Node, Any]) -> bool:
         mode = next(v.fake_mode for v in pytree.tree_leaves((args, kwargs)) if _is_fake(v))
         try:
             with mode:
-                after = _computed(node, args, kwargs)
-        except (RuntimeError, ValueError):  # a view that there is not in this layout
+                after = _run_fake(node, args, kwargs)
+        except (RuntimeError, ValueError):  # a view that this layout does not allow
             return False
-        if _varies((before, after)) and not _may_vary(node, before, after):
+        if _has_symbolic_sizes((before, after)) and not _holds_for_all_sizes(node, before, after):
             return False
     if _strides(after) != _strides(before):
         changed[node] = before
@@ -273,54 +288,61 @@ def _lay_out(node: Node, changed: dict[Node, Any]) -> bool:
     return True
 
 
-def _computed(node: Node, args: Any, kwargs: Any) -> Any:
-    """The fake result of the node's operator, laid out as it will be."""
+def _run_fake(node: Node, args: Any, kwargs: Any) -> Any:
+    """The fake result of the node's operator, in the layout that it will have."""
     result = node.target(*args, **kwargs)
     if node.target in _BY_INDEX and _are_images(args[0], result):
         return result.contiguous(memory_format=torch.channels_last)
     return result
 
 
-class _NoExampleError(Exception):
-    """Only a run tells a size."""
+class _NoHintError(Exception):
+    """A size is data-dependent and has no hint."""
 
 
-def _of_example(node: Node, before: Any) -> Any:
-    """The node's value as the example's is laid out; None where that has no order of dimensions."""
-    given = *pytree.tree_map_only(Node, value, (node.args, node.kwargs)), before
+def _propagate_hinted_layout(node: Node, before: Any) -> Any:
+    """The node's symbolic value in the dimension order computed for the hinted sizes.
+
+    None if the result has gaps, so that it has no dimension order.
+    """
+    symbolic = *pytree.tree_map_only(Node, value, (node.args, node.kwargs)), before
     try:
-        with FakeTensorMode():  # of no shape environment: nobody's sizes are guarded in it
-            args, kwargs, old = pytree.tree_map(_example, given)
-            new = _computed(node, args, kwargs)
-    except (_NoExampleError, RuntimeError, ValueError):
+        with FakeTensorMode():  # without a shape environment: no guards
+            args, kwargs, old = pytree.tree_map(_to_hints, symbolic)
+            new = _run_fake(node, args, kwargs)
+    except (_NoHintError, RuntimeError, ValueError):
         return None
     leaves, structure = pytree.tree_flatten(before)
     found = []
     for leaf, a, b in zip(leaves, pytree.tree_leaves(old), pytree.tree_leaves(new), strict=True):
         if isinstance(leaf, torch.Tensor) and (a.shape, a.stride()) != (b.shape, b.stride()):
-            order = _order(b)
+            order = _dim_order(b)
             if a.shape != b.shape or order is None:
                 return None
-            leaf = _in_order(leaf, order)
+            leaf = _with_dim_order(leaf, order)
         found.append(leaf)
     return pytree.tree_unflatten(found, structure)
 
 
-def _example(leaf: Any) -> Any:
-    """A tensor or number as it is in the example, its sizes fixed."""
+def _to_hints(leaf: Any) -> Any:
+    """A tensor of the hinted sizes and strides; of a symbolic number its hint.
+
+    Raises:
+        _NoHintError: a size is data-dependent.
+    """
     if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         if (hint := leaf.node.hint) is None:
-            raise _NoExampleError
+            raise _NoHintError
         return hint
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    sizes = [_example(size) for size in leaf.shape]
-    strides = [_example(step) for step in leaf.stride()]
+    sizes = [_to_hints(size) for size in leaf.shape]
+    strides = [_to_hints(step) for step in leaf.stride()]
     return torch.empty_strided(sizes, strides, dtype=leaf.dtype, device=leaf.device)
 
 
-def _in_order(tensor: Any, order: Sequence[int]) -> torch.Tensor:
-    """A tensor like this one that fills its memory in the order of dimensions given."""
+def _with_dim_order(tensor: Any, order: Sequence[int]) -> torch.Tensor:
+    """A tensor like this one, dense in the given dimension order, outermost first."""
     strides: list[Any] = [1] * tensor.dim()
     for inner, outer in itertools.pairwise(order[::-1]):
         strides[outer] = strides[inner] * tensor.shape[inner]
@@ -328,34 +350,38 @@ def _in_order(tensor: Any, order: Sequence[int]) -> torch.Tensor:
         return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
 
 
-def _may_vary(node: Node, before: Any, after: Any) -> bool:
-    """Is what holds for the example known to hold for any sizes? Whether there is a view of other
-    sizes is not; and what lies in no order of dimensions could not be laid out as before."""
+def _holds_for_all_sizes(node: Node, before: Any, after: Any) -> bool:
+    """True if a layout computed for the hints is valid for all sizes.
+
+    A view of other sizes may not exist for all; and a value with gaps could not be restored.
+    """
     pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True)
     tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
     return node.target not in _BY_SIZES and all(
-        have_same_sizes(a.shape, b.shape) and _order(a) is not None for a, b in tensors
+        have_same_sizes(a.shape, b.shape) and _dim_order(a) is not None for a, b in tensors
     )
 
 
 def _are_images(image: torch.Tensor, taken: torch.Tensor) -> bool:
-    """Do both have four dimensions, the first its channels last? Then its neighbours stay together
-    in what is taken out of it; eager's dimensions would come in the order of the indices."""
+    """True for indexing of a channels-last image with a four-dimensional result.
+
+    The result stays channels-last; eager's would have its dimensions in the order of the indices.
+    """
     return image.dim() == taken.dim() == 4 and _is_channels_last(image)
 
 
 def _is_channels_last(image: torch.Tensor) -> bool:
-    """Torch before 2.13 says no where sizes vary, and strides are products of them."""
+    """True for channels-last; torch before 2.13 does not recognise it for symbolic sizes."""
     if image.is_contiguous(memory_format=torch.channels_last):
         return True
-    return image.dim() == 4 and _order(image) == [0, 2, 3, 1]
+    return image.dim() == 4 and _dim_order(image) == [0, 2, 3, 1]
 
 
-def _as_before(node: Node, before: Any, user: Node) -> Node:
-    """The node's value in the layout it was traced with, for a user of it."""
+def _restore_layout(node: Node, before: Any, user: Node) -> Node:
+    """A copy of the node's value in the layout it was traced with, for ``user``."""
     if user.op == "output":
-        user = node.next  # till the end both would take memory
-    order = _order(before)
+        user = node.next  # copied at the end, both would take memory until then
+    order = _dim_order(before)
     if order is None:
         with before.fake_mode:
             memory = insert(
@@ -374,8 +400,8 @@ def _as_before(node: Node, before: Any, user: Node) -> Node:
     return permuted(rows, [order.index(d) for d in range(len(order))])
 
 
-def _order(tensor: torch.Tensor) -> list[int] | None:
-    """The dimensions of a tensor whose elements fill its memory, outer ones first; else None."""
+def _dim_order(tensor: torch.Tensor) -> list[int] | None:
+    """The dimensions of a dense tensor, outermost first; None if it has gaps."""
     if any(_hint(step) is None for step in tensor.stride()):
         return None
     order = sorted(range(tensor.dim()), key=lambda d: -(_hint(tensor.stride(d)) or 0))

@@ -1,8 +1,8 @@
-"""Writes to what shows one place several times: ``x.expand(2, 3).fill_(1)``.
+"""Writes to views with overlapping elements: ``x.expand(2, 3).fill_(1)``.
 
-Torch's functional form computes what such a view would hold, and carries that back to what it is a
-view of: of an expanded one it adds up the differences, of windows it adds up the elements. Eager
-writes to the place that there is, so there eager runs.
+Functionalisation computes the new value of such a view, and scatters it back to the base: for an
+expanded view it adds up the differences, for windows (``unfold``) it adds up the elements. Eager
+writes to one memory location, so such graphs are left to eager.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from magpy_like.torch_compat.functorch import get_unwrapped, is_wrapped_tensor
 
 
 def reject_overlapping_writes(gm: GraphModule) -> None:
-    """Have Unsupported raised, once strides are known, where a graph writes to such a view."""
+    """Insert checks that raise Unsupported where a graph writes to such a view, in place.
+
+    They run when AOTAutograd traces the graph: then strides are known.
+    """
     changed = False
     for node in list(gm.graph.nodes):
         if node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node)):
             written = _written(node)
-            if shown := list(_shown_through(written)):
+            if aliases := list(_possible_aliases(written)):
                 with gm.graph.inserting_before(node):
-                    gm.graph.call_function(_look, (written, shown, _windows(shown)))
+                    gm.graph.call_function(_check_overlap, (written, aliases, _windows(aliases)))
                 changed = True
     if changed:
         gm.recompile()
 
 
 def _written(node: Node) -> list[Node]:
-    """What a call writes to: its first argument, and ``out``."""
+    """The arguments that a call writes to: the first, and ``out``."""
     first = node.args[:1] or list(node.kwargs.values())[:1]
     found = pytree.tree_leaves([first, node.kwargs.get("out")])
     return [leaf for leaf in found if isinstance(leaf, Node)]
 
 
-def _shown_through(nodes: list[Node]) -> Iterator[Node]:
-    """Every node that these may share their memory with, as far as operators tell."""
+def _possible_aliases(nodes: list[Node]) -> Iterator[Node]:
+    """Every node that these may share memory with, by the schemas of operators."""
     seen: set[Node] = set()
     while nodes:
         node, *nodes = nodes
@@ -54,19 +57,19 @@ def _shown_through(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _windows(nodes: list[Node]) -> list[Node]:
-    """Even windows that are apart lose what lies between them."""
+    """The ``unfold`` nodes: writes even to disjoint windows lose the elements between them."""
     return [node for node in nodes if node.target in ("unfold", Tensor.unfold)]
 
 
-def _look(written: list[Any], shown: list[Any], windows: list[Any]) -> None:
-    places = {_memory(t) for t in _tensors(written)}
-    for views, wrong in ((shown, _overlaps), (windows, lambda _: True)):
-        if any(_memory(t) in places and wrong(t) for t in _tensors(views)):
-            raise Unsupported("a graph", "it writes to a view that shows a place twice")
+def _check_overlap(written: list[Any], aliases: list[Any], windows: list[Any]) -> None:
+    storages = {_storage(t) for t in _tensors(written)}
+    for views, is_rejected in ((aliases, _has_overlap), (windows, lambda _: True)):
+        if any(_storage(t) in storages and is_rejected(t) for t in _tensors(views)):
+            raise Unsupported("a graph", "it writes to a view whose elements overlap in memory")
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors that have memory, without what a transformation wraps them in."""
+    """The strided tensors, unwrapped from functorch's transforms."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
             while is_wrapped_tensor(leaf):
@@ -74,14 +77,14 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield leaf
 
 
-def _memory(t: Tensor) -> int:
+def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _overlaps(t: Tensor) -> bool:
-    """Whether two elements may be one place, by the sizes of the example."""
+def _has_overlap(t: Tensor) -> bool:
+    """True if two elements may be one memory location, by the sizes' hints."""
     extent = 0
-    for step, size in sorted(zip(map(_number, t.stride()), map(_number, t.shape), strict=True)):
+    for step, size in sorted(zip(map(_hint, t.stride()), map(_hint, t.shape), strict=True)):
         if size == 0:
             return False
         if size > 1 and step <= extent:
@@ -90,6 +93,6 @@ def _overlaps(t: Tensor) -> bool:
     return False
 
 
-def _number(size: Any) -> int:
+def _hint(size: Any) -> int:
     known = size if isinstance(size, int) else size.node.hint
     return 2 if known is None else known

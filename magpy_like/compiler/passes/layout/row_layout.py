@@ -1,8 +1,8 @@
-"""Results that eager lays out row by row, of functions that torch takes apart before their
-operators could be told.
+"""Contiguous results of functions that AOTAutograd decomposes into operators of another layout.
 
-What it traces instead lies like the argument. The rows are made where the graph was captured, so
-that all that follows, views among them, is traced for where eager has them.
+Eager returns these results contiguous; the traced operators keep the argument's layout. The copy is
+inserted in the captured graph, so that all operators after it, views among them, are traced for
+eager's layout.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from torch.fx import GraphModule
 
 
 def make_results_contiguous(gm: GraphModule) -> bool:
-    """Lay the results of such functions out as eager does; whether there are any."""
-    found = [node for node in gm.graph.nodes if node.target in _ROWS]
+    """Make the results of such functions contiguous, in place; True if there are any."""
+    found = [node for node in gm.graph.nodes if node.target in _LAYOUTS]
     for node in found:
         with gm.graph.inserting_after(node):
-            new = gm.graph.call_function(_ROWS[node.target], (node,))
+            new = gm.graph.call_function(_LAYOUTS[node.target], (node,))
         node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
     if found:
         gm.recompile()
     return bool(found)
 
 
-def _in_rows(result: Any) -> Any:
+def _make_contiguous(result: Any) -> Any:
     return result.contiguous() if isinstance(result, Tensor) else result
 
 
-def _pooled(result: Any) -> Any:
-    """Without gradients, the CPU has a kernel of its own for maxima of lines."""
+def _make_pooled_contiguous(result: Any) -> Any:
+    """Without gradients, the CPU has a kernel of its own for ``max_pool1d``."""
     if not isinstance(result, Tensor) or result.device.type != "cpu" or result.requires_grad:
         return result
     return result.contiguous()
 
 
-_ROWS = {
-    F.one_hot: _in_rows,
-    F.max_pool1d: _pooled,
-    torch.max_pool1d: _pooled,
+_LAYOUTS = {
+    F.one_hot: _make_contiguous,
+    F.max_pool1d: _make_pooled_contiguous,
+    torch.max_pool1d: _make_pooled_contiguous,
 }
