@@ -1,7 +1,14 @@
-"""Operators in terms of simpler ones: which of torch's decompositions are used, and some more.
+"""Decompositions: operators in terms of simpler ones, torch's and own (PyTorch 2, section 4.1).
 
-What has a lowering is never decomposed by torch; a function of our own table may return
-``NotImplemented``: then the operator stays as it is.
+An operator with a lowering is never decomposed by torch. A decomposition of the own table may
+return ``NotImplemented``: then the operator stays as it is.
+
+``decomposition_table``: the own table, and torch's decompositions by operator
+``eager_layouts``: results in the memory layout of eager's kernels
+``index_placement``: scatters, padding and pooling by indices
+``losses``: losses that check classes and probabilities
+``distances``: ``cdist`` and ``pdist``
+``complex_parts``: complex numbers by real and imaginary part
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ __all__ = ["decompositions"]
 
 aten = torch.ops.aten
 
-#: Decomposed beyond torch's core set.
+#: Operators decomposed in addition to torch's core set.
 EXTRA_TORCH_DECOMPOSITIONS = [
     aten.native_layer_norm, aten.native_layer_norm_backward,
     aten.native_group_norm, aten.native_group_norm_backward,
@@ -50,23 +57,23 @@ EXTRA_TORCH_DECOMPOSITIONS = [
     aten.as_strided_copy, aten.narrow_copy, aten.permute_copy, aten.unbind_copy, aten.view_copy,
 ]  # fmt: skip
 
-#: In torch's core set, but lowered or called as they are.
+#: Operators of torch's core set that are lowered, or called as they are.
 KEPT_OPERATORS = [
     aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
     aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
     aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
     aten._safe_softmax, aten.embedding_dense_backward,
     aten.rrelu_with_noise, aten.exponential,
-    # The decomposition computes the result only, not the log-sum-exp that its backward reads.
+    # The decomposition computes only the result, not the log-sum-exp that the backward reads.
     aten._scaled_dot_product_flash_attention_for_cpu,
-    # No other arithmetic comes out alike: eager counts from both ends, vector by vector.
+    # No other arithmetic has equal results: eager counts from both ends, vector by vector.
     aten.linspace, aten.logspace,
 ]  # fmt: skip
 
 
 @functools.cache
 def decompositions() -> dict[Any, Decomposition]:
-    """Operator -> its meaning in simpler operators; what has a lowering is left alone."""
+    """Operator overload -> decomposition; operators with a lowering have only own ones."""
     table = _core() | get_decompositions(EXTRA_TORCH_DECOMPOSITIONS) | OWN_DECOMPOSITIONS
     kept = {getattr(packet, name) for packet in KEPT_OPERATORS for name in packet.overloads()}
     return {
@@ -78,13 +85,14 @@ def decompositions() -> dict[Any, Decomposition]:
 
 @functools.cache
 def _core() -> dict[Any, Decomposition]:
-    """Torch's core set, which takes torch long to put together."""
+    """Torch's core set; cached, because torch takes long to assemble it."""
     return dict(core_aten_decompositions())
 
 
 @register_decomposition(getattr(aten.random, "from"))
 def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None) -> Tensor:
-    """By the operator that draws alike: this one's name is no Python, so torch cannot trace it."""
+    """By ``randint_like``, which draws the same numbers. Torch cannot trace this operator: ``from``
+    is a keyword of Python."""
     if high is None or generator is not None:
         return NotImplemented
     return aten.randint_like.low_dtype(a, low, high)
@@ -92,7 +100,7 @@ def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None
 
 @register_decomposition(aten.linalg_cross.default)
 def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
-    """Of low precision, eager on a CPU rounds the products before it subtracts them."""
+    """In low precision, eager on a CPU rounds the products before it subtracts them."""
     if a.dtype not in LOW_PRECISION or a.dtype != b.dtype or a.device.type != "cpu":
         return torch_decomposition(aten.linalg_cross.default)(a, b, dim=dim)
     a, b = torch.broadcast_tensors(a, b)
@@ -101,7 +109,7 @@ def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
 
 @register_decomposition(aten._softmax_backward_data.default)
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Of low precision, eager on a GPU rounds the products before it sums them."""
+    """In low precision, eager on a GPU rounds the products before it sums them."""
     if grad.device.type != "cuda" or grad.dtype not in LOW_PRECISION:
         return torch_decomposition(aten._softmax_backward_data.default)(grad, output, dim, dtype)
     product = (grad * output).to(torch.float32)

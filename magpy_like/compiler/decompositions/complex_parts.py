@@ -1,4 +1,4 @@
-"""Complex numbers by their parts. Their arithmetic is ATen's."""
+"""Complex numbers by real and imaginary part; complex arithmetic runs through ATen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART = {
 @register_decomposition(aten.polar.default)
 def _polar(size: Tensor, angle: Tensor) -> Tensor:
     if size.dtype == torch.float16:
-        return NotImplemented  # eager multiplies what it has not rounded
+        return NotImplemented  # eager multiplies before it rounds
     return aten.complex(size * torch.cos(angle), size * torch.sin(angle))
 
 
@@ -30,8 +30,8 @@ def _to_copy(
     a: Tensor, *, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,
 ) -> Tensor:  # fmt: skip
-    """To complex numbers of another precision, part by part."""
-    if not isinstance(a, Tensor) or not a.is_complex():  # a number, in some gradients
+    """A cast to complex numbers of another precision, part by part."""
+    if not isinstance(a, Tensor) or not a.is_complex():  # a number, in some backward formulas
         return NotImplemented
     dtype = dtype or a.dtype
     plain = layout in (None, torch.strided) and not pin_memory and memory_format is None

@@ -1,4 +1,4 @@
-"""The package's own table of decompositions."""
+"""The own table of decompositions, and torch's decompositions by operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWN_DECOMPOSITIONS: dict[Any, Decomposition] = {}
 
 
 def register_decomposition(*operators: Any) -> Callable[[Decomposition], Decomposition]:
-    """Register what operators (overloads) mean in simpler ones."""
+    """A decorator that registers a function as the decomposition of operators (overloads)."""
 
     def register(function: Decomposition) -> Decomposition:
         OWN_DECOMPOSITIONS.update(dict.fromkeys(operators, function))
@@ -24,5 +24,5 @@ def register_decomposition(*operators: Any) -> Callable[[Decomposition], Decompo
 
 @functools.cache
 def torch_decomposition(operator: Any) -> Decomposition:
-    """Torch's own decomposition of an operator (an overload), which it looks for among all."""
+    """Torch's decomposition of an operator (an overload); cached, because torch searches all."""
     return get_decompositions([operator])[operator]

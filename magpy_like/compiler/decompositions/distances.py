@@ -1,6 +1,6 @@
-"""Distances between rows, of one matrix or of two.
+"""Distances between rows: ``cdist`` of two matrices, ``pdist`` of one.
 
-The formulas are those of ATen's kernels for the CPU, so that ties, zeros and NaN give the same.
+The formulas are those of ATen's CPU kernels, so that ties, zeros and NaN have equal results.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from magpy_like.compiler.decompositions.decomposition_table import register_deco
 
 aten = torch.ops.aten
 
-# Where ATen does not call ``pow``, it is faster among the rows of one matrix, of which it visits
-# each pair once, at gradients, and at rows that are short and fill no strips of a loop.
 _SPECIALIZED_NORMS = (0, 1, 2, math.inf)
+"""Norms for which ATen does not call ``pow``. There it is faster for rows of one matrix, whose
+pairs it visits once, for gradients, and for short rows that fill no strip of a loop."""
 MIN_ROW_LENGTH, STRIP_LENGTH = 64, 32
 
-# Beyond these, ATen multiplies matrices for Euclidean distances.
 MAX_DIRECT_ROWS = 25
+"""Rows beyond which ATen computes Euclidean distances by a matrix product."""
 
 
 def _norm(difference: Tensor, p: float) -> Tensor:
-    """Over the last dimension. p = 0 counts what is not zero."""
+    """The p-norm over the last dimension; p = 0 counts non-zero elements."""
     size = difference.abs()
     if p == 0:
         return size.ceil().clamp(max=1).sum(-1)
@@ -38,7 +38,7 @@ def _norm(difference: Tensor, p: float) -> Tensor:
 
 
 def _slope(difference: Tensor, grad: Tensor, distance: Tensor, p: float) -> Tensor:
-    """What each difference gets of the gradient of its distance."""
+    """The gradient of each difference, given the gradient of its distance."""
     zero = torch.zeros_like(difference)
     if p < 2:
         slope = difference.sign() * difference.abs().pow(p - 1) * grad / distance.pow(p - 1)
@@ -57,7 +57,7 @@ def _is_supported(p: float, *tensors: Tensor) -> bool:
 
 
 def _uses_matrix_product(a: Tensor, b: Tensor, mode: int) -> bool:
-    """Does ATen multiply matrices? Mode 1 says so, and 0 lets it where there are many rows."""
+    """True if ATen uses a matrix product: always in mode 1, for many rows in mode 0."""
     return mode == 1 or (
         mode == 0 and (a.shape[-2] > MAX_DIRECT_ROWS or b.shape[-2] > MAX_DIRECT_ROWS)
     )
@@ -96,16 +96,16 @@ def _pdist(a: Tensor, p: float = 2.0) -> Tensor:
 
 @register_decomposition(aten._pdist_backward.default)
 def _pdist_backward(grad: Tensor, a: Tensor, p: float, distance: Tensor) -> Tensor:
-    """As of the distances of all rows to all, of which each stands for two."""
+    """The backward of the full distance matrix, in which each distance occurs twice."""
     if not _is_supported(p, grad, a) or p in _SPECIALIZED_NORMS or a.shape[0] < 2:
         return NotImplemented
     n = a.shape[0]
     row = torch.arange(n, device=a.device)
     low, high = torch.minimum(row[:, None], row), torch.maximum(row[:, None], row)
-    place = (n * low - low * (low + 1) // 2 + high - low - 1).clamp(0, distance.shape[0] - 1)
+    index = (n * low - low * (low + 1) // 2 + high - low - 1).clamp(0, distance.shape[0] - 1)
     same = low == high
 
     def square(pairs: Tensor) -> Tensor:
-        return torch.where(same, 0, aten._unsafe_index(pairs, [place])).unsqueeze(-1)
+        return torch.where(same, 0, aten._unsafe_index(pairs, [index])).unsqueeze(-1)
 
     return _slope(a[:, None] - a, square(grad), square(distance), p).sum(1)

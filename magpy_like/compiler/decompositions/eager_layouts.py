@@ -1,8 +1,8 @@
-"""Operators whose results torch's decompositions or fake tensors lay out unlike eager's kernels.
+"""Results in eager's memory layout, where torch's decompositions or fake tensors have another.
 
-Some kernels for the CPU keep only the layout where channels are last, and write any other result
-row by row. Loops over several arguments take the order of dimensions from them, the first one
-first; where that depends on how large sizes that vary are, results are left as torch traces them.
+Some CPU kernels preserve only channels-last, and write any other result row-major. Elementwise
+loops over several arguments take the dimension order from them, the first argument first; where
+that depends on the values of symbolic sizes, results keep the layout that torch traces.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ BATCH_NORMS = [
 
 
 def _to_channels_of(result: Tensor, a: Tensor) -> Tensor:
+    """On a CPU, ``result`` channels-last if ``a`` is, else row-major."""
     if a.device.type != "cpu":
         return result
     return result.contiguous(memory_format=suggest_memory_format(a))
 
 
-def _batch_norm(meant: Decomposition) -> Decomposition:
-    @functools.wraps(meant)
+def _batch_norm(decomposition: Decomposition) -> Decomposition:
+    @functools.wraps(decomposition)
     def batch_norm(a: Tensor, *args: Any, **kwargs: Any) -> Any:
-        result, *rest = meant(a, *args, **kwargs)
+        result, *rest = decomposition(a, *args, **kwargs)
         return _to_channels_of(result, a), *rest
 
     return batch_norm
 
 
-for _operator, _meant in get_decompositions(BATCH_NORMS).items():
-    register_decomposition(_operator)(_batch_norm(_meant))
+for _operator, _decomposition in get_decompositions(BATCH_NORMS).items():
+    register_decomposition(_operator)(_batch_norm(_decomposition))
 
 
 @register_decomposition(aten.channel_shuffle.default)
@@ -63,9 +64,12 @@ def _channel_shuffle(a: Tensor, groups: Any) -> Tensor:
 
 @register_decomposition(aten.roll.default)
 def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    """Two parts that change places, as eager has it: looking up every element costs several times
-    as much. Without dimensions, eager rolls what it has made one row of; and where nothing comes
-    round, the empty part that it joins has no channels last. On a GPU nothing has."""
+    """A concatenation of two slices, as in eager: indexing every element costs several times as
+    much.
+
+    Without dimensions, eager rolls the flattened tensor. Where a shift is zero, it concatenates an
+    empty slice, and the result is not channels-last; on a GPU it never is.
+    """
     if a.device.type == "cuda" and not a.is_contiguous():
         return aten.roll(a.contiguous(), shifts, dims)
     if statically_known_true(a.numel() != 0) and all(type(n) is int for n in (*a.shape, *shifts)):
@@ -80,45 +84,44 @@ def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     result = torch_decomposition(aten.roll.default)(a, shifts, dims)
     if not dims or statically_known_true(a.numel() == 0):
         return result
-    stays = (shift % a.shape[dim] == 0 for shift, dim in zip(shifts, dims, strict=True))
-    return result if any(map(statically_known_true, stays)) else _to_channels_of(result, a)
+    unshifted = (shift % a.shape[dim] == 0 for shift, dim in zip(shifts, dims, strict=True))
+    return result if any(map(statically_known_true, unshifted)) else _to_channels_of(result, a)
 
 
 @register_decomposition(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Eager's result lies as its indices do, which fake tensors take to be contiguous."""
-    given = [index for index in indices if index is not None]
-    if all(index.dim() < 2 or index.is_contiguous() for index in given):
+    """Eager's result has the layout of its indices, which fake tensors assume to be contiguous."""
+    tensors = [index for index in indices if index is not None]
+    if all(index.dim() < 2 or index.is_contiguous() for index in tensors):
         return NotImplemented
-    if any(index.dtype in (torch.bool, torch.uint8) for index in given):
-        return NotImplemented  # how many elements the masks choose only a run tells
+    if any(index.dtype in (torch.bool, torch.uint8) for index in tensors):
+        return NotImplemented  # masks: the size of the result is data-dependent
     result = aten.index(a, [None if i is None else i.contiguous() for i in indices])
-    common = torch.broadcast_tensors(*given)
+    common = torch.broadcast_tensors(*tensors)
     if a.device.type != "cpu" and len({index.stride() for index in common}) > 1:
         return result
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     adjacent = dims == list(range(dims[0], dims[-1] + 1))
     first = dims[0] if adjacent else 0
     kept = [dim for dim in range(a.dim()) if dim not in dims]
-    # The operands as eager's loop steps through them; for the elements of `a` that it looks up, the
-    # step of an indexed dimension is zero.
+    # The operands with the strides of eager's loop, in which an indexed dimension of `a` has zero.
     before, after = kept[:first], kept[first:]
     steps = [*(a.stride(d) for d in before), *[0] * common[0].dim(), *(a.stride(d) for d in after)]
     looked_up = a.as_strided(result.shape, steps)
-    places = [
+    looped_indices = [
         index.reshape([1] * len(before) + list(index.shape) + [1] * len(after)).expand_as(result)
         for index in common
     ]
-    order, _ = compute_elementwise_output_logical_to_physical_perm(looked_up, *places)
+    order, _ = compute_elementwise_output_logical_to_physical_perm(looked_up, *looped_indices)
     back = [order.index(dim) for dim in range(len(order))]
     return result.permute(order).contiguous().permute(back)
 
 
-def _logical(operator: Any, of_truths: Any) -> None:
+def _logical(operator: Any, bitwise: Any) -> None:
     @register_decomposition(operator)
     def logical(a: Tensor, b: Tensor) -> Tensor:
-        """In steps whose fake tensors lie as eager's results, if one argument is broadcast, too."""
-        return of_truths(*(x if x.dtype == torch.bool else x != 0 for x in (a, b)))
+        """In operators whose fake results have eager's layout even if an argument is broadcast."""
+        return bitwise(*(x if x.dtype == torch.bool else x != 0 for x in (a, b)))
 
 
 _logical(aten.logical_and.default, torch.bitwise_and)
@@ -126,8 +129,8 @@ _logical(aten.logical_or.default, torch.bitwise_or)
 _logical(aten.logical_xor.default, torch.bitwise_xor)
 
 
-#: Loops over all arguments at once whose results torch's own meta functions and decompositions lay
-#: out in another order, where an argument is broadcast or transposed.
+#: Elementwise loops to whose results torch's meta functions and decompositions give another
+#: dimension order than eager, where an argument is broadcast or transposed.
 ELEMENTWISE_LOOPS = [
     aten.copysign.Tensor, aten.floor_divide.default, aten.div.Tensor_mode, aten.xlogy.Tensor,
     aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
@@ -136,11 +139,15 @@ ELEMENTWISE_LOOPS = [
 
 
 class _DependsOnSizes(Exception):
-    """How sizes compare is not the same for all that the guards admit."""
+    """A relation between sizes is not the same for all sizes that the guards admit."""
 
 
 def _is_known(relation: Any) -> bool:
-    """Whether a relation holds between sizes, which no guard has to tell."""
+    """True if a relation between sizes is known to hold, without a guard.
+
+    Raises:
+        _DependsOnSizes: it is neither known to hold nor known not to.
+    """
     if statically_known_true(relation):
         return True
     if statically_known_true(torch.sym_not(relation)):
@@ -149,10 +156,10 @@ def _is_known(relation: Any) -> bool:
 
 
 def loop_dim_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int]:
-    """The dimensions of what eager's loop makes, the one with the largest step first.
+    """The dimension order of the result of eager's elementwise loop, outermost first.
 
-    The first argument that is broadcast along neither of two tells which is the outer one;
-    ``steps`` has each argument's along all dimensions, 0 where it is broadcast.
+    Of two dimensions, the outer one is decided by the first argument that is broadcast along
+    neither. ``steps`` has the strides of each argument along all dimensions, 0 where broadcast.
     """
 
     def compare(one: int, other: int) -> int:
@@ -167,14 +174,14 @@ def loop_dim_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list
         return 0
 
     inner_first = list(range(len(shape)))[::-1]
-    for at in range(1, len(shape)):  # as eager sorts: what two of them tell, a third may deny
-        for k in range(at - 1, -1, -1):
-            found = compare(inner_first[k], inner_first[at])
+    for current in range(1, len(shape)):  # eager's insertion sort: the relation is not transitive
+        for k in range(current - 1, -1, -1):
+            found = compare(inner_first[k], inner_first[current])
             if found < 0:
                 break
             if found > 0:
-                inner_first[k], inner_first[at] = inner_first[at], inner_first[k]
-                at = k
+                inner_first[k], inner_first[current] = inner_first[current], inner_first[k]
+                current = k
     return inner_first[::-1]
 
 
@@ -182,7 +189,10 @@ _active = threading.local()
 
 
 def decompose_into_itself(operator: Any) -> Callable[[Decomposition], Decomposition]:
-    """Register what an operator means in terms of itself, which stays what it is in there."""
+    """A decorator like ``register_decomposition`` for a function that calls the operator itself.
+
+    Inside of the function, the operator is not decomposed.
+    """
 
     def register(function: Decomposition) -> Decomposition:
         @register_decomposition(operator)
@@ -201,18 +211,19 @@ def decompose_into_itself(operator: Any) -> Callable[[Decomposition], Decomposit
 
 
 def match_eager_layout(
-    operator: Any, lay: Callable[..., Any], meant: Decomposition | None = None
+    operator: Any, lay: Callable[..., Any], decomposition: Decomposition | None = None
 ) -> None:
-    """Eager's results lie as what ``lay`` makes of an operator's results and arguments.
+    """Register a decomposition with eager's layout: ``lay(results, *arguments)``.
 
-    ``meant`` is what it means, if not what torch says."""
-    if meant is None:
+    ``decomposition`` computes the results; by default torch's, or the operator itself.
+    """
+    if decomposition is None:
         known = {} if operator in LOWERINGS else get_decompositions([operator])
-        meant = known.get(operator, operator)
+        decomposition = known.get(operator, operator)
 
     @decompose_into_itself(operator)
     def relaid(*args: Any, **kwargs: Any) -> Any:
-        return lay(meant(*args, **kwargs), *args)
+        return lay(decomposition(*args, **kwargs), *args)
 
 
 def _to_loop_layout(result: Tensor, *args: Any) -> Tensor:
@@ -222,14 +233,17 @@ def _to_loop_layout(result: Tensor, *args: Any) -> Tensor:
 
 
 def _broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
-    """The steps of a tensor that is broadcast to ``shape``."""
+    """The strides of a tensor that is broadcast to ``shape``; 0 along broadcast dimensions."""
     lead = len(shape) - tensor.dim()
     dims = zip(tensor.shape, shape[lead:], tensor.stride(), strict=True)
     return [0] * lead + [0 if n == 1 and shown != 1 else step for n, shown, step in dims]
 
 
 def _to_dim_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = False) -> Tensor:
-    """A loop's result in eager's order of dimensions; ``alike``: its arguments lie alike."""
+    """The result in the dimension order of eager's loop.
+
+    ``alike``: all arguments have the same sizes and strides.
+    """
     try:
         order = loop_dim_order(steps, result.shape)
         if _has_dim_order(result, order, alike):
@@ -257,8 +271,8 @@ for _operator in ELEMENTWISE_LOOPS:
 
 @functools.partial(match_eager_layout, aten.native_dropout_backward.default)
 def _dropout_layout(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
-    """On a GPU one kernel, which writes rows or channels last, as torch's decomposition does, where
-    the gradient is not broadcast."""
+    """On a GPU, without a broadcast gradient, one kernel with the layout of torch's decomposition:
+    row-major or channels-last."""
     loop = grad.device.type == "cpu" or grad.shape != result.shape
     return _to_loop_layout(result, grad, *args) if loop else result
 
@@ -270,9 +284,8 @@ def _to_contiguous(result: Tensor, *args: Any) -> Tensor:
 for _operator in (aten.take.default, aten.pow.Scalar):
     match_eager_layout(_operator, _to_contiguous)
 for _operator in (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor):
-    match_eager_layout(
-        _operator, _to_contiguous, _operator
-    )  # which looks at deviations, as no formula does
+    # By the operator itself, which checks the standard deviations; no formula does.
+    match_eager_layout(_operator, _to_contiguous, _operator)
 
 
 def _to_first_layout(result: Tensor, a: Tensor, *args: Any) -> Tensor:
@@ -280,7 +293,7 @@ def _to_first_layout(result: Tensor, a: Tensor, *args: Any) -> Tensor:
 
 
 def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
-    if a.device.type == "cpu":  # a GPU gives up altogether
+    if a.device.type == "cpu":  # on a GPU, eager aborts the process
         a = PROBABILITIES(a, "input")
         target = PROBABILITIES(target, "target")
     return torch_decomposition(aten.binary_cross_entropy.default)(a, target, *args)
@@ -293,7 +306,7 @@ Unique = Callable[[Tensor, int], Sequence[Tensor]]
 
 
 def _unique_along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
-    """On a CPU, what is unique along a dimension comes as rows that are turned."""
+    """``unique`` along a dimension; on a CPU, eager's result is a transposed row-major one."""
     if a.device.type != "cpu":  # torch speculates on sizes wrongly for negative dimensions
         return unique(a, dim % max(a.dim(), 1))
     first, *rest = unique(a.movedim(dim, 0), 0)
@@ -324,8 +337,8 @@ def _rrelu(
     a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
 ) -> Sequence[Tensor]:  # fmt: skip
-    """The mean slope; in training, eager draws one for every negative element. Either way, the
-    result lies row by row."""
+    """The mean slope; in training, eager draws one for every negative element. The result is
+    row-major in both cases."""
     if not training:
         return aten.leaky_relu(a, (lower + upper) / 2).contiguous(), noise.clone()
     drawn = aten.rrelu_with_noise_functional(a, noise, lower, upper, True, generator)

@@ -1,4 +1,4 @@
-"""Operators that put elements where indices or masks say."""
+"""Placement by index: scatters, masks, unpooling, and the backward passes of padding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _put(a: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
 
 @register_decomposition(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def _index_fill(a: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """torch 2.11's own writes to a tensor of eager's strides, which AOTAutograd refuses."""
+    """torch 2.11 decomposes to writes to a tensor of eager's strides, which AOTAutograd refuses."""
     if index.dim() > 1 or index.dtype != torch.int64:
         return NotImplemented
     if not isinstance(value, Tensor):
@@ -50,32 +50,32 @@ def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -
     if grad.numel() == 0 or count == 0:
         return NotImplemented
     kept = mask.expand(grad.shape).reshape(-1)
-    place = torch.where(kept, kept.to(torch.int64).cumsum(0) - 1, count).clamp(max=count)
-    result = grad.new_zeros([count + 1]).index_put([place], grad.reshape(-1))
+    target = torch.where(kept, kept.to(torch.int64).cumsum(0) - 1, count).clamp(max=count)
+    result = grad.new_zeros([count + 1]).index_put([target], grad.reshape(-1))
     return result[:count].reshape(list(sizes))
 
 
 @register_decomposition(aten.nonzero_static.default)
 def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    by_columns = a.device.type == "cuda"  # how eager's lie in memory
+    by_columns = a.device.type == "cuda"  # eager's memory layout there
     if a.numel() == 0 or a.dim() == 0 or size == 0:
         if by_columns:
             return a.new_full([a.dim(), size], fill_value, dtype=torch.int64).t()
         return a.new_full([size, a.dim()], fill_value, dtype=torch.int64)
     found = (a != 0).reshape(-1)
     order = found.to(torch.int64).cumsum(0) - 1
-    place = torch.where(found, order.clamp(max=size), size)
+    target = torch.where(found, order.clamp(max=size), size)
     rest = torch.arange(found.numel(), device=a.device)
     columns = []
     for extent in reversed(a.shape):
         column = torch.full([size + 1], fill_value, dtype=torch.int64, device=a.device)
-        columns.append(column.index_put([place], rest % extent)[:size])
+        columns.append(column.index_put([target], rest % extent)[:size])
         rest = rest // extent
     return torch.stack(columns[::-1]).t() if by_columns else torch.stack(columns[::-1], 1)
 
 
 def _unpooled(operator: Any, a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> Tensor:
-    """By torch's own, which counts an index below zero from the end."""
+    """Torch's decomposition, with indices checked: it counts negative ones from the end."""
     index = INDICES(index, math.prod(size))
     return torch_decomposition(operator)(a, index, size, *args)
 
@@ -87,14 +87,14 @@ def _max_unpool3d(a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> 
 
 @register_decomposition(aten.max_unpool2d.default)
 def _max_unpool2d(a: Tensor, index: Tensor, size: Sequence[Any]) -> Tensor:
-    """Laid out as eager's kernel for the CPU does it."""
+    """In the memory layout of eager's CPU kernel."""
     result = _unpooled(aten.max_unpool2d.default, a, index, size)
     kept = suggest_memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
     return result.contiguous(memory_format=kept)
 
 
 def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -> Tensor:
-    """Every element of the result collects what its copies got."""
+    """Every element sums the gradients of its copies."""
     rank = len(padding) // 2
     if 0 in a.shape or 0 in grad.shape:
         return torch.zeros_like(a)
@@ -116,16 +116,18 @@ for _rank in (1, 2, 3):
 def _reflection_pad(operator: Any) -> None:
     @register_decomposition(operator)
     def checked(a: Tensor, padding: Sequence[Any]) -> Any:
-        """Torch's own does not ask, where only a run tells the size, whether that has so much to
-        reflect; eager does."""
+        """Torch's decomposition, with a check that the dimension is longer than the padding, which
+        it omits for data-dependent sizes; eager checks it."""
         for k, width in enumerate(padding):
             check_condition(width < a.shape[a.dim() - 1 - k // 2])
         return torch_decomposition(operator)(a, padding)
 
 
 def _reflection_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -> Tensor:
-    """What was reflected is folded back, dimension by dimension. Torch's own reads all of the nine
-    parts of an image at every place, from computed positions."""
+    """Reflected gradients are folded back, dimension by dimension.
+
+    Torch's decomposition reads all nine parts of an image for every element, from computed indices.
+    """
     if 0 in a.shape or 0 in grad.shape or any(width < 0 for width in padding):
         return torch_decomposition(aten.reflection_pad2d_backward.default)(grad, a, padding)
     for k in reversed(range(len(padding) // 2)):

@@ -1,8 +1,7 @@
-"""Losses, which raise where they are given no class or no probability.
+"""Losses with checked arguments: class indices and probabilities.
 
-Torch's formulas look up what a class is given, with another error than a loss's where there is no
-such class, and take the logarithm of any number. So the arguments are looked at first, by operators
-of our own.
+Torch's decompositions gather by class index, and raise another error than the loss if there is no
+such class; and they take the logarithm of any number. So own operators check the arguments first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _reduced(loss: Tensor, reduction: int) -> Tensor:
 
 @register_decomposition(aten.huber_loss.default)
 def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    """Eager's has the first argument's dtype, whatever the target's is."""
+    """Eager's result has the first argument's dtype, whatever the target's is."""
     return _reduced(
         torch_decomposition(aten.huber_loss.default)(a, target, 0, delta).to(a.dtype), reduction
     )
@@ -39,7 +38,7 @@ def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
 def _nll_loss(operator: Any) -> None:
     @register_decomposition(operator)
     def loss(a: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int) -> Any:
-        """Whatever ``a`` is like, eager lays each pixel's loss out row by row."""
+        """Unreduced losses are row-major in eager, whatever the layout of ``a``."""
         count = a.shape[1 if a.dim() > 1 else 0]
         target = INDICES(target, count, ignored)
         each, total = torch_decomposition(operator)(a, target, weight, reduction, ignored)
@@ -51,8 +50,11 @@ _nll_loss(aten.nll_loss2d_forward.default)
 
 
 def _replace_torch_decomposition(operator: Any) -> Callable[[Decomposition], Decomposition]:
-    """Torch has its formula of some operators run wherever it traces what Autograd records, before
-    any table is asked."""
+    """A decorator like ``register_decomposition``, also for torch's Autograd kernel.
+
+    Torch runs its own decomposition of some operators when it traces through Autograd, before it
+    consults any table.
+    """
 
     def register(function: Decomposition) -> Decomposition:
         operator.py_kernels[DispatchKey.Autograd] = function
@@ -66,7 +68,7 @@ def _multi_margin_loss(
     a: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
     reduction: int = 1,
 ) -> Tensor:  # fmt: skip
-    """What is no number does not count."""
+    """NaN margins do not count."""
     classes = a.shape[-1]
     rows, own = a.reshape(-1, classes), target.reshape(-1, 1)
     own = INDICES(own, classes)
@@ -80,8 +82,10 @@ def _multi_margin_loss(
 
 @_replace_torch_decomposition(aten.multilabel_margin_loss_forward.default)
 def _multilabel_margin_loss(a: Tensor, target: Tensor, reduction: int) -> Sequence[Tensor]:
-    """A row of ``target`` names classes up to its first -1. Torch's formula counts margins of what
-    follows, too. What is no number does not count."""
+    """A row of ``target`` lists classes up to its first -1.
+
+    Torch's decomposition also counts margins of the entries after it. NaN margins do not count.
+    """
     classes = a.shape[-1]
     rows, named = a.reshape(-1, classes), target.reshape(-1, classes)
     named = INDICES(named, classes, -1)
@@ -92,5 +96,5 @@ def _multilabel_margin_loss(a: Tensor, target: Tensor, reduction: int) -> Sequen
     missing = 1 - rows.gather(1, named)[:, :, None] + rows[:, None, :]
     counts = names[:, :, None] & ~is_named[:, None, :] & (missing > 0)
     loss = missing.where(counts, 0).sum((1, 2)) / classes
-    told = is_named.to(a.dtype).reshape(target.shape)
-    return _reduced(loss.reshape(a.shape[:-1]), reduction), told
+    is_target = is_named.to(a.dtype).reshape(target.shape)
+    return _reduced(loss.reshape(a.shape[:-1]), reduction), is_target
