@@ -13,8 +13,11 @@ from typing import Any, cast
 
 import torch
 
-from magpy_like.compiler.autograd.overwritten_saved_values import find_nonleaf_inputs, may_overwrite_saved_tensors
-from magpy_like.compiler.graph_parts import eager_under_autograd, compile_in_parts, make_interpreter
+from magpy_like.compiler.autograd.overwritten_saved_values import (
+    find_nonleaf_inputs,
+    may_overwrite_saved_tensors,
+)
+from magpy_like.compiler.graph_parts import compile_in_parts, eager_under_autograd, make_interpreter
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
 from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints
