@@ -100,7 +100,7 @@ def compile_untransformed(
     """:func:`compile_fx` for callers that call the result neither under functorch's transforms nor
     in a level of forward-mode AD: the result does not check for them."""
     if has_parts(gm):
-        varying = [is_symbolic(given) for given in example_inputs]
+        varying = [is_symbolic(example) for example in example_inputs]
         compile_part = functools.partial(compile_untransformed, mode=mode, options=options)
         return compile_in_parts(
             gm, compile_part, varying, eager_with_gradients=may_overwrite_saved_tensors(gm)

@@ -142,7 +142,7 @@ def skip_unreached_functions(ctx: Any, gradients: Sequence[Any]) -> None:
 
 
 def _skip_functions(functions: set[Any]) -> None:
-    """Make the custom ones of these nodes and of those behind them skippable."""
+    """Make the custom functions among these nodes and their successors skippable."""
     waiting = list(functions)
     while waiting:
         function = waiting.pop()

@@ -219,13 +219,30 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
         return None
     if not _has_few_weights(kernel, result):
         return None
+    scale, shift = _compose_steps(node, kernel, bias, steps[::-1])
+    if scale is not None:
+        shape = [-1] + [1] * (kernel.dim() - 1)
+        column = insert(node.graph, aten.view.default, scale, shape, like=node)
+        weight = insert(node.graph, aten.mul.Tensor, weight, column, like=node)
+    convolution = aten.convolution.default
+    return insert(node.graph, convolution, x, weight, shift, *conv.args[3:], like=node)
+
+
+def _compose_steps(
+    node: Node, kernel: torch.Tensor, bias: Any, steps: Sequence[tuple[Any, Node]]
+) -> tuple[Any, Any]:
+    """(scale, shift) per channel of successive steps after a convolution with ``bias``.
+
+    ``steps`` are (operator, operand with an element per channel). New nodes are inserted before
+    ``node``. A scale or shift that would be the identity is None.
+    """
 
     def call(target: Any, *args: Any) -> Node:
         return insert(node.graph, target, *args, like=node)
 
     scale, shift = None, bias
     others = [d for d in range(kernel.dim()) if d != 1]
-    for target, vector in reversed(steps):
+    for target, vector in steps:
         missing = kernel.dim() - tensor(vector).dim()  # type: ignore[union-attr]
         ones = [d - missing for d in others if d >= missing]
         vector = call(aten.squeeze.dims, vector, ones)
@@ -236,10 +253,7 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
             shift = call(aten.neg.default, vector) if target is aten.sub.Tensor else vector
         else:
             shift = call(target, shift, vector)
-    if scale is not None:
-        column = call(aten.view.default, scale, [-1] + [1] * (kernel.dim() - 1))
-        weight = call(aten.mul.Tensor, weight, column)
-    return call(aten.convolution.default, x, weight, shift, *conv.args[3:])
+    return scale, shift
 
 
 def _value_and_channels(node: Node) -> tuple[Node, Node] | None:

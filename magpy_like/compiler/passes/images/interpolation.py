@@ -85,26 +85,26 @@ def _pixels(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales
             return image.clone(memory_format=_memory_format(image))
         same = [False] * len(same)
     axes = []
-    for given, wanted, scale, kept in zip(image.shape[2:], size, scales, same, strict=True):
-        step = resize_scale(given, wanted, corners, scale)
-        pixels = torch.arange(wanted, device=image.device)
-        place = resize_source_index(step, pixels.to(kind), corners)
+    for old, new, scale, is_same in zip(image.shape[2:], size, scales, same, strict=True):
+        step = resize_scale(old, new, corners, scale)
+        pixels = torch.arange(new, device=image.device)
+        position = resize_source_index(step, pixels.to(kind), corners)
         if cubic:
-            axes.append(_cubic(place, given))
+            axes.append(_cubic(position, old))
         else:
-            axes.append(_linear(place, pixels, given, same=kept))
+            axes.append(_linear(position, pixels, old, same=is_same))
     if _has_rounded_weights(image, cubic):
-        axes = [_round_weights(taps, image.dtype, cubic) for taps in axes]
+        axes = [_round_weights(neighbours, image.dtype, cubic) for neighbours in axes]
     result = _weighted_sum(image.to(kind), axes).to(image.dtype)
     return result.contiguous(memory_format=_memory_format(image))
 
 
-def _linear(place: Tensor, pixels: Tensor, size: Any, *, same: bool) -> Neighbours:
+def _linear(position: Tensor, pixels: Tensor, size: Any, *, same: bool) -> Neighbours:
     if same:
-        return [(pixels, torch.ones_like(place)), (pixels, torch.zeros_like(place))]
-    place = place.clamp(min=0)
-    first = place.to(torch.int64)
-    part = (place - first).clamp(0, 1)
+        return [(pixels, torch.ones_like(position)), (pixels, torch.zeros_like(position))]
+    position = position.clamp(min=0)
+    first = position.to(torch.int64)
+    part = (position - first).clamp(0, 1)
     return [(first, 1 - part), ((first + 1).clamp(max=size - 1), part)]
 
 
@@ -112,9 +112,9 @@ _A = -0.75
 """The parameter *a* of cubic convolution (Keys 1981)."""
 
 
-def _cubic(place: Tensor, size: Any) -> Neighbours:
-    first = place.floor()
-    part = (place - first).clamp(0, 1)
+def _cubic(position: Tensor, size: Any) -> Neighbours:
+    first = position.floor()
+    part = (position - first).clamp(0, 1)
     weights = [
         _cubic_outer(part + 1),
         _cubic_inner(part),
@@ -145,12 +145,12 @@ def _has_rounded_weights(image: Tensor, cubic: bool) -> bool:
     return cubic or not (image.dim() == 4 or many)
 
 
-def _round_weights(taps: Neighbours, dtype: torch.dtype, cubic: bool) -> Neighbours:
+def _round_weights(neighbours: Neighbours, dtype: torch.dtype, cubic: bool) -> Neighbours:
     """The weights rounded to ``dtype``; linear ones still add up to one."""
-    weights = [weight.to(dtype).to(weight.dtype) for _, weight in taps]
+    weights = [weight.to(dtype).to(weight.dtype) for _, weight in neighbours]
     if not cubic:
         weights[0] = (1 - weights[1]).to(dtype).to(weights[1].dtype)
-    return [(position, weight) for (position, _), weight in zip(taps, weights, strict=True)]
+    return [(position, weight) for (position, _), weight in zip(neighbours, weights, strict=True)]
 
 
 def _weighted_sum(image: Tensor, axes: Sequence[Neighbours], *positions: Tensor) -> Tensor:
