@@ -39,7 +39,9 @@ def adapt_plan(kernel: Kernel, graph: Graph) -> None:
         Unsupported: there is no printer for the device.
     """
     if kernel.device.type not in PRINTERS:
-        raise Unsupported("a graph", f"no printer for device {kernel.device.type}")
+        known = " and ".join(PRINTERS)
+        reason = f"it runs on {kernel.device.type}; kernels are compiled for {known} only"
+        raise Unsupported("a graph", reason)
     PRINTERS[kernel.device.type].adapt_plan(kernel, graph.hint)
 
 

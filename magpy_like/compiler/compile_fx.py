@@ -276,6 +276,9 @@ def compile_aten(
 
 
 def _first_line(error: Exception) -> str:
+    """The reason of a fallback, for people: the first line of an error, or of its compiler's."""
+    if isinstance(error, Unsupported):
+        return error.reason if error.subject == "a graph" else str(error)
     if isinstance(error, code_cache.CppCompileError):
         errors = [s for s in error.diagnostics.splitlines() if "error" in s]
         message = errors[0] if errors else error.diagnostics

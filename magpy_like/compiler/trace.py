@@ -82,7 +82,8 @@ class Trace:
             self._stop_writing(error)
 
     def _stop_writing(self, error: OSError) -> None:
-        warnings.warn(f"magpy: the trace in {self.directory} stops: {error.strerror}", stacklevel=3)
+        message = f"magpy: the trace in {self.directory} stops: {error.strerror}"
+        warnings.warn(message, stacklevel=3)
         self.directory = None
 
     @contextlib.contextmanager
@@ -133,5 +134,6 @@ def open_trace(options: Mapping[str, Any] | None = None) -> Trace:
                 directory.mkdir()
                 return Trace(directory)
     except OSError as error:
-        warnings.warn(f"magpy: no trace: {root}: {error.strerror}", stacklevel=2)
+        message = f"magpy: no trace is written: cannot create {root}: {error.strerror}"
+        warnings.warn(message, stacklevel=2)
     return Trace(None)

@@ -48,7 +48,7 @@ def _keep_whole(layer: Callable[..., Any]) -> Callable[..., Any]:
         if layer is torch.lstm and not (packed or drops) and _is_onednn_layer(input, states):
             return layer(*args)
         if drops and input.device.type != "cpu":
-            raise Unsupported("a recurrent layer", "dropout between its layers")
+            raise Unsupported("a recurrent layer", "it has dropout between its layers on a GPU")
         swapped = bool(batch_first and batch_first[0])
         output, *states = _RECURRENT(
             layer.__name__, input.transpose(0, 1) if swapped else input, sizes,
