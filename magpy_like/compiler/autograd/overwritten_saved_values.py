@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from magpy_like.compiler.passes.layout.position_tensors import find_schemas, has_inplace_flag
+from magpy_like.compiler.passes.layout.tensor_indices import find_schemas, has_inplace_flag
 from magpy_like.graph_operators.control_operators import (
     body_of,
     has_parts,

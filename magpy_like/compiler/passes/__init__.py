@@ -39,20 +39,20 @@ from magpy_like.compiler.passes.cleanup.dead_code import (
 from magpy_like.compiler.passes.cleanup.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.cleanup.noops import remove_noops
 from magpy_like.compiler.passes.cleanup.pattern_rewrites import rewrite_patterns
-from magpy_like.compiler.passes.cleanup.sums_of_parts import merge_slice_sums
+from magpy_like.compiler.passes.cleanup.slice_sums import merge_slice_sums
 from magpy_like.compiler.passes.images.image_resizing import (
     check_pixel_counts,
     match_eager_resizing,
 )
 from magpy_like.compiler.passes.inner_gradients import retain_inner_graphs
-from magpy_like.compiler.passes.layout.argument_forms import (
+from magpy_like.compiler.passes.layout.channels_last import use_channels_last
+from magpy_like.compiler.passes.layout.contiguous_results import make_results_contiguous
+from magpy_like.compiler.passes.layout.metadata_mutations import (
     find_returned_object,
     reject_metadata_mutations,
 )
-from magpy_like.compiler.passes.layout.channels_last import use_channels_last
 from magpy_like.compiler.passes.layout.overlapping_writes import reject_overlapping_writes
-from magpy_like.compiler.passes.layout.position_tensors import index_by_tensors
-from magpy_like.compiler.passes.layout.row_layout import make_results_contiguous
+from magpy_like.compiler.passes.layout.tensor_indices import index_by_tensors
 
 __all__ = ["ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object", "run", "run_captured"]
 

@@ -28,7 +28,7 @@ from magpy_like.compiler.passes.attention.attention_rewrite import (
 )
 from magpy_like.compiler.passes.attention.filled_attention import FILLED_ATTENTION
 from magpy_like.compiler.passes.graph_queries import argument
-from magpy_like.compiler.passes.layout.position_tensors import (
+from magpy_like.compiler.passes.layout.tensor_indices import (
     find_schemas,
     is_read_only,
     returns_new_memory,

@@ -6,6 +6,6 @@
 ``pattern_rewrites``: the table of rewrite rules
 ``matrix_products``: oneDNN, narrow-product kernels or the BLAS
 ``convolution_bias``: cuDNN's convolutions without a bias
-``sums_of_parts``: sums of slices as slices of one sum
+``slice_sums``: sums of slices as slices of one sum
 ``boolean_shifts``: ``mask << 2`` on captured graphs
 """
