@@ -205,7 +205,7 @@ def _compile_captured(
         if TracingContext.try_get() is not None:
             raise
         call = aot()  # torch has learnt which floats of the shape environment are no constants
-    if key is not None and (entry := getattr(call, "cache_entry", None)) is not None:
+    if key is not None and (entry := getattr(call, "captured_entry", None)) is not None:
         captured_graph_cache.put(key, entry)
     if floats:
         call = runtime_scalars.convert_floats(call, floats)

@@ -332,5 +332,5 @@ def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
             set_grad_enabled(True)
 
     # Not ``entry``: AOTAutograd's wrappers copy the attributes of the function that they wrap.
-    run.cache_entry = getattr(call, "entry", None)  # type: ignore[attr-defined]
+    run.captured_entry = getattr(call, "entry", None)  # type: ignore[attr-defined]
     return run

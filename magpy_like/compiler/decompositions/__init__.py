@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions import (  # noqa: F401 (each adds to the table)
+from magpy_like.compiler.decompositions import (  # noqa: F401 (each registers its own)
     complex_parts,
     distances,
     eager_layouts,
