@@ -93,7 +93,7 @@ class SplitReason(enum.Enum):
     )
     DISABLED_FUNCTION = (
         "call of a disabled function",
-        "remove magpy_like.disable from {subject} if a record may contain it",
+        "take magpy_like.disable off {subject}, if a record may contain it",
     )
 
     # --- tensors ---------------------------------------------------------------------------------

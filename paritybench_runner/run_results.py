@@ -58,10 +58,7 @@ class Test:
         """The reasons for which this is not one graph."""
         if self.klass in ("one_graph", NOT_RUNNABLE):
             return []
-        splits = [
-            Failure(split["detail"], split["where"], split["reason"], split["title"])
-            for split in self.detail.get("splits", ())
-        ]
+        splits = [Failure(**split) for split in self.detail.get("splits", ())]
         error = Failure(self.detail.get("error", "no reason given"), self.detail.get("where", ""))
         return splits or [error]
 

@@ -345,7 +345,7 @@ def test_explain_lists_each_segment_and_what_would_remove_each_split():
     text = str(report)
     assert f"segment 1: {program.__qualname__}, from line {line + 2} on: graph of 2 op" in text
     assert text.count("call of a disabled function:") == 1
-    assert text.count("to remove it: remove magpy_like.disable from") == 1
+    assert text.count("to remove it: take magpy_like.disable off") == 1
 
 
 def test_explain_takes_compiled_targets_and_leaves_their_records_alone():

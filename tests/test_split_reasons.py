@@ -39,7 +39,7 @@ def test_a_split_point_reads_as_place_and_detail():
     point = SplitPoint("program", "a.py", 3, *cause)
     assert str(point) == "a.py:3 in program: calls f, which is disabled"
     assert point.cause == cause
-    assert cause.remedy == "remove magpy_like.disable from f if a record may contain it"
+    assert cause.remedy == "take magpy_like.disable off f, if a record may contain it"
 
 
 def test_the_place_of_a_frame_has_file_line_and_function():

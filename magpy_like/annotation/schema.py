@@ -19,7 +19,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from magpy_like.split_reasons import SplitCause, SplitReason
 
@@ -243,6 +243,8 @@ def _check_flags(raw: Mapping[str, Any], flags: Mapping[str, bool]) -> None:
 
 
 def _reason(raw: Mapping[str, Any]) -> SplitReason | None:
+    if isinstance(raw.get("reason"), SplitReason):  # from Python
+        return cast(SplitReason, raw["reason"])
     name = _typed(raw, "reason", str, default=None)
     if name is not None and name not in _REASONS:
         raise SchemaError(("reason",), f"unknown reason; known are {_listed(_REASONS)}")

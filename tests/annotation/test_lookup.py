@@ -22,6 +22,7 @@ from magpy_like.annotation import NULL, RelationKind, ValueRead, annotate, looku
 from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.lookup import Table, load_annotations
 from magpy_like.annotation.output_shapes import shape_depends_on_data
+from magpy_like.split_reasons import SplitReason
 
 ITEMS = [1]
 TENSOR = torch.ones(2)
@@ -239,6 +240,15 @@ def test_annotated_objects_are_kept_so_that_no_other_takes_their_place() -> None
     reference = weakref.ref(function)
     del function
     assert lookup(reference()).pure_closure
+
+
+@pytest.mark.parametrize("reason", ["IO", SplitReason.IO])
+def test_a_reason_is_given_by_name_or_as_a_member(reason) -> None:
+    def function() -> None: ...
+
+    annotate(function, pure_closure=False, reason=reason, detail="writes to a socket")
+    cause = lookup(function).split_cause("function", SplitReason.DYNAMIC_OPERATION)
+    assert cause == (SplitReason.IO, "calls function, which writes to a socket", "function")
 
 
 def test_looking_up_does_not_keep_what_is_not_annotated() -> None:

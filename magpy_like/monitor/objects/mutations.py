@@ -86,7 +86,7 @@ class Mutations(Inspections):
         """Remember a container's contents before its first change.
 
         Raises:
-            Effect: the change happens inside an operator.
+            EffectInsideOperator: the change happens inside an operator.
         """
         if self.inside:
             raise EffectInsideOperator(

@@ -142,7 +142,7 @@ def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
     had a method of its own for it, which gives anything.
 
     Raises:
-        Look: it shows that of an object which a later call does not find.
+        UnguardableRead: it shows the address of an object that a later call does not find.
     """
     if not is_instance(text, str | bytes):
         run.recording.bear(text)

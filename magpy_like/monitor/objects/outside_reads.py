@@ -128,7 +128,7 @@ class OutsideReads(GraphValues):
         program makes outside.
 
         Raises:
-            Effect: the program has changed that.
+            EffectInsideOperator: the program has changed that.
         """
         written = node.written if relation is None else relation in node.written
         if self.inside and (written or node.rewritten or node.replays):

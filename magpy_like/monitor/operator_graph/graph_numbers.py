@@ -133,7 +133,7 @@ class GraphNumbers(GraphNodes):
         """The graph's node for a lifted number of NumPy's, or None for a constant.
 
         Raises:
-            Look: it is only known when the graph has run.
+            UnguardableRead: it is only known when the graph has run.
         """
         expression = self.expression(value)
         if expression is None:

@@ -210,7 +210,7 @@ def _adopt(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     """Learn what the result of a repeated call is known by; gives what to put in its place.
 
     Raises:
-        Look: the mock could not tell what became of such a result.
+        UnguardableRead: the mock could not restore such a result.
     """
     lifted, rec = run.lifted, run.recording
     if is_liftable(result):
