@@ -7,7 +7,7 @@ import importlib.util
 
 import click
 
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import sealed_entries
 
 
 @click.group()
@@ -23,17 +23,17 @@ def cache() -> None:
 @cache.command()
 def info() -> None:
     """Where the cache is, and what it holds."""
-    _show(code_cache.info())
+    _show(sealed_entries.info())
 
 
 @cache.command()
 def clear() -> None:
     """Delete all entries; they are compiled again when needed."""
     click.echo("deleted:")
-    _show(code_cache.clear())
+    _show(sealed_entries.clear())
 
 
-def _show(held: code_cache.CacheInfo) -> None:
+def _show(held: sealed_entries.CacheInfo) -> None:
     click.echo(f"path     {held.path}")
     for kind, label in (("cpp", "kernels"), ("blob", "graphs")):
         click.echo(f"{label:<8} {held.entries[kind]}, {held.size[kind] / 2**20:.2f} MiB")

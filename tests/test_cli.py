@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from magpy_like.cli import main
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import sealed_entries
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def run(*words):
 
 
 def test_info_shows_place_and_counts(cache):
-    code_cache.put("graph", b"x" * 2**20)
+    sealed_entries.put("graph", b"x" * 2**20)
     output = run("cache", "info")
     assert str(cache) in output
     assert "kernels  0, 0.00 MiB" in output
@@ -31,10 +31,10 @@ def test_info_shows_place_and_counts(cache):
 
 
 def test_clear_says_what_went_and_leaves_nothing():
-    code_cache.put("graph", b"x")
+    sealed_entries.put("graph", b"x")
     assert "graphs   1" in run("cache", "clear")
     assert "graphs   0" in run("cache", "info")
-    assert code_cache.get("graph") is None
+    assert sealed_entries.get("graph") is None
 
 
 def test_the_package_runs_as_a_module(capsys, monkeypatch):

@@ -23,7 +23,7 @@ from magpy_like.compiler.runtime import (
 )
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
 from magpy_like.compiler.trace import Trace
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import cpp_compiler
 
 CHARACTERS_PER_UNIT = 20_000
 """C++ source per compiler process: starting one takes about as long as compiling this much."""
@@ -194,14 +194,14 @@ def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
         special_functions.load_special()
     headers = {"cpp_prelude.h": cpp_printer.PRELUDE}
     sources = [
-        code_cache.CppSource(text, f"magpy_{kind}", cpp_printer.FLAGS, headers)
+        cpp_compiler.CppSource(text, f"magpy_{kind}", cpp_printer.FLAGS, headers)
         for text, _ in compiled.units
     ]
     huge_pages.keep_freed_memory()
     found: Functions = {}
-    paths = code_cache.compile_cpp_many(sources)
+    paths = cpp_compiler.compile_cpp_many(sources)
     for path, (_, names) in zip(paths, compiled.units, strict=True):
-        found |= code_cache.load_functions(path, names)
+        found |= cpp_compiler.load_functions(path, names)
     return {kernel: found[function] for kernel, function in compiled.functions.items()}
 
 

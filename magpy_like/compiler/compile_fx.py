@@ -32,7 +32,7 @@ from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
 from magpy_like.compiler.unbacked_symbols import DATA_DEPENDENT_ERRORS, make_sizes_symbolic
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import cpp_compiler
 from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints, unfolded
 from magpy_like.graph_operators.checkpoint_statistics import StatisticsUpdateUnsupported
 from magpy_like.graph_operators.control_operators import has_parts
@@ -265,7 +265,7 @@ def compile_aten(
     except Unsupported as reason:
         warn_fallback(reason.subject, reason.reason, strict=strict)
         call = _interpret_if_possible(gm, kind)
-    except code_cache.NoCompilerError as error:
+    except cpp_compiler.NoCompilerError as error:
         warn_fallback("every graph", str(error), strict=strict)
         call = _interpret_if_possible(gm, kind)
     except Exception as error:  # never a crash: a compiler bug costs speed and a warning
@@ -279,7 +279,7 @@ def _first_line(error: Exception) -> str:
     """The reason of a fallback, for people: the first line of an error, or of its compiler's."""
     if isinstance(error, Unsupported):
         return error.reason if error.subject == "a graph" else str(error)
-    if isinstance(error, code_cache.CppCompileError):
+    if isinstance(error, cpp_compiler.CppCompileError):
         errors = [s for s in error.diagnostics.splitlines() if "error" in s]
         message = errors[0] if errors else error.diagnostics
         return f"the C++ compiler refused its kernels: {message}"

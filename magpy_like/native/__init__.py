@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from magpy_like.disk_cache.code_cache import compile_cpp, load_extension
+from magpy_like.disk_cache.cpp_compiler import compile_cpp, load_extension
 
 _HERE = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent

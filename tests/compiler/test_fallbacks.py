@@ -9,7 +9,7 @@ from torch import fx
 
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.compiler_errors import CompileError, MagpyWarning, _warned
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import cpp_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_a_full_disk(monkeypatch):
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(code_cache, "_workspace", full)
+    monkeypatch.setattr(cpp_compiler, "workspace", full)
     is_eagers_with_one_warning("No space left on device", lambda x: x.exp() * 4.5, X)
 
 

@@ -3,7 +3,7 @@
 The key of an entry covers an ATen graph (operators, arguments, metadata of its values, all
 knowledge about symbolic sizes), the flags of torch that compilation depends on, and the compiler's
 own source. A graph with anything else, such as an operator without a name or a tensor of a special
-class, has no key and is compiled anew. Entries are text; the sealed files of :mod:`code_cache`
+class, has no key and is compiled anew. Entries are text; the sealed files of :mod:`sealed_entries`
 protect them from truncation and from other processes.
 """
 
@@ -29,7 +29,7 @@ from magpy_like.compiler.lowering.graph_lowering import (
     find_shape_env,
     is_program_input,
 )
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import sealed_entries
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.operators import OpOverload
 
@@ -49,7 +49,7 @@ def key(gm: fx.GraphModule, kind: str) -> str | None:
         for node in gm.graph.nodes:
             lines.append(_node(node, gm, nodes))
             nodes[node] = len(nodes)
-        return code_cache.digest(kind, lines, _known_of_sizes(gm), flags(), compiler())
+        return sealed_entries.digest(kind, lines, _known_of_sizes(gm), flags(), compiler())
     except NotCacheable:
         return None
 
@@ -159,7 +159,7 @@ def compiler() -> str:
     """Digest of the compiler's own source."""
     root = Path(__file__).parent.parent
     files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp"))
-    return code_cache.digest(*((str(p.relative_to(root)), p.read_bytes()) for p in files))
+    return sealed_entries.digest(*((str(p.relative_to(root)), p.read_bytes()) for p in files))
 
 
 # --- objects that source refers to by name -------------------------------------------------------
@@ -255,10 +255,10 @@ def _deserialize_tensor(text: str) -> torch.Tensor:
 
 def put(name: str, compiled: CompiledGraph) -> None:
     """Keep an entry. An unwritable disk loses it."""
-    code_cache.put(name, json.dumps(asdict(compiled)).encode())
+    sealed_entries.put(name, json.dumps(asdict(compiled)).encode())
 
 
 def get(name: str) -> CompiledGraph | None:
     """The entry of a key; None if there is none or it is damaged."""
-    data = code_cache.get(name)
+    data = sealed_entries.get(name)
     return None if data is None else CompiledGraph(**json.loads(data))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from magpy_like.compiler.compiler_errors import warn_fallback
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import cpp_compiler
 from magpy_like.graph_operators.custom_operators import define
 from magpy_like.torch_compat.tensor_memory import empty_strided_cpu
 
@@ -83,16 +83,16 @@ def _functions() -> dict[str, Callable[..., Any]]:
     Compiled on first use and kept on disk.
     """
     try:
-        path = code_cache.compile_cpp(
+        path = cpp_compiler.compile_cpp(
             (_HERE / "narrow_products.cpp").read_text(), name="magpy_narrow", flags=_FLAGS,
             headers={"cpp_prelude.h": _PRELUDE.read_text()},
         )  # fmt: skip
-    except code_cache.CppCompileError as error:
+    except cpp_compiler.CppCompileError as error:
         warn_fallback("a product of a few rows or columns", str(error), strict=False)
         return {}
-    except code_cache.NoCompilerError:  # The kernels' own compilation reports it.
+    except cpp_compiler.NoCompilerError:  # The kernels' own compilation reports it.
         return {}
-    return code_cache.load_functions(path, ["by_columns_of", "by_rows_of", "outer"])
+    return cpp_compiler.load_functions(path, ["by_columns_of", "by_rows_of", "outer"])
 
 
 def _sizes(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:

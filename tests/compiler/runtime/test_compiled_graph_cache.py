@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from magpy_like.compiler.lowering import graph_lowering as lowering
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import sealed_entries
 from tests.compiler.programs import compiled, same, same_gradients
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -99,9 +99,9 @@ def test_kernels_that_were_deleted_are_compiled_again(tmp_path):
 
 def test_the_cache_counts_graphs(tmp_path):
     compiled(lambda x: x * 2)(X)
-    assert code_cache.info().entries["blob"] == 1
-    code_cache.clear()
-    assert code_cache.info().entries["blob"] == 0
+    assert sealed_entries.info().entries["blob"] == 1
+    sealed_entries.clear()
+    assert sealed_entries.info().entries["blob"] == 0
 
 
 def test_what_is_traced_is_compiled_in_full(tmp_path, lowered, monkeypatch):

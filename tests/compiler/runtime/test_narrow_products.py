@@ -9,7 +9,7 @@ import magpy_like as magpy
 from magpy_like.compiler import build, compiler_errors
 from magpy_like.compiler.passes.cleanup import matrix_products
 from magpy_like.compiler.runtime import captured_graph_cache, narrow_products
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import cpp_compiler
 from tests.compiler import programs
 from tests.compiler.passes.pass_checks import names, optimised
 
@@ -187,12 +187,12 @@ def test_weights_changed_between_calls_are_seen(ways):
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_without_a_compiler_the_blas_computes_few_rows(monkeypatch, recwarn, is_refused):
-    refused = code_cache.CppCompileError("some products", ["g++"], "no such instruction", "")
+    refused = cpp_compiler.CppCompileError("some products", ["g++"], "no such instruction", "")
 
     def none(*args, **kwargs):
-        raise refused if is_refused else code_cache.NoCompilerError("none")
+        raise refused if is_refused else cpp_compiler.NoCompilerError("none")
 
-    monkeypatch.setattr(narrow_products.code_cache, "compile_cpp", none)
+    monkeypatch.setattr(narrow_products.cpp_compiler, "compile_cpp", none)
     monkeypatch.setattr(compiler_errors, "_warned", set())
     narrow_products._functions.cache_clear()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from magpy_like.compiler.ir.ops import SPECIAL
-from magpy_like.disk_cache import code_cache
+from magpy_like.disk_cache import cpp_compiler
 
 #: ops name -> ATen's spelling, if it is not ``calc_NAME``.
 _SPELLING = {
@@ -63,10 +63,10 @@ def _source() -> str:
 def load_special() -> ctypes.CDLL:
     """Compile and load the library, for kernels loaded later.
 
-    Raises the errors of :func:`code_cache.compile_cpp`.
+    Raises the errors of :func:`cpp_compiler.compile_cpp`.
     """
     include = Path(torch.__file__).parent / "include"
-    path = code_cache.compile_cpp(
+    path = cpp_compiler.compile_cpp(
         _source(), name="magpy_special", flags=("-O2", f"-I{include}", f"-DTORCH_{_version()}")
     )
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
