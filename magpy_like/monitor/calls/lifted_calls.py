@@ -82,6 +82,7 @@ def _is_lifted_operand(run: MonitorRun, value: Any) -> bool:
 
 
 def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    """Lift, or guard, the result of a call with lists of varying length."""
     operation, operands = payload
     lifted, rec = run.lifted, run.recording
     parts = tuple(
@@ -106,11 +107,13 @@ def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resu
 def finish_list_call_suspended(
     run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
 ) -> Any:
+    """The same for a function that is partly Python code."""
     run.suspended -= 1
     return finish_list_call(run, payload, result)
 
 
 def handle_fold(run: MonitorRun, call: NativeCall) -> Any:
+    """``sum``, ``max`` and the like of a container with lifted numbers."""
     operation, args = call.operation, call.args
     if (
         not call.kwargs
@@ -123,11 +126,13 @@ def handle_fold(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    """Lift the result of a fold."""
     with as_unguardable_read():
         return run.lifted.folds.compute(*folded, result)
 
 
 def handle_computation(run: MonitorRun, call: NativeCall) -> Any:
+    """A computation on lifted numbers, flags or strings."""
     if not run.lifted or run.recording.inside:
         return NotImplemented
     given = (*call.args, *call.kwargs.values())
@@ -178,6 +183,7 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
 def finish_computed_suspended(
     run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
 ) -> Any:
+    """The same for a function that is partly Python code."""
     run.suspended -= 1
     return finish_computed(run, payload, result)
 

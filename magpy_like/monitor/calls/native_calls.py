@@ -152,9 +152,9 @@ def begin_native_call(
     rec = run.recording
     if (confined := run.confined()) is not None:
         if _is_redundant_set_call(rec, operation, args):
-            asks = lookup(set.__contains__)
-            assert asks is not None
-            return begin_native_call(run, asks, set.__contains__, args, {})
+            membership = lookup(set.__contains__)
+            assert membership is not None
+            return begin_native_call(run, membership, set.__contains__, args, {})
         confined.check_call(annotation, operation, args, kwargs)
     on_graph = annotation.as_op_node and not rec.inside
     call = NativeCall(annotation, operation, args, kwargs, on_graph)

@@ -111,6 +111,7 @@ def finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:
 
 
 def finish_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    """As ``finish_pure``, for a call during which the monitor was suspended."""
     run.suspended -= 1
     finish_pure(run, done, result)
 
@@ -131,6 +132,7 @@ def recorded_tensor_call(args: tuple[Any, ...]) -> Token:
 
 
 def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    """Record the result of an operator, which may be inside another one."""
     run.recording.inside -= 1
     _record_operator(run, done, result)
     if not run.recording.inside:
@@ -139,6 +141,7 @@ def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
 
 
 def finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    """The same for an operator during which the monitor was suspended."""
     run.suspended -= 1
     finish_operator(run, done, result)
 

@@ -85,12 +85,14 @@ _RESIZING_OPERATORS = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resi
 
 
 def handle_exc_info(run: MonitorRun, call: NativeCall) -> Any:
+    """``sys.exc_info()`` and ``sys.exception()``."""
     if call.operation in exc_info.ASKS and not run.recording.inside:
         return exc_info.ask(run)
     return NotImplemented
 
 
 def handle_autograd_call(run: MonitorRun, call: NativeCall) -> Any:
+    """Registration of hooks; splits at calls that change the autograd graph."""
     if run.recording.inside:
         return NotImplemented
     if call.operation in autograd_nodes.GRADIENT_HOOKS:
@@ -102,6 +104,7 @@ def handle_autograd_call(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def handle_compiling_query(run: MonitorRun, call: NativeCall) -> Any:
+    """``torch.compiler.is_compiling()`` in torch's optimizers, which compute as in eager mode."""
     if call.operation in ASK_WHETHER_COMPILING and run.at and hears_what_eager_hears(run.at):
         run.suspended += 1
         return finish_compiling_query, None
@@ -109,11 +112,13 @@ def handle_compiling_query(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def finish_compiling_query(run: MonitorRun, _: None, result: Any) -> bool:
+    """The result is that of eager mode."""
     run.suspended -= 1
     return False
 
 
 def handle_address_query(run: MonitorRun, call: NativeCall) -> Any:
+    """``id``, ``hash`` or ``repr`` of an object, if the result depends on its address."""
     one = len(call.args) == 1 and not call.kwargs
     if call.operation in object_addresses.TELLS and not run.recording.inside and one:
         if (told := object_addresses.tell(run, call.operation, call.args[0])) is not None:
@@ -122,12 +127,14 @@ def handle_address_query(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def handle_lock_exit(run: MonitorRun, call: NativeCall) -> Any:
+    """The release of a lock whose acquisition was not recorded either."""
     if locks.leaves_quietly(run.recording, call.operation, call.args):
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
 def handle_function_mode(run: MonitorRun, call: NativeCall) -> Any:
+    """Calls under a default device, which is a mode for torch functions."""
     if function_mode_count():
         if call.operation in default_device.ASKS_FOR_OVERRIDES:
             return _finish_overrides_query, (call.operation, call.args)
@@ -166,6 +173,7 @@ def guard_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def check_operator_body(run: MonitorRun, call: NativeCall) -> Any:
+    """Check the tensors of calls inside an operator."""
     if run.recording.inside:
         check_undeclared_tensors(run.recording, call.args, call.kwargs)
     return NotImplemented
@@ -191,6 +199,7 @@ def _shares_external_memory(rec: Recording, tensor: Any) -> bool:
 
 
 def handle_special_methods(run: MonitorRun, call: NativeCall) -> Any:
+    """An operator that special methods in Python implement: they are followed."""
     if call.annotation.as_op_node and uses_special_methods(call.operation, call.args):
         for value in call.args:
             visit_input(run.recording, value)
@@ -247,6 +256,7 @@ def _finish_graph_list_length(run: MonitorRun, given: GraphList, result: Any) ->
 
 
 def handle_constant_read(run: MonitorRun, call: NativeCall) -> Any:
+    """A read of the value of a constant tensor."""
     given = (*call.args, *call.kwargs.values())
     reads = call.operation in VALUE_READERS and run.recording.constants.hold(*given)
     if reads and holds_tensor(given) and not run.recording.inside:
@@ -261,6 +271,7 @@ def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
 
 
 def handle_truth_query(run: MonitorRun, call: NativeCall) -> Any:
+    """``bool`` of a tensor, as a speculated value."""
     if speculation.asks_for_truth(call.operation, call.args):
         speculation.speculate_on_branch(run, call.args[0])
         return recorded_call(call.operation, call.args, call.kwargs)
@@ -268,6 +279,7 @@ def handle_truth_query(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def handle_value_query(run: MonitorRun, call: NativeCall) -> Any:
+    """A comparison of whole tensors, or a list of a tensor, as a speculated value."""
     operation, args = call.operation, call.args
     if speculation.asks_for_values(operation, args) and holds_tensor(args):
         try:
@@ -280,6 +292,7 @@ def handle_value_query(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def handle_numbers_read(run: MonitorRun, call: NativeCall) -> Any:
+    """``tolist`` of a tensor of few numbers, which become lifted numbers."""
     if speculation.gives_numbers(call.operation, call.args) and not run.recording.inside:
         run.lifted.tensors.specialize_sizes(call.args[0])
         return _finish_items, (call.operation, call.args[0])
@@ -295,6 +308,7 @@ def _finish_items(run: MonitorRun, read: tuple[Any, torch.Tensor], result: Any) 
 
 
 def handle_number_read(run: MonitorRun, call: NativeCall) -> Any:
+    """``item`` and the like: the number becomes a lifted number."""
     one = len(call.args) == 1 and not call.kwargs
     if call.operation in _NUMBER_READERS and not run.recording.inside and one:
         if is_instance(call.args[0], torch.Tensor):
@@ -310,6 +324,7 @@ _NUMBER_READERS = {
 
 
 def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    """Lift the number that was read from a tensor."""
     if not is_number(result):
         raise UnguardableRead(
             SplitReason.TENSOR_VALUE_READ,
@@ -321,18 +336,21 @@ def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any)
 
 
 def substitute_lifted_inputs(run: MonitorRun, call: NativeCall) -> Any:
+    """Substitute lifted numbers in the containers that the call reads."""
     if not run.recording.inside:
         substitute_inputs(run, call.annotation, call.args, call.kwargs)
     return NotImplemented
 
 
 def handle_random_draw(run: MonitorRun, call: NativeCall) -> Any:
+    """A draw of random numbers, which the mock repeats."""
     if call.annotation.random and not run.recording.inside:
         return random_draws.repeat_draw(run, call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
 def handle_random_array_call(run: MonitorRun, call: NativeCall) -> Any:
+    """A computation on random NumPy arrays, which the mock repeats."""
     derived = random_draws.repeat_array_call(run, call.operation, call.args, call.kwargs)
     return NotImplemented if derived is None else derived
 
@@ -367,6 +385,7 @@ def _read_number(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> A
 
 
 def handle_size_query(run: MonitorRun, call: NativeCall) -> Any:
+    """A read of sizes that may vary: the result becomes a lifted number."""
     operation, args, kwargs = call.operation, call.args, call.kwargs
     if _reads_varying_sizes(run, call.annotation, operation, args):
         run.lifted.specialize((args[1:], tuple(kwargs.values())))
@@ -399,6 +418,7 @@ def _reads_varying_sizes(
 
 
 def finish_length(run: MonitorRun, looked: Any, result: Any) -> Any:
+    """As ``_finish_metadata``, for ``len``, which is written in Python."""
     run.suspended -= 1
     return _finish_metadata(run, looked, result)
 
@@ -414,6 +434,7 @@ def _finish_metadata(
 
 
 def handle_getattr(run: MonitorRun, call: NativeCall) -> Any:
+    """``getattr`` of a tensor's own attribute."""
     args = call.args
     if (
         call.operation is getattr
