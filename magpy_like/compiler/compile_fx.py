@@ -33,7 +33,10 @@ from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
 from magpy_like.compiler.unbacked_symbols import DATA_DEPENDENT_ERRORS, make_sizes_symbolic
 from magpy_like.disk_cache import cpp_compiler
-from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints, unfolded
+from magpy_like.graph_operators.checkpoint_operator import (
+    inline_checkpoints,
+    mark_eager_checkpoints,
+)
 from magpy_like.graph_operators.checkpoint_statistics import StatisticsUpdateUnsupported
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.torch_compat import pytree
@@ -42,8 +45,8 @@ from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.dynamo import RestartAnalysis
 from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_compat.tracing_context import TracingContext
-from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, traced_afresh
-from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
+from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
+from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_interop.symbols import is_symbolic
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
@@ -89,7 +92,7 @@ def _eager_under_transforms(
     return run
 
 
-@no_hooks()
+@without_saved_tensor_hooks()
 def compile_untransformed(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -118,7 +121,7 @@ def compile_untransformed(
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
     try:
-        lock = traced_afresh() if has_calls_for_current_gpu(gm) else TRACING_LOCK
+        lock = tracing_without_cache() if has_current_gpu_calls(gm) else TRACING_LOCK
         with lock, trace.timing("compile"), torch.random.fork_rng(devices=[]):
             try:
                 return _compile_captured(gm, example_inputs, strict, trace)
@@ -129,7 +132,7 @@ def compile_untransformed(
     except CompileError:
         raise
     except StatisticsUpdateUnsupported:
-        keep_checkpoints(gm, unfolds=False)
+        mark_eager_checkpoints(gm, unfolds=False)
         return compile_untransformed(gm, example_inputs, mode=mode, options=options)
     except Exception as error:
         floats = {k: e for k, e in enumerate(example_inputs) if isinstance(e, torch.SymFloat)}
@@ -182,7 +185,7 @@ def _compile_captured(
         return compiler
 
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
-    whole = unfolded(captured)
+    whole = inline_checkpoints(captured)
     gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
     cached = build.find_captured(key) if key is not None else None
     if cached is not None:

@@ -28,13 +28,13 @@ from magpy_like.compiler.varying_inputs import InputForm, VaryingInputs, input_f
 from magpy_like.graph_operators.control_operators import (
     CONTROL,
     NUMBER,
-    OVER_RANGES,
+    RANGE_LOOPS,
     body_of,
     for_loop_with_exits,
     has_parts,
-    is_between,
+    is_between_parts,
     is_control,
-    is_pythons,
+    is_python_value,
     may_write,
 )
 from magpy_like.torch_compat.tensor_memory import TensorGuards
@@ -114,7 +114,7 @@ class _Partitioner:
     def build(self) -> Callable[..., Any]:
         part: list[fx.Node] = []
         for node in self._gm.graph.nodes:
-            if is_between(node):
+            if is_between_parts(node):
                 if not _may_come_before(node, part):
                     self._compile_part(part)
                     part = []
@@ -141,7 +141,7 @@ class _Partitioner:
         if is_control(node):
             copy.target = CONTROL[node.target]
         if any(
-            n in self._varying or n.target in CONTROL or "as_is" in n.meta or is_pythons(n)
+            n in self._varying or n.target in CONTROL or "as_is" in n.meta or is_python_value(n)
             for n in (node, *node.all_input_nodes)
         ):
             self._varying.add(node)
@@ -153,9 +153,9 @@ class _Partitioner:
         if node.target is for_loop_with_exits and graph is not body_of(node):
             inputs = self._attribute(graph).graph.find_nodes(op="placeholder")
             return [True] * (len(inputs) - len(operands)) + varying
-        if node.target in (torch.ops.higher_order.while_loop, *OVER_RANGES):
+        if node.target in (torch.ops.higher_order.while_loop, *RANGE_LOOPS):
             carried: Any = node.args[2]
-            indices = [True] * (node.target in OVER_RANGES)
+            indices = [True] * (node.target in RANGE_LOOPS)
             return indices + [True] * len(carried) + varying
         return varying
 

@@ -70,7 +70,7 @@ from magpy_like.splitting.frame_state import FrameState, origins
 from magpy_like.splitting.resumption import CONDITIONAL_JUMPS, resumption
 from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
-from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
+from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
 _log = topic("splits")
 _MOST_NESTED = 12
@@ -422,7 +422,7 @@ class Branches:
         gradients = torch.is_grad_enabled()
         run.flags.begin_branch(run.at, function.__code__, start.code, shift, known)
         try:
-            with no_hooks(), self._fake, side.tensors:
+            with without_saved_tensor_hooks(), self._fake, side.tensors:
                 place = until if until == RETURN else until + shift
                 reached = run.explore(function, place, -2 if again is None else again + shift, side)
         except Exception as error:

@@ -25,15 +25,15 @@ RECOMPUTED = "recomputed"
 WRITES = "writes"
 """The key of whether a node that writes to a tensor from outside does so again in the backward
 pass."""
-LEADS_BACK = "leads_back"
+TRIGGERS_RECOMPUTATION = "leads_back"
 """The key of a result whose gradient has the function run again, if it writes to statistics."""
-LEARNED = "learned"
+DIFFERENTIATED = "learned"
 """The key of which operands of a reentrant checkpoint, by place, get gradients beside its own."""
 _FORM = ("number", "list", "val")
 """What is known of a result, under other keys."""
 
 
-class Function:
+class CheckpointedFunction:
     """A checkpointed function in a graph that is being captured."""
 
     def __init__(self, given: Sequence[fx.Node]) -> None:
@@ -41,7 +41,7 @@ class Function:
         self.given = given
 
 
-class ReentrantFunction(Function):
+class ReentrantCheckpoint(CheckpointedFunction):
     """One under ``use_reentrant=True``, which has one node in autograd's graph.
 
     ``results`` are all that it returns, whoever uses them: that node has them as outputs. Of what
@@ -87,9 +87,9 @@ def is_checkpoint(node: fx.Node) -> bool:
     return node.target is checkpointed
 
 
-def fold(gm: fx.GraphModule) -> None:
+def fold_checkpoints(gm: fx.GraphModule) -> None:
     """Make one node of the nodes of each checkpointed function."""
-    parts: dict[Function, list[fx.Node]] = {}
+    parts: dict[CheckpointedFunction, list[fx.Node]] = {}
     for node in gm.graph.nodes:
         if RECOMPUTED in node.meta:
             parts.setdefault(node.meta.pop(RECOMPUTED), []).append(node)
@@ -100,12 +100,14 @@ def fold(gm: fx.GraphModule) -> None:
         gm.recompile()
 
 
-def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.Node]) -> None:
+def _fold(
+    gm: fx.GraphModule, name: str, function: CheckpointedFunction, nodes: Sequence[fx.Node]
+) -> None:
     inside = set(nodes)
     sources = dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in inside)
     results = [node for node in nodes if any(user not in inside for user in node.users)]
     given = [source for source in sources if source in function.given]
-    if isinstance(function, ReentrantFunction):
+    if isinstance(function, ReentrantCheckpoint):
         given = list(function.given)
         results += [node for node in function.results if node not in results]
     sources = dict.fromkeys([*given, *sources])
@@ -117,9 +119,9 @@ def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.
     setattr(gm, name, fx.GraphModule(root, part, class_name="Checkpointed"))
     with gm.graph.inserting_before(nodes[0]):
         call = gm.graph.call_function(checkpointed, (gm.graph.get_attr(name), len(given), *sources))
-        if isinstance(function, ReentrantFunction):
+        if isinstance(function, ReentrantCheckpoint):
             call.kwargs = {"reentrant": True}
-            call.meta[LEARNED] = [k for k, s in enumerate(sources) if s in function.learned]
+            call.meta[DIFFERENTIATED] = [k for k, s in enumerate(sources) if s in function.learned]
         for i, node in enumerate(results):
             result = gm.graph.call_function(operator.getitem, (call, i))
             result.meta |= {key: node.meta[key] for key in _FORM if key in node.meta}
@@ -128,7 +130,7 @@ def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.
         gm.graph.erase_node(node)
 
 
-def keep_checkpoints(gm: fx.GraphModule, unfolds: bool) -> None:
+def mark_eager_checkpoints(gm: fx.GraphModule, unfolds: bool) -> None:
     """Let checkpointed functions run as they are, but for those that a backend which ``unfolds``
     them may have."""
     calls = [*filter(is_checkpoint, gm.graph.nodes)]
@@ -181,7 +183,7 @@ def _has_one_way_back(call: fx.Node, inside: fx.Graph) -> bool:
     there is one result, or else zeros would arrive for another one, and what is learned gets all
     its gradient there."""
     results = inside.output_node().args[0]
-    learned = [call.args[2 + place] for place in call.meta[LEARNED]]
+    learned = [call.args[2 + place] for place in call.meta[DIFFERENTIATED]]
     return len(results) == 1 and all([*node.users] == [call] for node in learned)
 
 
@@ -189,7 +191,7 @@ def _are_written_again(writers: Sequence[fx.Node]) -> bool:
     """Whether it is known what these nodes of a function write when that runs again, which is when
     the gradient of its only result arrives."""
     results = writers[0].graph.output_node().args[0]
-    if len(results) != 1 or LEADS_BACK not in results[0].meta:
+    if len(results) != 1 or TRIGGERS_RECOMPUTATION not in results[0].meta:
         return False
     return all(node.meta[WRITES] and (_is_batch_norm(node) or _counts(node)) for node in writers)
 
@@ -214,7 +216,7 @@ def _is_found(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder" and len(node.users) == 1
 
 
-def unfolded(gm: fx.GraphModule) -> fx.GraphModule:
+def inline_checkpoints(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with the operators of checkpointed functions, marked to be computed again."""
     if not any(map(is_checkpoint, gm.graph.nodes)):
         return gm

@@ -116,9 +116,9 @@ CONTROL: dict[Any, Callable[..., Any]] = {
     for_loop_with_exits: for_loop_with_exits,
 }
 
-BODIES = {torch.ops.higher_order.while_loop: 1, for_loop: 0, for_loop_with_exits: 4}
+BODY_ARGUMENTS = {torch.ops.higher_order.while_loop: 1, for_loop: 0, for_loop_with_exits: 4}
 """Which argument of a loop is the graph of its rounds."""
-OVER_RANGES = (for_loop, for_loop_with_exits)
+RANGE_LOOPS = (for_loop, for_loop_with_exits)
 NUMBER, LIST = "number", "list"
 """The keys by which ``torch.fx`` keeps about a node that it is a number, or a list of tensors."""
 
@@ -134,15 +134,15 @@ def has_parts(gm: fx.GraphModule) -> bool:
 
 def body_of(node: fx.Node) -> Any:
     """The graph that a loop repeats."""
-    return node.args[BODIES[node.target]] if node.target in BODIES else None
+    return node.args[BODY_ARGUMENTS[node.target]] if node.target in BODY_ARGUMENTS else None
 
 
-def is_between(node: fx.Node) -> bool:
+def is_between_parts(node: fx.Node) -> bool:
     """Whether a node is none of a part's."""
     if node.op in ("placeholder", "output") or "as_is" in node.meta:
         return True
     takes = node.all_input_nodes
-    if is_pythons(node) or any(is_pythons(source) for source in takes):
+    if is_python_value(node) or any(is_python_value(source) for source in takes):
         return True
     if node.op != "call_function":
         return False
@@ -160,7 +160,7 @@ def _comes_as_is(node: fx.Node) -> bool:
     return node.target is operator.getitem and any(map(_comes_as_is, node.all_input_nodes[:1]))
 
 
-def is_pythons(node: fx.Node) -> bool:
+def is_python_value(node: fx.Node) -> bool:
     """Whether a node is nothing that a backend takes: a number would be a constant to it."""
     return bool(node.meta.get(NUMBER) or node.meta.get(LIST))
 

@@ -14,7 +14,7 @@ from magpy_like.torch_patches import operator_library
 _library = operator_library()
 
 
-def define(
+def define_operator(
     schema: str,
     function: Callable[..., Any],
     sizes: Callable[..., Any],
@@ -33,7 +33,7 @@ def define(
     return getattr(torch.ops.magpy_like, name).default
 
 
-def differentiate(
+def define_backward(
     operator: Any, backward: Callable[..., Any], keep: Callable[[Any, Any, Any], None]
 ) -> None:
     """Have autograd go backward through ``operator`` by ``backward``, for which ``keep`` saves."""
@@ -41,7 +41,7 @@ def differentiate(
 
 
 @contextlib.contextmanager
-def autograd() -> Iterator[None]:
+def autograd_enabled() -> Iterator[None]:
     """Inside an operator, for which the dispatcher has switched autograd off."""
     key = DispatchKey.AutogradFunctionality
     with ExcludeDispatchKey(key, False), torch.enable_grad():

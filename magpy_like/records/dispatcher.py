@@ -20,7 +20,7 @@ from magpy_like.compiler.autograd.overwritten_saved_values import (
 from magpy_like.compiler.graph_parts import compile_in_parts, eager_under_autograd, make_interpreter
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
-from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints
+from magpy_like.graph_operators.checkpoint_operator import mark_eager_checkpoints
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
@@ -382,7 +382,7 @@ class Dispatcher:
         if self.backend != "eager" and may_overwrite_saved_tensors(graph, before):
             self._segments.run_eagerly_with_gradients()
         eagerly = self._segments.eager_with_gradients
-        keep_checkpoints(graph, unfolds=self.backend == "magpy")
+        mark_eager_checkpoints(graph, unfolds=self.backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
             run = compile_in_parts(

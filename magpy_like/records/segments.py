@@ -76,11 +76,13 @@ class Segment:
         self._is_as_before = StateCheck()
         self._modes = Modes.now()
         self._devices = default_device.modes()
-        self._turns = None if TRACING_LOCK.is_held_elsewhere() else TRACING_LOCK.of_others()
+        self._turns = (
+            None if TRACING_LOCK.is_held_elsewhere() else TRACING_LOCK.count_by_other_threads()
+        )
 
     def is_disturbed(self) -> bool:
         """Whether torch has traced in another thread since, so that what was read may be its."""
-        return TRACING_LOCK.of_others() != self._turns
+        return TRACING_LOCK.count_by_other_threads() != self._turns
 
     def record(self, rec: Recording, result: Any) -> Record:
         """The record of what has been recorded since, with ``result`` as what its mock returns.

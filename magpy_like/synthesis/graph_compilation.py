@@ -22,7 +22,7 @@ from magpy_like.synthesis.example_inputs import example_inputs
 from magpy_like.synthesis.guard.guard_builder import GuardBuilder
 from magpy_like.synthesis.mock.mock_builder import MockBuilder
 from magpy_like.synthesis.shared_graphs import CompiledGraph
-from magpy_like.torch_interop.current_gpu import traced_afresh
+from magpy_like.torch_interop.current_gpu import tracing_without_cache
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def compile_graph(
     make = without_default_device(
         lambda: compiler.backend(graph, example_inputs(rec, bool(changed)))
     )
-    afresh = traced_afresh() if rec.relies_on_current_gpu else contextlib.nullcontext()
+    afresh = tracing_without_cache() if rec.relies_on_current_gpu else contextlib.nullcontext()
     with compiler.at_entry(), afresh:
         return make(), names
 

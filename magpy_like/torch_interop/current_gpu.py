@@ -26,7 +26,7 @@ def current_gpu() -> int:
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
-def is_for_current_gpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def may_use_current_gpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of ``target``, a function or the name of a tensor's method, may leave it to
     the current GPU where its result is, and there are others."""
     says_cuda = _name(target).split(".")[0] == "cuda"
@@ -49,18 +49,18 @@ def _name(target: Any) -> str:
     return named if type(named) is str else ""
 
 
-def has_calls_for_current_gpu(gm: fx.GraphModule) -> bool:
+def has_current_gpu_calls(gm: fx.GraphModule) -> bool:
     """Whether a graph, or one inside it, has such calls."""
     graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
     return any(
-        node.op.startswith("call") and is_for_current_gpu(node.target, node.args, node.kwargs)
+        node.op.startswith("call") and may_use_current_gpu(node.target, node.args, node.kwargs)
         for graph in graphs
         for node in graph.nodes
     )
 
 
 @contextlib.contextmanager
-def traced_afresh() -> Iterator[None]:
+def tracing_without_cache() -> Iterator[None]:
     """Nothing is known of what calls give, and nobody else traces meanwhile."""
     with TRACING_LOCK:
         forget_fake_results()

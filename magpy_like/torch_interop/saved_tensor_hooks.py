@@ -12,7 +12,7 @@ from magpy_like.torch_compat.autograd import set_saved_tensor_hooks_tracing
 
 
 @contextlib.contextmanager
-def no_hooks() -> Iterator[None]:
+def without_saved_tensor_hooks() -> Iterator[None]:
     """Hooks on saved tensors are given none of what runs here, in this thread."""
     before = set_saved_tensor_hooks_tracing(True)
     try:

@@ -37,7 +37,7 @@ class TracingLock:
         """Whether another thread traces now."""
         return self._holder not in (None, threading.get_ident())
 
-    def of_others(self) -> int:
+    def count_by_other_threads(self) -> int:
         """How often other threads have traced until now."""
         return self._taken - self._own.taken
 

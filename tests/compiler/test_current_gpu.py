@@ -11,7 +11,7 @@ import magpy_like as magpy
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.torch_interop import current_gpu
-from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, is_for_current_gpu
+from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, may_use_current_gpu
 from tests.programs import Twins, one
 
 
@@ -62,14 +62,14 @@ X = torch.ones(2)
     ],
 )
 def test_calls_that_leave_it_to_the_current_gpu(gpus, target, args, kwargs):
-    assert is_for_current_gpu(target, args, kwargs)
+    assert may_use_current_gpu(target, args, kwargs)
     gpus.count = 1
-    assert not is_for_current_gpu(target, args, kwargs), "there is no other"
+    assert not may_use_current_gpu(target, args, kwargs), "there is no other"
 
 
 @pytest.mark.parametrize("value", ["cuda:0", torch.device("cuda", 0), "cpu", 0, torch.FloatTensor])
 def test_calls_that_do_not(gpus, value):
-    assert not is_for_current_gpu(torch.Tensor.to, (X, value), {"device": value})
+    assert not may_use_current_gpu(torch.Tensor.to, (X, value), {"device": value})
 
 
 def test_no_code_of_the_program_runs_to_find_out(gpus):
@@ -81,15 +81,15 @@ def test_no_code_of_the_program_runs_to_find_out(gpus):
         def __eq__(self, other):
             raise AssertionError("compared")
 
-    assert not is_for_current_gpu(torch.ones, (Claims(),), {"device": Claims()})
+    assert not may_use_current_gpu(torch.ones, (Claims(),), {"device": Claims()})
 
 
 def test_graphs_inside_graphs_count(gpus):
     inner = torch.fx.symbolic_trace(lambda x: x.to("cuda"))
     graph = torch.fx.Graph()
     graph.output(graph.call_module("inner", (graph.placeholder("x"),)))
-    assert has_calls_for_current_gpu(torch.fx.GraphModule({"inner": inner}, graph))
-    assert not has_calls_for_current_gpu(torch.fx.symbolic_trace(lambda x: (x + 1, "cuda")))
+    assert has_current_gpu_calls(torch.fx.GraphModule({"inner": inner}, graph))
+    assert not has_current_gpu_calls(torch.fx.symbolic_trace(lambda x: (x + 1, "cuda")))
 
 
 @pytest.mark.parametrize(("place", "times"), [("meta", 1), ("cpu", 0)])

@@ -23,7 +23,7 @@ from magpy_like.compiler.passes.layout.tensor_indices import find_schemas, has_i
 from magpy_like.graph_operators.control_operators import (
     body_of,
     has_parts,
-    is_between,
+    is_between_parts,
     is_control,
     may_write,
     name_of,
@@ -156,7 +156,7 @@ class _MemoryWalk:
             else:
                 if node.target is set_grad_enabled:
                     self._records_gradients = node.args[0] is not False
-                is_outside = self._is_partitioned and is_between(node)
+                is_outside = self._is_partitioned and is_between_parts(node)
                 if is_outside:
                     number = self._number(within, node)
                 saves = self._records_gradients and not is_outside

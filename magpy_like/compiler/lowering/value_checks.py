@@ -15,7 +15,7 @@ from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, ops
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import lower
-from magpy_like.graph_operators.custom_operators import define
+from magpy_like.graph_operators.custom_operators import define_operator
 
 _OUTSIDE = "index out of bounds"
 _NO_PROBABILITY = "all elements of {} should be between 0 and 1"
@@ -40,8 +40,12 @@ def _copy(a: Tensor, *_: Any) -> Tensor:
     return a.clone()
 
 
-INDICES = define("indices(Tensor a, SymInt count, int besides=0) -> Tensor", _indices, _copy)
-PROBABILITIES = define("probabilities(Tensor a, str what) -> Tensor", _probabilities, _copy)
+INDICES = define_operator(
+    "indices(Tensor a, SymInt count, int besides=0) -> Tensor", _indices, _copy
+)
+PROBABILITIES = define_operator(
+    "probabilities(Tensor a, str what) -> Tensor", _probabilities, _copy
+)
 
 
 @lower(INDICES)

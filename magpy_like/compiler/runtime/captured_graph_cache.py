@@ -26,7 +26,7 @@ from magpy_like.torch_compat.dispatch import (
 )
 from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.tracing_context import TracingContext
-from magpy_like.torch_interop.current_gpu import current_gpu, has_calls_for_current_gpu
+from magpy_like.torch_interop.current_gpu import current_gpu, has_current_gpu_calls
 
 
 def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
@@ -57,7 +57,7 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     )  # fmt: skip
     parts = (
         lines, inputs, shared, modes, compiled_graph_cache.flags(), compiled_graph_cache.compiler(),
-        _cards(example_inputs), current_gpu() if has_calls_for_current_gpu(gm) else None,
+        _cards(example_inputs), current_gpu() if has_current_gpu_calls(gm) else None,
     )  # fmt: skip
     return sealed_entries.digest("captured", *parts)
 

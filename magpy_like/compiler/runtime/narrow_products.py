@@ -18,7 +18,7 @@ from torch import Tensor
 
 from magpy_like.compiler.compiler_errors import warn_fallback
 from magpy_like.disk_cache import cpp_compiler
-from magpy_like.graph_operators.custom_operators import define
+from magpy_like.graph_operators.custom_operators import define_operator
 from magpy_like.torch_compat.tensor_memory import empty_strided_cpu
 
 mkldnn = torch.ops.mkldnn
@@ -99,6 +99,6 @@ def _sizes(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-PRODUCT = define(
+PRODUCT = define_operator(
     "product(Tensor a, Tensor b, Tensor? bias, bool onednn) -> Tensor", product, _sizes
 )

@@ -13,11 +13,11 @@ from torch import fx
 
 from magpy_like.annotation import Annotation
 from magpy_like.graph_operators.checkpoint_operator import (
-    LEADS_BACK,
     RECOMPUTED,
+    TRIGGERS_RECOMPUTATION,
     WRITES,
-    Function,
-    ReentrantFunction,
+    CheckpointedFunction,
+    ReentrantCheckpoint,
 )
 from magpy_like.graph_operators.control_operators import is_control
 from magpy_like.monitor.calls.argument_kinds import tensors_in
@@ -121,7 +121,7 @@ class CheckpointRun(IsolatedRun):
         # A reentrant function returns a tensor or a tuple of tensors; others any structure.
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
-                rec.graph_value(tensor).meta[LEADS_BACK] = True
+                rec.graph_value(tensor).meta[TRIGGERS_RECOMPUTATION] = True
 
     def _check_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
         """Raises Split: the checkpoint returns other tensors than its function."""
@@ -142,10 +142,10 @@ class CheckpointRun(IsolatedRun):
                     f"returns a {type(value).__qualname__} from a reentrant checkpoint",
                 )
 
-    def _function(self, rec: Recording, nodes: list[fx.Node], result: Any) -> Function:
+    def _function(self, rec: Recording, nodes: list[fx.Node], result: Any) -> CheckpointedFunction:
         if not self._call.reentrant:
             known = {rec.operators.node_of(tensor) for tensor in self._call.tensor_arguments}
-            return Function([node for node in known if node is not None])
+            return CheckpointedFunction([node for node in known if node is not None])
         given = dict.fromkeys(map(rec.graph_value, self._call.tensor_arguments))
         found = {source for node in nodes for source in node.all_input_nodes} - {
             *nodes,
@@ -160,7 +160,7 @@ class CheckpointRun(IsolatedRun):
                 "a reentrant checkpoint computes gradients of tensors that are not its arguments"
             )
         results = map(rec.graph_value, tensors_in(result))
-        return ReentrantFunction(list(given), list(results), {node for _, node in learned})
+        return ReentrantCheckpoint(list(given), list(results), {node for _, node in learned})
 
     def _leads_to_statistics(self, node: Any) -> bool:
         """True if an autograd node leads to a batch norm of this function.

@@ -61,7 +61,7 @@ from magpy_like.split_points import EffectInsideOperator, Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import function_mode_count
 from magpy_like.torch_compat.fake_tensors import FakeTensor
-from magpy_like.torch_interop.current_gpu import is_for_current_gpu
+from magpy_like.torch_interop.current_gpu import may_use_current_gpu
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -167,7 +167,7 @@ def guard_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
     if not call.annotation.as_op_node:
         return NotImplemented
     args, kwargs = call.args, default_device.with_device(call.operation, call.kwargs)
-    if is_for_current_gpu(call.operation, args, kwargs):
+    if may_use_current_gpu(call.operation, args, kwargs):
         run.recording.rely_on_current_gpu()
     return NotImplemented
 

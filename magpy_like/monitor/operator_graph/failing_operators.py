@@ -15,7 +15,7 @@ import torch
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode
-from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
+from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_patches import silent_fake_tensor_errors
 
 
@@ -38,7 +38,7 @@ def may_succeed(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         args, kwargs = pytree.tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
-        with no_hooks(), silent_fake_tensor_errors(), fake:
+        with without_saved_tensor_hooks(), silent_fake_tensor_errors(), fake:
             operation(*args, **kwargs)
     except NotImplementedError:
         return True

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.graph_operators.checkpoint_operator import fold
+from magpy_like.graph_operators.checkpoint_operator import fold_checkpoints
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN, SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
@@ -148,5 +148,5 @@ class GraphNodes:
             else:
                 setattr(root, name, value)
         graph = fx.GraphModule(root, self.graph, class_name="OperatorGraph")
-        fold(graph)
+        fold_checkpoints(graph)
         return graph

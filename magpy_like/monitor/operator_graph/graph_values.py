@@ -31,7 +31,7 @@ from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
-from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
+from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
 
 def _none_dynamic(path: Path, tensor: torch.Tensor) -> Collection[int]:
@@ -117,7 +117,7 @@ class GraphValues(Variables):
             Split: an input is a tensor of unknown origin.
         """
         kwargs = with_device(operation, dict(kwargs))
-        with no_hooks():  # on what a symbolic run saves
+        with without_saved_tensor_hooks():  # on what a symbolic run saves
             node = self.operators.add_operator(
                 operation, args, kwargs, result, self.graph_value, shape, not self.dynamic_inside
             )

@@ -19,7 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magpy_like.graph_operators.custom_operators import autograd, define, differentiate
+from magpy_like.graph_operators.custom_operators import (
+    autograd_enabled,
+    define_backward,
+    define_operator,
+)
 
 MAX_EXPONENT_DIFFERENCE = 1000.0
 """A power whose exponent is below the log-sum-exp by more than this is zero, in float64 too."""
@@ -86,7 +90,7 @@ def _attention_backward(
         # The gradient of a filled score is zero, not zero times the incoming gradient.
         if _is_finite(grads[0]):
             return tuple(map(_to_library_layout, grads))
-    with autograd():
+    with autograd_enabled():
         q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
         grads = torch.autograd.grad(_formula(q, k, v, keep, fill, scale), (q, k, v), grad)
         return tuple(map(_to_library_layout, grads))
@@ -139,13 +143,13 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
 
 
 _ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? keep, Tensor? bias, float fill, float scale"
-_FILLED_ATTENTION_BACKWARD = define(
+_FILLED_ATTENTION_BACKWARD = define_operator(
     f"filled_attention_backward(Tensor grad, Tensor out, Tensor sums, {_ARGUMENTS}) "
     "-> (Tensor, Tensor, Tensor)",
     _attention_backward,
     _fake_gradients,
 )
-FILLED_ATTENTION = define(
+FILLED_ATTENTION = define_operator(
     f"filled_attention({_ARGUMENTS}) -> (Tensor, Tensor)", _attention, _fake_results
 )
-differentiate(FILLED_ATTENTION, _backward, _save_for_backward)
+define_backward(FILLED_ATTENTION, _backward, _save_for_backward)

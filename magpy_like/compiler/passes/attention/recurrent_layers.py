@@ -16,7 +16,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.graph_operators.custom_operators import autograd, define, differentiate
+from magpy_like.graph_operators.custom_operators import (
+    autograd_enabled,
+    define_backward,
+    define_operator,
+)
 
 _LAYERS: dict[str, Callable[..., Any]] = {
     layer.__name__: layer for layer in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
@@ -113,7 +117,7 @@ def _recurrent_backward(
     """The gradients of the input, the states and the parameters."""
     last = 1 + len(states)
     drops = random.numel() > 0
-    with torch.random.fork_rng(devices=[], enabled=drops), autograd():
+    with torch.random.fork_rng(devices=[], enabled=drops), autograd_enabled():
         if drops:
             torch.set_rng_state(random)
         leaves = [t.detach().requires_grad_() for t in (input, *states, *parameters)]
@@ -148,15 +152,15 @@ _ARGUMENTS = (
     "str layer, Tensor input, Tensor? batch_sizes, Tensor[] states, Tensor[] parameters, "
     "bool biases, int layers, float dropout, bool train, bool bidirectional"
 )
-_RECURRENT = define(
+_RECURRENT = define_operator(
     f"recurrent({_ARGUMENTS}) -> Tensor[]",
     _recurrent,
     _fake_results,
     tags=(torch.Tag.nondeterministic_seeded,),
 )
-_RECURRENT_BACKWARD = define(
+_RECURRENT_BACKWARD = define_operator(
     f"recurrent_backward(Tensor[] grads, Tensor random, {_ARGUMENTS}) -> Tensor[]",
     _recurrent_backward,
     _fake_gradients,
 )
-differentiate(_RECURRENT, _backward, _save_for_backward)
+define_backward(_RECURRENT, _backward, _save_for_backward)
