@@ -117,7 +117,7 @@ class Outcomes:
         run, ends = self.run, (self.true, self.false)
         rec, operators = run.recording, run.recording.operators
         results = [
-            [operators.value_node(output.values[i], rec.graph_value) for output in outputs]
+            [operators.value_node(output.values[i], rec.graph.value) for output in outputs]
             for i in (0, 1)
         ]
         twins = [_twin_of_both(run, *pair) for pair in zip(*results, strict=True)]
@@ -150,7 +150,7 @@ def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None
     Raises:
         Split: their sizes are not the same whatever they are.
     """
-    if run.recording.twin is None:
+    if run.recording.sizes.twin is None:
         return None
     twins = [n.meta.get(TWIN) if is_instance(n, fx.Node) else None for n in (left, right)]
     if any(is_instance(n, fx.Node) and n.meta.get(NUMBER) for n in (left, right)):

@@ -146,7 +146,7 @@ class Branches:
         if found is None:
             predicate = state.stack[-1] if flag is None else run.flags.condition(flag)
             rec = run.recording
-            test = functools.partial(rec.operators.add_truth, rec.graph_value(predicate), predicate)
+            test = functools.partial(rec.operators.add_truth, rec.graph.value(predicate), predicate)
             found = self._cond(run, state, until, test, flag)
         self._go_on(run, step, until, found)
         if self._depth and flag is None:
@@ -220,7 +220,7 @@ class Branches:
         if torch.is_grad_enabled() is not exits.gradients:
             raise LoopNotMergeable("the loop is left where gradients are switched off or on")
         rec, predicate = run.recording, state.stack[-1]
-        test = rec.operators.add_truth(rec.graph_value(predicate), predicate)
+        test = rec.operators.add_truth(rec.graph.value(predicate), predicate)
         behind = next(iter(reversed(rec.operators.graph.nodes)), None)
         end = self.explore(run, begin_side(state, way), exits.until)
         end.put_back(exits.original)
@@ -329,7 +329,7 @@ class Branches:
             return
         if any(reference() is value for reference in self._any for _, value in operands):
             raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried tensor")
-        unsure = {id(check.tensor()) for check in run.recording.unchanged}
+        unsure = {id(check.tensor()) for check in run.recording.inspections.unchanged}
         for depth, tensor in operands:
             original = self._stand_ins.original(tensor)
             if original is not tensor:
@@ -415,7 +415,7 @@ class Branches:
         for value in (*(v for v in after if id(v) in copies), *own):
             side.tensors.own(value) if is_instance(value, torch.Tensor) else side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
-        watched, as_is = len(rec.unchanged), _as_is(rec)
+        watched, as_is = len(rec.inspections.unchanged), _as_is(rec)
         self._depth += 1
         pending, self._waiting = self._waiting, []
         outer, self._exits = self._exits, exits
@@ -432,13 +432,13 @@ class Branches:
             run.flags.end_branch(function.__code__, known)
             self._depth -= 1
             self._waiting, self._exits = pending, outer
-            unstable = rec.has_changed(watched)
-            del rec.unchanged[watched:]
+            unstable = rec.inspections.has_changed(watched)
+            del rec.inspections.unchanged[watched:]
             becomes = _as_is(rec)
-            reasons = rec.operators_as_is[as_is[-1] :]
-            reason = next(iter(reasons), rec.runs_as_is or rec.stays_whole)
-            rec.runs_as_is, rec.stays_whole, _ = as_is
-            del rec.operators_as_is[as_is[-1] :]
+            reasons = rec.graph.operators_as_is[as_is[-1] :]
+            reason = next(iter(reasons), rec.graph.runs_as_is or rec.graph.stays_whole)
+            rec.graph.runs_as_is, rec.graph.stays_whole, _ = as_is
+            del rec.graph.operators_as_is[as_is[-1] :]
             leaves_switched = torch.is_grad_enabled() is not gradients
             torch.set_grad_enabled(gradients)
         if reached is None or side.refused:
@@ -507,7 +507,7 @@ class Branches:
                 raise LoopNotMergeable("a list has elements that are not plain tensors")
         for other in others:
             check_like(other, first)
-        if rec.twin is not None and given.twin is None:
+        if rec.sizes.twin is not None and given.twin is None:
             raise LoopNotMergeable("the sizes of a list's elements are unknown")
         node = rec.operators.graph.call_function(operator.getitem, (given.node, at))
         if given.twin is not None:
@@ -565,13 +565,13 @@ class Branches:
             return run.lift(value, GraphNumber(node) if is_instance(node, fx.Node) else node)
         assert is_instance(node, fx.Node)
         check_like(value, output.values[0])
-        if rec.operators.node_of(value) is not None or rec.node(value) is not None:
+        if rec.operators.node_of(value) is not None or rec.variables.node(value) is not None:
             value = self._stand_ins.make(value)
         rec.operators.set_node(value, node)
         if output.sources:
             self._may_be[id(value)] = MonitorWeakRef(value), [*map(MonitorWeakRef, output.sources)]
         for tensor in (value, *output.sources) if output.sources else ():
-            rec.unchanged.append(VersionCheck(tensor))
+            rec.inspections.unchanged.append(VersionCheck(tensor))
         return value
 
 
@@ -599,7 +599,7 @@ def _log_no_operator(step: Step, why: Exception) -> None:
 
 def _as_is(rec: Recording) -> tuple[str | None, str | None, int]:
     """What of the graph, by now, no backend may be given or given in parts."""
-    return rec.runs_as_is, rec.stays_whole, len(rec.operators_as_is)
+    return rec.graph.runs_as_is, rec.graph.stays_whole, len(rec.graph.operators_as_is)
 
 
 def _returned(code: Any, offset: int, stack: tuple[Any, ...]) -> Any:

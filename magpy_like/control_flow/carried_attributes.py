@@ -25,8 +25,8 @@ def read(run: MonitorRun, place: Holder) -> Any:
     node, relation = _edge(rec, place)
     if node is None:
         return value
-    rec.record_read(node, relation, value)
-    rec.visit(value, ValueRead.ALL)
+    rec.reads.record(node, relation, value)
+    rec.inspections.visit(value, ValueRead.ALL)
     lifted = run.lift_element(node, relation, value, is_updated=True)
     return value if lifted is None else lifted
 
@@ -39,14 +39,14 @@ def begin(rec: Recording, place: Holder) -> None:
     """
     node, relation = _edge(rec, place)
     if node is not None:
-        rec.lose(node, relation)
+        rec.mutations.lose(node, relation)
 
 
 def end(rec: Recording, place: Holder) -> None:
     """What the program has there now, the rounds have left."""
     node, relation = _edge(rec, place)
     if node is not None:
-        rec.put(node, relation, place.get())
+        rec.mutations.put(node, relation, place.get())
 
 
 def _edge(rec: Recording, place: Holder) -> tuple[ShadowNode | None, Relation]:
@@ -55,5 +55,5 @@ def _edge(rec: Recording, place: Holder) -> tuple[ShadowNode | None, Relation]:
     if relation.kind is RelationKind.ATTRIBUTE:
         return entry_of(rec, owner, str(relation.key))
     if relation.kind is RelationKind.GLOBAL:
-        return rec.constant(owner), relation
-    return rec.node(owner), relation
+        return rec.variables.constant(owner), relation
+    return rec.variables.node(owner), relation

@@ -116,7 +116,7 @@ def shared(value: Any, rec: Recording, references: int, depth: int = 0) -> set[i
         # With that of this variable, and that of an argument.
         if parts(value) is None:
             return set()
-        if sys.getrefcount(value) > references + 2 or rec.node(value) is not None:
+        if sys.getrefcount(value) > references + 2 or rec.variables.node(value) is not None:
             return {id(value)}
     if depth == _MOST_NESTED:
         return {id(value)}

@@ -116,7 +116,7 @@ def erase(rec: Recording, nodes: Sequence[fx.Node]) -> None:
 
 def copied(value: Any, rec: Recording) -> Any:
     """An iterator at the same place, for one of the program's own; any other value as it is."""
-    if type(value) not in FORESEEN or rec.node(value) is not None:
+    if type(value) not in FORESEEN or rec.variables.node(value) is not None:
         return value
     maker, arguments, *state = value.__reduce__()
     copies = [copied(argument, rec) for argument in arguments]

@@ -215,7 +215,7 @@ class Loop:
             if type(slots[slot]) is list
             and id(slots[slot]) not in rec.operators.lists
             and sys.getrefcount(slots[slot]) <= 4
-            and rec.node(slots[slot]) is None
+            and rec.variables.node(slots[slot]) is None
         }
         self._shared: set[int] = set()
         for slot in self._given:
@@ -414,7 +414,7 @@ class Loop:
         rec = self.run.recording
         if not is_instance(tensor, torch.Tensor):
             return self._element_of(tensor, made)
-        node = rec.graph_value(tensor)
+        node = rec.graph.value(tensor)
         made.append(rec.operators.add_row(node, self.index))
         return self.explorer.row(self.run, tensor, made[-1])
 
@@ -440,9 +440,9 @@ class Loop:
         if is_number(first):
             leaf.symbol = rec.operators.add_symbol(number=True, twin=type(first)(first))
             return run.lift(first, GraphNumber(leaf.symbol))
-        node = rec.graph_value(first)
+        node = rec.graph.value(first)
         if rec.operators.has_data_dependent_shape(first) or (
-            rec.twin is not None and TWIN not in node.meta
+            rec.sizes.twin is not None and TWIN not in node.meta
         ):
             raise LoopNotMergeable("the sizes of a loop-carried tensor depend on data")
         leaf.symbol = rec.operators.add_symbol(number=False, twin=node.meta.get(TWIN))
@@ -562,7 +562,7 @@ class Loop:
         found, stop = operands[counter.at], first[1 - counter.at]
         if not is_one_number(run, operands[1 - counter.at], stop):
             raise LoopNotMergeable("iterations change the bound of their counter")
-        node = run.recording.operators.value_node(found, run.recording.graph_value)
+        node = run.recording.operators.value_node(found, run.recording.graph.value)
         counter.is_length = counter.slot is None and bool(constant_offset(self.index, node))
         if counter.slot is not None or counter.is_length:
             if counter.slot is not None and end.locals[counter.slot] is not found:
@@ -610,12 +610,12 @@ class Loop:
         elif is_number(value):
             if self.run.lifted.any_lifted((value,)):
                 yield path, value
-        elif (inside := parts(value)) is not None and rec.node(value) is None:
+        elif (inside := parts(value)) is not None and rec.variables.node(value) is None:
             check_depth(path)
             for key, item in inside.items():
                 yield from self._leaves(item, (*path, key), end)
         elif not (is_plain(value) or is_identity(value) or value is NULL):
-            if rec.node(value) is None:
+            if rec.variables.node(value) is None:
                 raise LoopNotMergeable(f"an iteration leaves {say(value)}")
 
     def symbols(self) -> list[fx.Node]:
@@ -705,7 +705,7 @@ class Loop:
     def _check_twin(self, leaf: Leaf) -> None:
         """Sizes that vary from call to call are those that the round was given."""
         rec = self.run.recording
-        if rec.twin is None:
+        if rec.sizes.twin is None:
             return
         node = rec.operators.node_of(leaf.result)
         given, left = leaf.symbol.meta[TWIN], node.meta.get(TWIN) if node is not None else None
@@ -743,7 +743,7 @@ class Loop:
         if self.inside and any(leaf.slot < self._first_place for leaf in leaves):
             raise LoopNotMergeable("a comprehension carries values between iterations")
         results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
-        given = [operators.value_node(result, rec.graph_value) for result in results]
+        given = [operators.value_node(result, rec.graph.value) for result in results]
         given += [row.node for _, row, _ in filled]
         self._inner = given
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
@@ -758,7 +758,7 @@ class Loop:
         on_a_copy(body, range(1 + len(pasts) + len(self.carried), len(symbols)))
 
         def node_of(value: Any) -> Any:
-            return operators.value_node(value, rec.graph_value)
+            return operators.value_node(value, rec.graph.value)
 
         bounds = tuple(map(node_of, self.bounds))
         carried = (*(past.first for past in pasts), *(node_of(leaf.first) for leaf in handed_on))

@@ -156,7 +156,7 @@ class Exits:
         inside = {*body, *symbols}
 
         def node_of(value: Any) -> Any:
-            return operators.value_node(value, rec.graph_value)
+            return operators.value_node(value, rec.graph.value)
 
         results = [node_of(leaf.result) for leaf in loop.carried.values()]
         elements = [node_of(item) for found in loop.lists for item in found.added]
@@ -271,7 +271,7 @@ class Exits:
                 raise LoopNotMergeable("a loop with an early exit changes elements of a list")
         elif all(is_plain(value) and same(value, first, rec) for value in values):
             return
-        elif not (is_one and (is_identity(first) or rec.node(first) is not None)):
+        elif not (is_one and (is_identity(first) or rec.variables.node(first) is not None)):
             raise LoopNotMergeable(
                 f"the exits of a loop leave {', '.join(map(say, values))} in one variable"
             )
@@ -288,7 +288,7 @@ class Exits:
         """
         from magpy_like.control_flow.for_loop import check_twins
 
-        if run.recording.twin is None or is_number(self.outputs[i].values[0]):
+        if run.recording.sizes.twin is None or is_number(self.outputs[i].values[0]):
             return None
         nodes = [exit.results[i] for exit in self.found]
         twins = [n.meta.get(TWIN) if is_instance(n, fx.Node) else None for n in nodes]

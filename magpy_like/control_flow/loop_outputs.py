@@ -53,7 +53,7 @@ class LoopOutputs:
         leaves = [*loop.carried.values(), *loop.written, *loop.last]
         if any(leaf.was_there for leaf in leaves) or any(s.was_there for s in loop.lists):
             steady = [leaf.first for leaf in leaves if is_instance(leaf.first, torch.Tensor)]
-            rec.unchanged += map(VersionCheck, steady)
+            rec.inspections.unchanged += map(VersionCheck, steady)
         for leaf, node, inner in zip(leaves, self._nodes, self._inner, strict=False):
             if leaf.is_last:
                 continue  # the list itself is a result
@@ -82,7 +82,7 @@ class LoopOutputs:
     def _received(self, value: Any, path: Path, leaf: Leaf, node: fx.Node, inner: Any) -> Any:
         """``value``, in which the operator has made what is at ``path``."""
         if path:
-            self._run.recording.bear(value)
+            self._run.recording.variables.add_new(value)
             item = part(value, path[:1])
             received = self._received(item, path[1:], leaf, node, inner)
             if received is item:
@@ -105,12 +105,12 @@ class LoopOutputs:
         if self._known.get(id(value)) is inner:
             return value
         rec = self._run.recording
-        is_known = operators.node_of(value) is not None or rec.node(value) is not None
+        is_known = operators.node_of(value) is not None or rec.variables.node(value) is not None
         if leaf.was_there:
             if is_known:
                 value = self._loop.explorer.stand_in(value)
                 is_known = False
-            rec.unchanged.append(VersionCheck(value))
+            rec.inspections.unchanged.append(VersionCheck(value))
         elif id(value) in self._known:
             raise LoopNotMergeable("a loop leaves one tensor in two variables")
         if leaf.in_place:
@@ -156,7 +156,7 @@ class LoopOutputs:
 def gather(rec: Recording, known: GraphList, found: List) -> None:
     """From here on the program has a list that the operator has gathered."""
     if found.was_there or known.has_data_dependent_length:
-        rec.unchanged += map(VersionCheck, known.value)
+        rec.inspections.unchanged += map(VersionCheck, known.value)
         known.elements_are_new = not found.was_there
     rec.operators.lists[id(known.value)] = known
 

@@ -38,7 +38,7 @@ class Written(Split):
 def is_nobody_elses(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
     """Whether the program has made the tensor at a place and has it there alone."""
     tensor = values[slot]
-    if type(tensor) is not torch.Tensor or rec.node(tensor) is not None:
+    if type(tensor) is not torch.Tensor or rec.variables.node(tensor) is not None:
         return False
     node = rec.operators.node_of(tensor)
     if node is None or node.target is operator.getitem or tensor.requires_grad:

@@ -51,7 +51,7 @@ def filled_rows(loop: Loop, end: End) -> list[tuple[Leaf, Row, slice]]:
         size = sizes.pop(row.dim)
         if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
             raise LoopNotMergeable("iterations write rows of another shape")
-        if rec.twin is not None:
+        if rec.sizes.twin is not None:
             size = loop.run.lifted.symbolic.lift(size, leaf.symbol.meta[TWIN].shape[row.dim])
         at = rows_of_all(loop.run, loop.bounds, row.offset, size)
         _check_reads(loop, leaf, row, size, end)
@@ -88,12 +88,12 @@ def _hand_on(loop: Loop, leaf: Leaf, row: Row, value: fx.Node, end: End) -> None
     of which the round that runs writes ``value``, or from before the loop."""
     run, operators = loop.run, loop.run.recording.operators
     graph, first, step = operators.graph, leaf.first, loop.bounds[2]
-    tensor = operators.value_node(first, run.recording.graph_value)
+    tensor = operators.value_node(first, run.recording.graph.value)
     ago = {node: row.rounds_ago(offset, step) for node, offset in row.reads}
     pasts: list[Past] = []
     for rounds in range(1, max(ago.values(), default=0) + 1):
         at = compute_lifted(run, operator.add, loop.bounds[0], row.offset - rounds * step)
-        number = operators.value_node(at, run.recording.graph_value)
+        number = operators.value_node(at, run.recording.graph.value)
         begin = graph.call_function(torch.select, (tensor, row.dim, number))
         pasts.append(Past(_dense(graph, begin), operators.add_symbol(number=False)))
     if pasts:

@@ -137,9 +137,9 @@ def _twin_of(run: MonitorRun, value: Any) -> Any:
         Split: the sizes are not known.
     """
     rec = run.recording
-    if rec.twin is None or not is_instance(value, torch.Tensor):
+    if rec.sizes.twin is None or not is_instance(value, torch.Tensor):
         return type(value)(value) if is_number(value) else None
-    twin = rec.graph_value(value).meta.get(TWIN)
+    twin = rec.graph.value(value).meta.get(TWIN)
     if twin is None:
         raise LoopNotMergeable("the sizes of a loop-carried tensor are unknown")
     return twin
@@ -155,7 +155,7 @@ def _while_loop(
     results: Sequence[Any],
 ) -> Sequence[tuple[Output, fx.Node]]:
     operators = rec.operators
-    given = [operators.value_node(value, rec.graph_value) for value in results]
+    given = [operators.value_node(value, rec.graph.value) for value in results]
     end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
     inside = {*end.nodes, *symbols}
     used = [n for node in end.nodes for n in node.all_input_nodes]
@@ -167,7 +167,7 @@ def _while_loop(
         operators.subgraph(inputs, end.nodes, given),
     ]
     numbers = [is_number(value) for value in first]
-    initial = tuple(operators.value_node(value, rec.graph_value) for value in first)
+    initial = tuple(operators.value_node(value, rec.graph.value) for value in first)
     nodes = operators.add_control(
         torch.ops.higher_order.while_loop, (), graphs, (initial, tuple(outside)), numbers
     )

@@ -95,8 +95,8 @@ class Entering:
         run.flags.enter(frame)
         if unseen:
             return True
-        if run.recording.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
-            run.recording.look_for_lost()
+        if run.recording.mutations.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
+            run.recording.mutations.check_none_lost()
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti > resume_offset(code):
                 # Another frame may have had the id, so the frame itself must bear the hook's mark.
@@ -124,17 +124,17 @@ class Entering:
         """A function that was there before leads to its cells and default values."""
         if id(function) in self._entered:
             return
-        if rec.is_born(function):
+        if rec.variables.is_new_object(function):
             return
-        node = rec.node(function) or rec.constant(function)
+        node = rec.variables.node(function) or rec.variables.constant(function)
         self._entered.add(id(function))
         self._keep.append(function)
         for i, cell in enumerate(function.__closure__ or ()):
-            rec.record_read(node, Relation(RelationKind.CLOSURE, i), cell)
+            rec.reads.record(node, Relation(RelationKind.CLOSURE, i), cell)
         for i, value in enumerate(function.__defaults__ or ()):
-            rec.record_read(node, Relation(RelationKind.DEFAULT, i), value)
+            rec.reads.record(node, Relation(RelationKind.DEFAULT, i), value)
         for name, value in (function.__kwdefaults__ or {}).items():
-            rec.record_read(node, Relation(RelationKind.DEFAULT, name), value)
+            rec.reads.record(node, Relation(RelationKind.DEFAULT, name), value)
 
     def _enter_method(
         self, run: MonitorRun, frame: types.FrameType, function: types.FunctionType
@@ -153,7 +153,7 @@ class Entering:
         special_methods.enter_special_method(rec, receiver, function)
         if not function.__name__.startswith("__"):
             return
-        if function.__name__ == "__del__" and not rec.is_born(receiver):
+        if function.__name__ == "__del__" and not rec.variables.is_new_object(receiver):
             raise Split(
                 SplitReason.FINALIZER,
                 f"destroys an external {type(receiver).__qualname__}, whose __del__ is Python code",
@@ -161,9 +161,9 @@ class Entering:
         making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
         if making is not None and making < code.co_argcount:
             # Called with a class that is still in the making; one from outside was met before.
-            rec.bear(frame_locals(frame)[making])
-        if function.__name__ == "__init__" and rec.node(receiver) is None:
-            rec.bear(receiver)  # the program may be cut before the call has given it
+            rec.variables.add_new(frame_locals(frame)[making])
+        if function.__name__ == "__init__" and rec.variables.node(receiver) is None:
+            rec.variables.add_new(receiver)  # the program may be cut before the call has given it
             if (confined := run.confined()) is not None and frame.f_back is not None:
                 confined.own_if_new(receiver, _called(run, frame.f_back))
         if lookup_in_type(type(receiver), function.__name__) is function:

@@ -53,10 +53,10 @@ class ProgramArguments:
         self.waiting = {}
         target, bound = self.target, 0
         if is_instance(target, types.MethodType):
-            run.recording.constant(target.__self__)
+            run.recording.variables.constant(target.__self__)
             target, bound = target.__func__, 1
         elif not is_instance(target, types.FunctionType):
-            run.recording.constant(target)
+            run.recording.variables.constant(target)
             class_lookup.read_class(run.recording, type(target), "__call__")
         if function is not target:
             self.read_all(run)
@@ -124,7 +124,7 @@ class ProgramArguments:
 
     def _read(self, run: MonitorRun, key: int | str, value: Any) -> ShadowNode:
         relation = Relation(RelationKind.LOCAL, key)
-        node = run.recording.record_read(run.recording.refs.external, relation, value)
+        node = run.recording.reads.record(run.recording.refs.external, relation, value)
         if is_native_iterator(value):
             run.watch_iterators()
         if can_vary(value) and (relation,) in run.varying.numbers:

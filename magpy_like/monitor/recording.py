@@ -1,134 +1,148 @@
-"""What one monitor run has learnt: the RefGraph, the operator graph, and how it ended.
+"""The recording of one monitor run: the RefGraph, the operator graph, and how the run ended.
 
-The rules for instructions and calls are written in the vocabulary of its bases, each of which
-builds on the ones before: which variable is it (`variables`), what is it on the operator graph
-(`graph_values`), meet it (`meetings`), look into it (`looks`), change it (`changes`).
+Each part has one subject and receives the parts it builds on. A rule handles an instruction or a
+call by them: it looks a variable up (`variables`), records a read from outside (`reads`), an
+inspection (`inspections`) or a change (`mutations`), and adds operators (`graph`).
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from magpy_like.monitor.effects import Effects
+from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.objects.inspections import Inspections
 from magpy_like.monitor.objects.mutations import Mutations
-from magpy_like.monitor.torch_state.default_device import default_device
-from magpy_like.monitor.torch_state.torch_modes import Modes
-from magpy_like.refgraph.plain_values import generator_states
-from magpy_like.split_points import SplitPoint
-from magpy_like.torch_interop.current_gpu import current_gpu
+from magpy_like.monitor.objects.outside_reads import OutsideReads
+from magpy_like.monitor.objects.variables import Variables
+from magpy_like.monitor.operator_graph.constant_tensors import ConstantTensors
+from magpy_like.monitor.operator_graph.graph_values import GraphValues
+from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
+from magpy_like.monitor.operator_graph.running_operator import RunningOperator
+from magpy_like.monitor.operator_graph.tensor_sizes import TensorSizes
+from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
+from magpy_like.monitor.process_state import ProcessState
+from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
+from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
+from magpy_like.refgraph import RefGraph
+from magpy_like.split_points import SourcePosition, SplitPoint
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.calls.checkpoint_runs import CheckpointRun
 
 
-class Hook(NamedTuple):
-    """Something that is done in a backward pass, as the mock has it done again."""
-
-    owner: Any
-    """A tensor, or a node of the autograd graph."""
-    method: str
-    """The name of the owner's method that registers it."""
-    args: tuple[Any, ...]
-    version: int | None
-    """The owner's version at that time, if it is a tensor."""
-    handle: Any = None
-    """What the method has given."""
+def _nowhere() -> SourcePosition | None:
+    return None
 
 
-class Recording(Mutations):
-    """The record in the making."""
+class ClassReads:
+    """Look-ups in classes, and attributes set on them."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.split: SplitPoint | None = None
-        self.advanced: dict[int, int] = {}
-        """How many elements the program has taken out of iterators from outside, by node."""
-        self.classes: dict[int, type] = {}
-        """The classes whose own attributes the program has looked at one by one, by the nodes of
-        the dictionaries that these are in."""
-        self.set_on_classes: set[str] = set()
-        """The names that the program has set on classes."""
-        self.specials: dict[type, dict[types.FunctionType, list[str]]] = {}
-        """The special names of the functions of classes: see `monitor.specials`."""
+        self.by_dictionary: dict[int, type] = {}
+        """Classes whose own attributes the program read one by one, by the nodes of their
+        dictionaries."""
+        self.names_set: set[str] = set()
+        """Names of attributes that the program set on classes."""
+        self.special_names: dict[type, dict[types.FunctionType, list[str]]] = {}
+        """The special names of the functions of classes: see `calls.special_methods`."""
         self.read_from: set[type] = set()
-        """The classes of which it is known how attributes of their instances are read."""
-        self.looked_through: set[type] = set()
-        """The classes of which all special methods that native code may look for are known."""
-        self.quiet_locks: list[Any] = []
-        """Locks that the program has taken and nobody else can wait for: see `monitor.locks`."""
-        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-        """Calls that the mock repeats, such as those of a logger."""
-        self.hooks: list[Hook] = []
-        """What is to be done in a backward pass."""
-        self.autograd_nodes: dict[int, tuple[Any, fx.Node]] = {}
-        """By id, those that the program has got at, with the nodes of the graph that give them."""
-        self.looks_behind = False
-        """Whether the program looks at the place in the autograd graph of what was there before."""
-        self.state_reads: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
-        """Calls that look at process-wide state, with what they gave."""
-        self.denied: dict[tuple[type, type], None] = {}
-        """Abstract classes, with classes that they have said to be none of their own."""
-        self.cached_calls: list[
-            tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
-        ] = []
-        """Calls of functions with a cache, with what they gave."""
-        self.goes_on = False
-        """Whether the program goes on behind the end of the record."""
-        self.handled_outside: BaseException | None = None
-        """The exception that the program's caller handles."""
-        self.default_device = default_device()
-        """The one under which the region was entered."""
-        self.devices_left: tuple[int, list[torch.device]] | None = None
-        """How many default devices the program has left, and which ones it has entered then."""
-        self.modes_left: tuple[Modes, Modes] | None = None
-        """Torch's modes that the program found, and those that it left, if they are others."""
-        self.random_states = generator_states()
-        """Of torch's generators, when the region was entered."""
+        """Classes for which the record holds how attributes of their instances are read."""
+        self.inspected: set[type] = set()
+        """Classes for which the record holds all special methods that native code may look up."""
 
-    def rely_on_current_gpu(self) -> None:
-        """A call has left its device to the current GPU."""
-        self.state_reads.append((current_gpu, (), {}, current_gpu()))
 
-    @property
-    def relies_on_current_gpu(self) -> bool:
-        return any(operation is current_gpu for operation, *_ in self.state_reads)
+class AutogradReads:
+    """Reads of the autograd graph."""
 
-    def release(self) -> None:
-        """Let go of the program once a record is made; the parts refer to each other."""
-        self.__init__()  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.nodes: dict[int, tuple[Any, fx.Node]] = {}
+        """Nodes of the autograd graph that the program reached, by id, with the nodes of the
+        operator graph that return them."""
+        self.reads_external = False
+        """Whether the program reads where an external tensor stands in the autograd graph."""
 
-    def let_go(self) -> None:
-        """Hold nothing but tensors and numbers that may vary: the record is made, and the program
-        stands at the instruction behind it."""
-        self.refs.let_go()
-        self._born, self._roots, self.exceptions = {}, {}, {}
-        self.calls, self.replays, self.state_reads, self.cached_calls = [], [], [], []
-        self.hooks, self.autograd_nodes, self.denied = [], {}, {}
+
+class Recording:
+    """The record in the making."""
+
+    def __init__(
+        self,
+        varying: Variation = NOTHING_VARIES,
+        found: FoundNumbers | None = None,
+        speculation_position: Callable[[], SourcePosition | None] = _nowhere,
+    ) -> None:
+        """
+        Args:
+            varying: The numbers and sizes that must not become constants.
+            found: Receives the external objects that lifted numbers replace.
+            speculation_position: Returns the program's position; None where it must not speculate.
+        """
+        self.lifted = LiftedNumbers(self, speculation_position, found or FoundNumbers())
+        self.refs = RefGraph()
+        self.operators = OperatorGraph()
+        self.operators.expression = self.lifted.expression
+        self.operators.value_of = self.lifted.identities.values.get
+        self.constants = ConstantTensors()
+        self.variables = Variables(self.refs, self.operators)
+        self.running = RunningOperator()
+        self.writes = TensorWrites(self.refs, self.variables, self.operators, self.constants)
+        self.sizes = TensorSizes(self.variables, self.operators)
+        self.graph = GraphValues(self.variables, self.operators, self.running, self.writes)
+        self.effects = Effects()
+        self.reads = OutsideReads(
+            self.refs, self.variables, self.running, self.writes, self.sizes, self.effects,
+            self.lifted,
+        )  # fmt: skip
+        self.inspections = Inspections(self.refs, self.variables, self.reads, varying)
+        self.mutations = Mutations(self.refs, self.running, self.reads)
+        self.classes = ClassReads()
+        self.autograd = AutogradReads()
+        self.state = ProcessState(self.lifted)
+        self.checkpointed: CheckpointRun | None = None
+        """The innermost checkpointed call that is running."""
+        self.split: SplitPoint | None = None
+        """Where the recording ended before the program did."""
+        self.continues = False
+        """Whether the program continues after the end of the record."""
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Note that an operator, not on the graph yet, has written to a tensor."""
+        if self.writes.note_write(tensor) and self.checkpointed is not None:
+            self.checkpointed.note_write(self, tensor)
 
     def has_effects(self) -> bool:
-        """Whether the program has changed anything that was there before, but for the states of
-        torch's generators, which are in ``random_states``."""
-        changes = (self.calls, self.hooks, self.replays, self.data_replaced, self.advanced)
+        """True if the program has changed anything external but the states of torch's generators,
+        which are in `state.random_states`."""
+        effects = self.effects
         return (
-            any(changes)
+            any((effects.calls, effects.hooks, effects.replays, effects.advanced_iterators))
+            or bool(self.writes.data_replaced)
             or any(node.existed and node.changed for node in self.refs)
-            or bool(self.changed_inputs())
+            or bool(self.writes.changed_inputs())
             or bool(self.lifted.draws)
         )
 
     def changed_objects(self) -> list[Any]:
-        """What was there before and the program has changed, but for tensors."""
+        """The external objects, other than tensors, that the program has changed."""
         return [node.variable for node in self.refs if node.existed and node.changed]
 
-    def drawn_from(self) -> list[torch.Generator]:
-        """Those of torch's own generators that were drawn from since, or given a seed."""
-        before = {id(generator): state for generator, state in self.random_states}
-        seeded = {id(drawing.generator) for drawing in self.lifted.draws}
-        return [
-            generator
-            for generator, state in generator_states()
-            if id(generator) in seeded
-            or id(generator) not in before
-            or not torch.equal(state, before[id(generator)])
-        ]
+    def keep_results(self) -> None:
+        """Hold tensors and lifted values only: the record is made, and the program stands at the
+        next instruction."""
+        self.refs.let_go()
+        self.variables.release()
+        self.reads.exceptions = {}
+        self.effects.release()
+        self.state.release()
+        self.autograd.nodes = {}
+
+    def release(self) -> None:
+        """Drop the program's objects at once. The parts refer to each other, so that without this
+        the objects would live until the next garbage collection."""
+        vars(self).clear()

@@ -41,7 +41,6 @@ from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.gathered_lists import inspected_lists
 from magpy_like.monitor.symbolic.lifted_flags import LiftedFlags
 from magpy_like.monitor.symbolic.lifted_number_rules import SPECIALIZED_BY
-from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
 from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.monitor.torch_state import tensor_attributes
@@ -155,21 +154,21 @@ class MonitorRun:
 
     def _begin(self, varying: Variation) -> None:
         """A recording begins, of which nothing is known yet."""
-        self.recording = Recording()
-        self.lifted = LiftedNumbers(self.recording, self._speculation_position, self.found)
-        self.recording.lifted = self.lifted
-        self.flags = LiftedFlags(self.recording)
-        self.recording.operators.expression = self.lifted.expression
-        self.recording.operators.value_of = self.lifted.identities.values.get
+        self._record_into(Recording(varying, self.found, self._speculation_position))
         self.varying = varying
-        self.recording.varying_lengths = varying.lengths
-        self.recording.varying_counts = varying.counts
-        self.recording.varying_items = varying.numbers
         if varying.dims is not None:
-            self.recording.dynamic_dims = varying.dims
-            self.recording.begin_twin(self.account, self._locate)
+            self.recording.sizes.begin_twin(varying.dims, self.account, self._locate)
         self.globals_read: set[tuple[int, str]] = set()
         self._entering = Entering()
+
+    def _record_into(self, recording: Recording) -> None:
+        self.recording, self.lifted = recording, recording.lifted
+        self.flags = LiftedFlags(recording)
+
+    def release(self) -> None:
+        """Drop the recording, and with it every object of the program that it holds."""
+        self.recording.release()
+        self._record_into(Recording(found=self.found))
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -177,7 +176,7 @@ class MonitorRun:
         """Run the program; what it returns or raises is what it would have without the monitor."""
         outer = getattr(active, "run", None)
         previous = sys.gettrace()
-        self.handled_outside = self.recording.handled_outside = sys.exception()
+        self.handled_outside = self.recording.state.handled_outside = sys.exception()
         ask_for_instructions()
         active.run = self
         with self._compiling:
@@ -223,7 +222,7 @@ class MonitorRun:
         """Containers have what they had before, but for those that the mock is to change."""
 
         def is_changed(container: Any) -> bool:
-            node = self.recording.node(container)
+            node = self.recording.variables.node(container)
             return node is not None and node.changed
 
         self.found.recall(is_changed)
@@ -233,9 +232,9 @@ class MonitorRun:
         self._recall()
         self._entering.let_go()
         self.root_frame = self.cut = self.branching = None
-        if self.recording.twin is not None:
-            self.recording.twin.account = _nobody_listens
-            self.recording.twin.locate = _in_the_backend
+        if self.recording.sizes.twin is not None:
+            self.recording.sizes.twin.account = _nobody_listens
+            self.recording.sizes.twin.locate = _in_the_backend
         self.at = self.handled_outside = None
         del self._monitor, self._own, self.arguments
 
@@ -250,7 +249,7 @@ class MonitorRun:
         if not self.told_compiling:
             self._compiling.leave()  # it is not, and nothing has told the program otherwise
         split = self.recording.split
-        self.recording.release()  # what the program lets go of from here on dies there
+        self.release()  # objects that the program drops from here on die at once
         self.recording.split = split
         self._entering.let_go()
         self.at = self.root_frame = None
@@ -262,13 +261,12 @@ class MonitorRun:
         """The run is over, and all records are made: the program's result, with the objects that
         it has found for numbers, which it must not have others for elsewhere either, as in what it
         has ``changed``."""
-        self.recording.release()
-        self.lifted = LiftedNumbers(self.recording, self._speculation_position, self.found)
+        self.release()
         return self.found.give_back(result, changed)
 
     def let_go(self) -> None:
         """Hold no more of the program than what follows a split needs to know."""
-        self.recording.let_go()
+        self.recording.keep_results()
         self._entering.let_go()
         self.arguments.let_go()
 
@@ -298,10 +296,10 @@ class MonitorRun:
         if not is_instance(error, Exception):
             raise error
         ends = is_instance(error, EffectInsideOperator) or self.side is not None
-        if is_instance(error, Split) and self.recording.inside and not ends:
-            self.recording.keep_as_is(f"{frame.f_code.co_qualname} {error}")
+        if is_instance(error, Split) and self.recording.running.depth and not ends:
+            self.recording.running.keep_as_is(f"{frame.f_code.co_qualname} {error}")
         elif is_instance(error, Split):
-            if self.recording.inside:
+            if self.recording.running.depth:
                 refuse(self.recording)
             self._split(frame, error.cause, stands)
         else:
@@ -392,7 +390,7 @@ class MonitorRun:
         its own already.
         """
         self._begin(varying)
-        self.recording.handled_outside = self.handled_outside
+        self.recording.state.handled_outside = self.handled_outside
         self.arguments.take(values)
         self._monitor.set_root(None)
         self.arguments.read_all(self)
@@ -406,7 +404,13 @@ class MonitorRun:
     ) -> bool:
         """Whether the program is cut at the instruction it stands at, and watched beyond that."""
         rec = self.recording
-        if self.cut is None or self.side is not None or rec.inside or self.suspended or rec.split:
+        if (
+            self.cut is None
+            or self.side is not None
+            or rec.running.depth
+            or self.suspended
+            or rec.split
+        ):
             return False
         if rec.checkpointed is not None:
             return False
@@ -505,7 +509,7 @@ class MonitorRun:
 
     def _on_hidden(self, frame: types.FrameType) -> None:
         """Torch has dispatched operators that no instruction or call has told of."""
-        if not (self.recording.inside or self._own.over):
+        if not (self.recording.running.depth or self._own.over):
             detail = "runs native code that applies tensor operators itself"
             self._split(frame, SplitCause(SplitReason.HIDDEN_NATIVE_OPERATORS, detail))
 
@@ -518,14 +522,14 @@ class MonitorRun:
         Raises what the program does there. What it has recorded up to then stays.
         """
         rec = self.recording
-        before = self.side, rec.inside, self.suspended, self.skipping
+        before = self.side, rec.running.depth, self.suspended, self.skipping
         at = self.at
         self.side, self.skipping, rec.operators.is_isolated = side, False, True
         self.choose_filter()
         try:
             return self._monitor.explore(function, until, again)
         finally:
-            self.side, rec.inside, self.suspended, self.skipping = before
+            self.side, rec.running.depth, self.suspended, self.skipping = before
             self.at = at
             if self.side is None:
                 self.choose_filter()
@@ -627,4 +631,4 @@ def _finish_raising(
     run.cut.after_raise(run, exception)
     if traceback is not None and traceback.tb_frame is frame:
         traceback = traceback.tb_next  # the frame will be entered again
-    run.recording.note_raised(exception, traceback)
+    run.recording.reads.note_raised(exception, traceback)

@@ -69,14 +69,14 @@ def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     if tensor.numel() != 1:
         raise Split(*cause)
     run.lifted.tensors.specialize_sizes(tensor)
-    node = rec.node(tensor)
-    if node is not None and not rec.is_written(node):
+    node = rec.variables.node(tensor)
+    if node is not None and not rec.writes.is_written(node):
         run.lifted.guards.conditions.append(
             (Computed(operator.truth, (EntryValue(node),)), bool(tensor))
         )
         return
     place = run.lifted.speculated.require_place(*cause)
-    truth = Computed(operator.truth, (GraphNumber(run.recording.snapshot_of(tensor)),))
+    truth = Computed(operator.truth, (GraphNumber(run.recording.graph.snapshot(tensor)),))
     run.lifted.speculated.values.append((truth, bool(tensor), place))
 
 
@@ -92,5 +92,5 @@ def speculate_on_values(
         SplitReason.TENSOR_VALUE_READ, "reads a tensor's value into Python"
     )
     result = operation(*args, **kwargs)
-    node = run.recording.plain_result(operation, args, kwargs)
+    node = run.recording.graph.add_plain_result(operation, args, kwargs)
     run.lifted.speculated.values.append((GraphNumber(node), result, place))

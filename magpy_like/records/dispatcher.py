@@ -310,7 +310,7 @@ class Dispatcher:
         else:
             return self._finish(run, cut, branches, result)
         branches.restore_result(None)
-        run.recording.release()
+        run.release()
         cut.release()
         result = call_as_caller(self.target, args, kwargs)
         self._segments.says_compiling = False

@@ -92,9 +92,9 @@ class Segment:
         """
         if self.is_disturbed():
             raise Split(SplitReason.THREADS, "another thread traces with torch at the same time")
-        if rec.looks_behind:
+        if rec.autograd.reads_external:
             self.dispatcher.show_nodes()
-        rec.operators.drawn_from = rec.drawn_from()
+        rec.operators.drawn_from = rec.state.drawn_from()
         special_methods.read_compared_special_methods(rec)
         self._note_modes(rec)
         return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
@@ -105,16 +105,16 @@ class Segment:
             if not self._is_as_before():
                 raise Split(SplitReason.MODE_CHANGE, "leaves torch's global state changed")
         if left != self._modes:
-            rec.modes_left = self._modes, left
+            rec.effects.modes_left = self._modes, left
         if after != self._devices:
-            rec.devices_left = default_device.mode_changes(self._devices, after)
+            rec.effects.devices_left = default_device.mode_changes(self._devices, after)
 
     def has_from_outside(self, rec: Recording, value: Any) -> bool:
         """Whether somebody else than the program holds something."""
-        node = rec.node(value)
-        if node is None or id(value) in rec.losing:
+        node = rec.variables.node(value)
+        if node is None or id(value) in rec.mutations.losing:
             return False
-        begin, *way = rec.path(node) or (None,)
+        begin, *way = rec.variables.path(node) or (None,)
         if begin is None:
             return False
         own = begin.kind is RelationKind.LOCAL and begin.key in self.dispatcher.own
@@ -127,7 +127,7 @@ class Segment:
             return False
         if not (self._is_as_before() and Modes.now() == self._modes):
             return False
-        restore_generators(rec.random_states)
+        restore_generators(rec.state.random_states)
         return True
 
     @contextlib.contextmanager
@@ -188,7 +188,7 @@ class SegmentCut:
             self._held = self._look_at_ends(run, states)
             layout, values = lay_out(states)
             if not self.segment.recorded:
-                run.recording.goes_on = True
+                run.recording.continues = True
                 record = self.segment.record(run.recording, tuple(values))
                 record.layout, record.ends_at = layout, SplitPoint.at(frame, cause)
                 dispatcher.add(record, self.segment.args, self.segment.kwargs)
@@ -271,7 +271,7 @@ class SegmentCut:
             if run.lifted.expression(value) is not None:
                 dispatcher.varying.expect(argument_path(position))
             elif is_instance(value, torch.Tensor):
-                dims = run.recording.varying_dims(value)
+                dims = run.recording.sizes.varying_dims(value)
                 if self._joins and position == layout.result_position and value.dim():
                     dims = [0]  # along which lists are joined, most likely
                 dispatcher.varying.expect_sizes(argument_path(position), dims)
@@ -293,7 +293,7 @@ class SegmentCut:
                     varying.discard(place)
         if varying:
             arguments = tuple(values)
-        run.recording.release()
+        run.release()
         self.segment = Segment(dispatcher, arguments, {})
         self.segment.is_first = False
         dispatcher.own = {i for i, value in enumerate(values) if id(value) not in held}

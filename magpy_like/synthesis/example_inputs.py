@@ -19,7 +19,7 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
     tensors = {source: _at_entry(rec, source) for source in sources if is_instance(source, int)}
     known = {**rec.lifted.identities.values, **rec.operators.example_values}
     numbers = [s for s in sources if is_instance(s, Expression) and not _is_tensor(known.get(s))]
-    twin = rec.twin
+    twin = rec.sizes.twin
     if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
         for fake in twin.inputs.values():  # how the memory is shared would depend on the sizes
             twin.specialize(fake)
@@ -52,7 +52,7 @@ def _at_entry(rec: Recording, source: int) -> Any:
     operators in place may have given that another form since the region was entered, or gradients
     a way to it. Other objects are those that a custom autograd function reads."""
     node = rec.refs.get_node_by_id(source)
-    tensor, form, before = node.variable, rec.layouts.get(source), node.first.value
+    tensor, form, before = node.variable, rec.reads.layouts.get(source), node.first.value
     if not is_instance(tensor, torch.Tensor):
         return tensor
     takes_part, same = tensor.requires_grad, tensor

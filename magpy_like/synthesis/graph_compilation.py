@@ -51,16 +51,16 @@ def compile_graph(
         Split: the graph cannot be part of a record.
     """
     operators, outputs = rec.operators, mock.interface.outputs
-    changed = rec.changed_inputs()
+    changed = rec.writes.changed_inputs()
     has_effects = changed or operators.drawn_from
-    if rec.changed_arrays():
+    if rec.writes.changed_arrays():
         raise Split(
             SplitReason.NUMPY_MEMORY,
             "changes an external NumPy array, or one that shares memory with a tensor",
         )
     if not outputs and not (operators.operator_count and has_effects):
         return None, []
-    if rec.has_changed():
+    if rec.inspections.has_changed():
         raise BranchRefused(
             SplitReason.BRANCH_NOT_MERGEABLE, "changes a tensor in place that a branch may return"
         )
@@ -70,8 +70,8 @@ def compile_graph(
         )
     operators.erase_unused(rec.lifted.arithmetic.in_python, outputs)
     graph = operators.finish(outputs)
-    if rec.modes_left is not None:
-        _restore_autocast(graph, *rec.modes_left)
+    if rec.effects.modes_left is not None:
+        _restore_autocast(graph, *rec.effects.modes_left)
     tensors, names = [], []
     for _, source in operators.inputs:
         if is_instance(source, Expression):
@@ -87,12 +87,14 @@ def compile_graph(
         names.append(mock.interface.existing(node))
     if changed:
         guard.distinctness.write_shared_memory(tensors, changed)
-    if rec.runs_as_is or (rec.stays_whole and has_parts(graph)):
+    if rec.graph.runs_as_is or (rec.graph.stays_whole and has_parts(graph)):
         return CompiledGraph(graph, compiler.interpret(graph)), names
     make = without_default_device(
         lambda: compiler.backend(graph, example_inputs(rec, bool(changed)))
     )
-    afresh = tracing_without_cache() if rec.relies_on_current_gpu else contextlib.nullcontext()
+    afresh = (
+        tracing_without_cache() if rec.state.relies_on_current_gpu else contextlib.nullcontext()
+    )
     with compiler.at_entry(), afresh:
         return make(), names
 

@@ -113,7 +113,7 @@ def synthesise(
     Raises:
         Split: a guard cannot check what the program relied on, or a mock cannot repeat an effect.
     """
-    if any(map(_is_relied_on, rec.drawn)):
+    if any(map(_is_relied_on, rec.reads.drawn)):
         raise Split(SplitReason.RANDOM_VALUE_DECIDES, "depends on the value of a random object")
     guarded = GuardedVariables(rec)
     guard = GuardBuilder(rec, guarded, args, kwargs, functions)
@@ -175,7 +175,7 @@ def _rewritten(
     found = set()
     for node in guarded.order:
         parent, relation = guarded.edges[node.node_id][0]
-        path = rec.place(parent, relation)
+        path = rec.variables.location(parent, relation)
         if relation not in parent.written or path not in numbers:
             continue
         try:

@@ -135,9 +135,9 @@ def _call_annotated(
 
 def _read_receiver(rec: Recording, function: Any, operation: Any, receiver: Any) -> None:
     """Record which object a bound native method, ``function``, is bound to."""
-    bound = rec.node(function)
+    bound = rec.variables.node(function)
     if bound is not None and receiver is not function:
-        rec.record_read(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
+        rec.reads.record(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
     elif not is_instance(operation, types.FunctionType):
         guard_callable_identity(rec, function)
 
@@ -148,7 +148,7 @@ def _call_unannotated(
     """Raises Split, except for native code that implements a running operator."""
     if is_instance(function, torch.jit.ScriptModule):
         raise Split(SplitReason.TORCHSCRIPT, "calls a TorchScript module")
-    if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
+    if rec.running.depth and str(getattr(function, "__module__", "")).startswith("torch."):
         return None
     receiver = args[0] if args and is_instance(operation, types.MethodDescriptorType) else None
     raise unknown_value_split(
@@ -161,7 +161,7 @@ def _call_unannotated(
 
 def guard_callable_identity(rec: Recording, function: Any) -> None:
     """Guard the identity of a native callable such as an ``itemgetter``, which has hidden state."""
-    node = rec.node(function)
+    node = rec.variables.node(function)
     if node is not None and not is_identity(function):
         node.facts.add(Fact.IDENTITY)
 
@@ -171,13 +171,13 @@ def _creates_partial(function: Any) -> bool:
 
 
 def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
-    node = rec.node(partial)
+    node = rec.variables.node(partial)
     if node is not None:
         for name in ("func", "args", "keywords"):
             part = getattr(partial, name)
-            rec.record_read(node, Relation(RelationKind.SLOT, name), part)
+            rec.reads.record(node, Relation(RelationKind.SLOT, name), part)
             if name != "func":
-                rec.visit(part, ValueRead.ELEMENTS)
+                rec.inspections.visit(part, ValueRead.ELEMENTS)
 
 
 def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
@@ -219,4 +219,4 @@ _KNOWN_CONSTRUCTORS = {object.__new__, object.__init__, type.__init__}
 
 
 def _adopt_instance(run: MonitorRun, _: None, result: Any) -> None:
-    run.recording.bear(result)
+    run.recording.variables.add_new(result)

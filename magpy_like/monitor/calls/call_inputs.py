@@ -53,9 +53,9 @@ def read_all_inputs(
     for position, value in inputs_of(args, kwargs):
         read = annotation.input(position).value_read
         specialize_input(run, operation, read, value)
-        rec.visit(value, read)
+        rec.inspections.visit(value, read)
         if read in COMPARES_OBJECTS:
-            rec.compare(value)
+            rec.inspections.record_comparison(value)
 
 
 def specialize_input(run: MonitorRun, operation: Any, read: ValueRead, value: Any) -> None:
@@ -74,7 +74,7 @@ def _keys_of(value: Any) -> Any:
 def visit_input(rec: Recording, value: Any) -> None:
     """Record that an operator reads an argument to any depth."""
     if is_instance(value, (*CONTAINERS, np.ndarray)):
-        rec.visit(value, ValueRead.ALL)
+        rec.inspections.visit(value, ValueRead.ALL)
 
 
 _MOVES = {

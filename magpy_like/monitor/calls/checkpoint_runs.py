@@ -85,7 +85,7 @@ class CheckpointRun(IsolatedRun):
         """
         memory, own = storage_of(tensor), set(self._nodes(rec))
         known = ((t, node) for t, node in rec.operators.live_tensors() if node not in own)
-        if rec.node(tensor) is None and all(storage_of(t) != memory for t, _ in known):
+        if rec.variables.node(tensor) is None and all(storage_of(t) != memory for t, _ in known):
             return
         if self._outer is not None:
             raise Split(
@@ -121,7 +121,7 @@ class CheckpointRun(IsolatedRun):
         # A reentrant function returns a tensor or a tuple of tensors; others any structure.
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
-                rec.graph_value(tensor).meta[TRIGGERS_RECOMPUTATION] = True
+                rec.graph.value(tensor).meta[TRIGGERS_RECOMPUTATION] = True
 
     def _check_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
         """Raises Split: the checkpoint returns other tensors than its function."""
@@ -146,7 +146,7 @@ class CheckpointRun(IsolatedRun):
         if not self._call.reentrant:
             known = {rec.operators.node_of(tensor) for tensor in self._call.tensor_arguments}
             return CheckpointedFunction([node for node in known if node is not None])
-        given = dict.fromkeys(map(rec.graph_value, self._call.tensor_arguments))
+        given = dict.fromkeys(map(rec.graph.value, self._call.tensor_arguments))
         found = {source for node in nodes for source in node.all_input_nodes} - {
             *nodes,
             *given,
@@ -156,10 +156,10 @@ class CheckpointRun(IsolatedRun):
         learned = [(tensor, node) for tensor, node in pairs if tensor.requires_grad]
         if any(tensor.grad_fn is not None for tensor, _ in learned):
             # The nested backward pass goes through the operators that have created them.
-            rec.runs_as_is = (
+            rec.graph.runs_as_is = (
                 "a reentrant checkpoint computes gradients of tensors that are not its arguments"
             )
-        results = map(rec.graph_value, tensors_in(result))
+        results = map(rec.graph.value, tensors_in(result))
         return ReentrantCheckpoint(list(given), list(results), {node for _, node in learned})
 
     def _leads_to_statistics(self, node: Any) -> bool:

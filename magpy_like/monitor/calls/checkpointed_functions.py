@@ -227,7 +227,9 @@ def _finish_begin(run: MonitorRun, _: None, call: CheckpointCall) -> None:
 
 
 def _ends(run: MonitorRun, call: CheckpointCall, result: Any) -> Token:
-    run.recording.checkpointed.leave(run.recording, result)
+    checkpointed = run.recording.checkpointed
+    assert checkpointed is not None
+    checkpointed.leave(run.recording, result)
     run.suspended += 1
     return _finish_end, result
 
@@ -237,7 +239,7 @@ def _finish_end(run: MonitorRun, returned: Any, result: Any) -> None:
     run.account()
     run.choose_filter()
     if result is not returned:  # a new tuple of the same tensors
-        run.recording.bear(result)
+        run.recording.variables.add_new(result)
 
 
 def _fails(run: MonitorRun, *_: Any) -> Token:

@@ -43,10 +43,10 @@ def unwrap(function: Any) -> Any:
 
 def read_wrapped(rec: Recording, function: Any) -> Any:
     """The same for a callee of the program: the read of the attribute is recorded."""
-    attribute, node = _attribute(function), rec.node(function)
+    attribute, node = _attribute(function), rec.variables.node(function)
     if attribute is None or node is None:
         return function
-    rec.record_read(node, Relation(RelationKind.ATTRIBUTE, attribute), unwrap(function))
+    rec.reads.record(node, Relation(RelationKind.ATTRIBUTE, attribute), unwrap(function))
     return unwrap(function)
 
 

@@ -68,7 +68,7 @@ def handle_varying_list_call(run: MonitorRun, call: NativeCall) -> Any:
     if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
         return NotImplemented
     for value in given:
-        run.recording.visit(value, ValueRead.TYPE)
+        run.recording.inspections.visit(value, ValueRead.TYPE)
     if is_instance(call.operation, NUMPY_FUNCTIONS):
         run.suspended += 1
         return finish_list_call_suspended, function
@@ -99,8 +99,8 @@ def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resu
         else:
             lifted.specialize(operands)
             for value in operands:
-                rec.visit(value, ValueRead.ALL)
-    rec.bear(result)
+                rec.inspections.visit(value, ValueRead.ALL)
+    rec.variables.add_new(result)
     return None
 
 
@@ -133,7 +133,7 @@ def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: An
 
 def handle_computation(run: MonitorRun, call: NativeCall) -> Any:
     """A computation on lifted numbers, flags or strings."""
-    if not run.lifted or run.recording.inside:
+    if not run.lifted or run.recording.running.depth:
         return NotImplemented
     given = (*call.args, *call.kwargs.values())
     function = as_lifted_call(
@@ -168,7 +168,7 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
             )
         if is_number_sequence(operation, result):
             parts = run.lifted.arithmetic.compute_sequence(operation, operands, result)
-            run.recording.bear(parts)
+            run.recording.variables.add_new(parts)
             return parts
         if operation in _TRUTH_QUERIES:
             run.lifted.guards.require_truth(_TRUTH_QUERIES[operation], operands)
@@ -176,7 +176,7 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
             run.lifted.guards.require_result(operation, operands, result)
         else:
             run.lifted.specialize(operands)
-    run.recording.bear(result)
+    run.recording.variables.add_new(result)
     return None
 
 

@@ -156,7 +156,7 @@ def begin_native_call(
             assert membership is not None
             return begin_native_call(run, membership, set.__contains__, args, {})
         confined.check_call(annotation, operation, args, kwargs)
-    on_graph = annotation.as_op_node and not rec.inside
+    on_graph = annotation.as_op_node and not rec.running.depth
     call = NativeCall(annotation, operation, args, kwargs, on_graph)
     for rule in SPECIAL_CALL_RULES:
         token = rule(run, call)
@@ -185,7 +185,7 @@ def begin_native_call(
     if relation is not None and relation.access == "read":
         record_read_call(run, annotation, args, kwargs)
     if on_graph:
-        rec.called = []
+        rec.running.callees = []
         if operation in _CALLS_ARGUMENTS_LATER:
             call.args = tuple(close_over(rec, value) for value in args)
             call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
@@ -200,7 +200,11 @@ def _is_redundant_set_call(rec: Recording, operation: Any, args: tuple[Any, ...]
     """
     if operation not in _MEMBERSHIP_AFTER or len(args) != 2 or type(args[1]) is not str:
         return False
-    if type(args[0]) is not set or rec.node(args[0]) is None or any_hashes_in_python(args[0]):
+    if (
+        type(args[0]) is not set
+        or rec.variables.node(args[0]) is None
+        or any_hashes_in_python(args[0])
+    ):
         return False
     return (args[1] in args[0]) is _MEMBERSHIP_AFTER[operation]
 
@@ -223,7 +227,7 @@ def _check_operation(
     """
     rec = run.recording
     if annotation.replay:
-        if rec.inside:
+        if rec.running.depth:
             raise EffectInsideOperator(
                 SplitReason.EFFECT_IN_OPERATOR,
                 f"calls {describe(operation)} inside an operator",
@@ -270,7 +274,7 @@ def _read_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
             run.lifted.specialize(value)  # an operator's mode, not a value
         if is_plain(value):
             if operation in DISTINGUISHES_EQUAL_OBJECTS:
-                rec.require_distinct(value)
+                rec.inspections.rely_on_identity(value)
             continue
         if operation is set.pop or (wanted.value_read in READS_ELEMENTS and not is_of_sets):
             object_addresses.look_at_order(rec, value)
@@ -284,17 +288,17 @@ def _read_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
                     SplitReason.UNSUPPORTED_OPERAND,
                     f"passes a {type(value).__qualname__} to a tensor operator",
                 )
-            if rec.length_varies(value):
+            if rec.inspections.length_varies(value):
                 raise Split(
                     SplitReason.VARYING_LIST, "passes a list whose length varies to an operator"
                 )
             visit_input(rec, value)
         elif by_key and position != "key":
-            rec.visit(value, ValueRead.ELEMENTS)
+            rec.inspections.visit(value, ValueRead.ELEMENTS)
         else:
-            rec.visit(value, wanted.value_read)
+            rec.inspections.visit(value, wanted.value_read)
         if not on_graph and wanted.value_read in COMPARES_OBJECTS:
-            rec.compare(value)
+            rec.inspections.record_comparison(value)
     return changed
 
 
@@ -308,9 +312,9 @@ nothing else reads the elements."""
 def _record_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None:
     rec, operation, args, kwargs = run.recording, call.operation, call.args, call.kwargs
     if call.annotation.replay:
-        rec.calls.append(repeatable_call(rec, operation, args, kwargs))
+        rec.effects.calls.append(repeatable_call(rec, operation, args, kwargs))
         if reports_caller(operation, args, kwargs):
-            run.called_instead = rec.calls[-1]
+            run.called_instead = rec.effects.calls[-1]
     for value in changed:
         record_change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and call.on_graph:
@@ -319,7 +323,7 @@ def _record_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> No
 
 
 def _has_data_dependent_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
-    twin = rec.twin_of(tensor)
+    twin = rec.sizes.twin_of(tensor)
     unknown = twin is not None and any(hint(size) is None for size in twin.shape)
     return unknown or rec.operators.has_data_dependent_shape(tensor)
 
@@ -333,44 +337,46 @@ def record_change(
 ) -> None:
     """Record that ``operation`` is about to change ``value``, an argument, in place."""
     if is_instance(value, contextvars.ContextVar):
-        rec.read_context(value)
-        rec.store(rec.constant(value), Relation(RelationKind.CONTEXT), args[-1])
+        rec.reads.record_context_variable(value)
+        rec.mutations.store(rec.variables.constant(value), Relation(RelationKind.CONTEXT), args[-1])
         return
-    node = rec.node(value)
+    node = rec.variables.node(value)
     if node is None:
         return
     repeats = operation in _REPEATABLE_CHANGES and not kwargs and not node.rewritten
     if is_instance(value, set) and repeats:
-        repeats = not (hashes_in_python(args[1]) or rec.asks_members(node))
+        repeats = not (hashes_in_python(args[1]) or rec.inspections.compares_in_python(node))
     if repeats and (operation is not list.extend or is_instance(args[1], list | tuple)):
-        rec.snapshot(node)
+        rec.mutations.snapshot(node)
         arguments = tuple(list(a) if operation is list.extend else a for a in args[1:])
         record_mutation(rec, node, operation, arguments)
         rec.refs.in_place(node)
-        rec.replays.append((node, operation, arguments))
+        rec.effects.replays.append((node, operation, arguments))
         node.replays.append(operation)
         return
-    rec.rewrite(node)
+    rec.mutations.rewrite(node)
 
 
 def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
     """An operator is about to run. It becomes a node of the graph unless it is inside another."""
     rec, operation = run.recording, call.operation
-    rec.inside += 1
+    rec.running.depth += 1
     if call.on_graph:
-        rec.running_as_is = None
+        rec.running.as_is = None
         if operation in _UNCOMPILABLE:
-            rec.runs_as_is = f"{describe(operation)} {_UNCOMPILABLE[operation]}"
+            rec.graph.runs_as_is = f"{describe(operation)} {_UNCOMPILABLE[operation]}"
         elif call.kwargs.get("requires_grad") is True:
-            rec.runs_as_is = f"{describe(operation)} creates a leaf tensor that requires gradients"
+            rec.graph.runs_as_is = (
+                f"{describe(operation)} creates a leaf tensor that requires gradients"
+            )
         elif operation is torch.autograd.grad:
-            rec.stays_whole = f"{describe(operation)} computes gradients inside"
+            rec.graph.stays_whole = f"{describe(operation)} computes gradients inside"
         if operation in _CUSTOM_FUNCTIONS:
             add_object_inputs(rec, call.args)
             if function_mode_count():
-                rec.running_as_is = f"{describe(operation)} runs backward under a default device"
-        rec.given = {id(tensor): tensor for tensor in _tensor_inputs(call)}
-        rec.dynamic_inside = False
+                rec.running.as_is = f"{describe(operation)} runs backward under a default device"
+        rec.running.inputs = {id(tensor): tensor for tensor in _tensor_inputs(call)}
+        rec.running.is_dynamic = False
     if operation in _FOLLOWED_OPERATORS:
         return finish_operator, call
     run.suspended += 1
@@ -397,7 +403,7 @@ def _begin_plain_call(run: MonitorRun, call: NativeCall) -> Token:
         _runs_program_code(operation, annotation, args, kwargs)
     ):
         if is_instance(operation, functools._lru_cache_wrapper):
-            if rec.is_born(operation):
+            if rec.variables.is_new_object(operation):
                 raise Split(
                     SplitReason.CACHED_FUNCTION,
                     f"calls {describe(operation)}, whose cache it has created",
@@ -464,7 +470,7 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
     elif finish in (finish_list_call, finish_list_call_suspended):
         run.lifted.specialize(payload[1])
         for value in payload[1]:
-            run.recording.visit(value, ValueRead.ALL)
+            run.recording.inspections.visit(value, ValueRead.ALL)
     elif finish is finish_item:
         operation, (tensor,) = payload
         run.lifted.tensors.specialize_sizes(tensor)
@@ -476,9 +482,11 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
         detail = f"catches an exception that {name} raises for lifted numbers"
         return SplitCause(SplitReason.EXCEPTION_STATE, detail)
     if finish in (finish_operator, finish_operator_suspended):
-        run.recording.inside -= 1
+        run.recording.running.depth -= 1
         by_values = (
-            payload.on_graph and not run.recording.inside and _may_succeed_later(run, payload)
+            payload.on_graph
+            and not run.recording.running.depth
+            and _may_succeed_later(run, payload)
         )
         run.account()
         if by_values:

@@ -63,7 +63,7 @@ def read_callback_inputs(
                         f"passes {describe(function)} to native code that calls it",
                         describe(function),
                     )
-                rec.visit(value, ValueRead.ALL)
+                rec.inspections.visit(value, ValueRead.ALL)
 
 
 def _has_plain_elements(value: Any) -> bool:
@@ -126,7 +126,7 @@ def check_tensor_reads(
 
 def _is_vmap_check(run: MonitorRun) -> bool:
     """True if `torch.vmap` itself reads the size, which it does in every later call as well."""
-    frame = run.at if run.recording.inside else None
+    frame = run.at if run.recording.running.depth else None
     return frame is not None and frame.f_globals.get("__name__") == VMAP_MODULE
 
 
@@ -157,8 +157,8 @@ READS_NO_SIZES = {
 
 def guard_numpy_error_state(rec: Recording) -> None:
     """Guard the state of `np.seterr`: by it NumPy's functions raise or warn."""
-    if not any(operation is np.geterr for operation, *_ in rec.state_reads):
-        rec.state_reads.append((np.geterr, (), {}, np.geterr()))
+    if not any(operation is np.geterr for operation, *_ in rec.state.queries):
+        rec.state.queries.append((np.geterr, (), {}, np.geterr()))
 
 
 READS_ATTRIBUTES = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
@@ -171,7 +171,7 @@ def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
     Raises:
         Split: it is a format string, which may read attributes of attributes.
     """
-    node = None if is_plain(value) else rec.node(value)
+    node = None if is_plain(value) else rec.variables.node(value)
     if node is None or is_instance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
         return
     if operation in (str.format, str.format_map):
@@ -197,7 +197,7 @@ def guard_cache_keys(rec: Recording, values: Iterable[Any]) -> None:
         if is_instance(value, tuple | frozenset):
             guard_cache_keys(rec, value)
             continue
-        node = None if is_plain(value) else rec.node(value)
+        node = None if is_plain(value) else rec.variables.node(value)
         if node is not None and not is_instance(value, CONTAINERS):
             node.facts.add(Fact.IDENTITY)
 

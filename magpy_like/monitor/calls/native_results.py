@@ -57,32 +57,32 @@ class NativeCall:
 def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     """Record the result of a call that is no operator of the graph."""
     if done.annotation.state_read:
-        run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+        run.recording.state.queries.append((done.operation, done.args, done.kwargs, result))
         run.told_compiling |= result is True and done.operation in ASK_WHETHER_COMPILING
         run.account()  # torch creates a tensor to find the default device
     if is_instance(done.operation, functools._lru_cache_wrapper):
-        run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))
+        run.recording.state.cached_calls.append((done.operation, done.args, done.kwargs, result))
     relation = done.annotation.output.relation
     if relation is not None and relation.access == "read":
         if relation.kind is RelationKind.TYPE and is_instance(result, type) and len(done.args) == 1:
-            if not run.recording.is_born(result):
-                run.recording.constant(result)
+            if not run.recording.variables.is_new_object(result):
+                run.recording.variables.constant(result)
     if relation is not None and relation.kind is RelationKind.CONSTANT:
         run.account()
-        if not is_plain(result) and run.recording.node(result) is None:
-            run.recording.keep(result)
+        if not is_plain(result) and run.recording.variables.node(result) is None:
+            run.recording.reads.record_cached(result)
     if done.operation in _REGISTRY_QUERIES and not result:
         abstract, asked = done.args
         for cls in (
             _classes_reported_by(asked) if done.operation is _abc._abc_instancecheck else [asked]
         ):
-            run.recording.denied[abstract, cls] = None
+            run.recording.state.denied[abstract, cls] = None
     if any(is_instance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
         run.recording.constants.share_with_numpy(done.args, result)
     if type(result) is str and not all(map(is_plain, (*done.args, *done.kwargs.values()))):
         object_addresses.finish_text(run, None, result)
-    run.recording.bear(result)
+    run.recording.variables.add_new(result)
 
 
 _REGISTRY_QUERIES = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
@@ -118,7 +118,7 @@ def finish_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
 
 def finish_followed(run: MonitorRun, _: None, result: Any) -> None:
     """Record the result of special methods that the monitor has followed."""
-    run.recording.bear(result)
+    run.recording.variables.add_new(result)
 
 
 def recorded_call(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
@@ -133,10 +133,10 @@ def recorded_tensor_call(args: tuple[Any, ...]) -> Token:
 
 def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     """Record the result of an operator, which may be inside another one."""
-    run.recording.inside -= 1
+    run.recording.running.depth -= 1
     _record_operator(run, done, result)
-    if not run.recording.inside:
-        run.recording.given = {}
+    if not run.recording.running.depth:
+        run.recording.running.inputs = {}
     run.account()  # the recording may itself copy a constant tensor
 
 
@@ -147,7 +147,7 @@ def finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) ->
 
 
 def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    if not done.on_graph or run.recording.inside:
+    if not done.on_graph or run.recording.running.depth:
         return
     annotation = done.annotation
     assert annotation is not None
@@ -170,9 +170,9 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         return
     if annotation.global_state or holds_tensor(result):
         shape = declared_shape(annotation, done.operation)
-        run.recording.operator(done.operation, done.args, done.kwargs, result, shape)
+        run.recording.graph.add_operator(done.operation, done.args, done.kwargs, result, shape)
     elif on_tensors and result is None:
-        run.recording.operator(done.operation, done.args, done.kwargs, result)
+        run.recording.graph.add_operator(done.operation, done.args, done.kwargs, result)
     elif on_tensors and (done.operation in _REPEAT_OPERATORS or not _is_metadata(result)):
         raise UnguardableRead(
             SplitReason.TENSOR_VALUE_READ,

@@ -27,9 +27,9 @@ def check_undeclared_tensors(
         Split: the tensor is external; the operator finds it again only if it runs uncompiled.
     """
     for tensor in tensors_in((args, kwargs)):
-        if id(tensor) in rec.given:
+        if id(tensor) in rec.running.inputs:
             continue
-        if rec.node(tensor) is not None:
+        if rec.variables.node(tensor) is not None:
             raise Split(
                 SplitReason.FUNCTION_OPERAND,
                 "uses an external tensor that is not an argument of the operator",
@@ -53,7 +53,7 @@ def add_object_inputs(rec: Recording, args: tuple[Any, ...]) -> None:
         if is_instance(value, CONTAINERS):
             add_object_inputs(rec, (None, *elements(value)))
             continue
-        rec.running_as_is = f"a custom function receives a {type(value).__qualname__}"
-        node = rec.node(value)
+        rec.running.as_is = f"a custom function receives a {type(value).__qualname__}"
+        node = rec.variables.node(value)
         if node is not None:
             rec.operators.add_object(value, node.node_id)

@@ -101,22 +101,22 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     for position, value in enumerate(args):
         if is_plain(value):
             continue
-        rec.compare(value)
-        node = rec.node(value)
+        rec.inspections.record_comparison(value)
+        node = rec.variables.node(value)
         if position == 0 and in_place and node is not None and is_instance(value, _CHANGE_IN_PLACE):
             if is_instance(value, list) and operation is operator.iadd:
                 record_change(rec, list.extend, value, args, {})
             else:
-                rec.rewrite(node)
+                rec.mutations.rewrite(node)
         elif is_instance(value, CONTAINERS):
-            rec.visit(value, ValueRead.ALL)
+            rec.inspections.visit(value, ValueRead.ALL)
             if holds_tensor(value) and operation in _COMPARISONS:
                 raise Split(
                     SplitReason.TENSOR_VALUE_READ,
                     "compares containers that hold tensors by their values",
                 )
         elif node is not None and not is_mutable_class(type(value)):
-            rec.visit(value, ValueRead.ALL)
+            rec.inspections.visit(value, ValueRead.ALL)
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:
                 class_lookup.read_class(rec, type(value), name)
@@ -165,10 +165,10 @@ def record_identity_test(rec: Recording, left: Any, right: Any) -> None:
     """``left is right``: distinct external variables must be distinct in later calls."""
     if is_plain(left) or is_plain(right):
         if is_same_value(left, right):
-            rec.require_distinct(left, right)
+            rec.inspections.rely_on_identity(left, right)
         return
     if left is right:
         return
-    a, b = rec.node(left), rec.node(right)
+    a, b = rec.variables.node(left), rec.variables.node(right)
     if a is not None and b is not None and not {Fact.IDENTITY} & a.facts & b.facts:
-        rec.distinct.add((min(a.node_id, b.node_id), max(a.node_id, b.node_id)))
+        rec.inspections.distinct.add((min(a.node_id, b.node_id), max(a.node_id, b.node_id)))

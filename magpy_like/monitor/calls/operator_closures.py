@@ -81,7 +81,7 @@ def close_over(rec: Recording, value: Any) -> Any:
                 SplitReason.FUNCTION_OPERAND,
                 "passes a function that does more than compute to an operator",
             )
-        rec.called.append(called)
+        rec.running.callees.append(called)
     return value
 
 
@@ -98,7 +98,7 @@ def refuse(rec: Recording) -> None:
 
     In the next run the program splits at the operator.
     """
-    _refused.update(rec.called)
+    _refused.update(rec.running.callees)
 
 
 def expand_closures(
@@ -143,7 +143,10 @@ class _Makers:
 
     def _new(self, value: Any) -> Maker:
         if is_instance(value, torch.Tensor):
-            if self._rec.node(value) is None and self._rec.operators.node_of(value) is None:
+            if (
+                self._rec.variables.node(value) is None
+                and self._rec.operators.node_of(value) is None
+            ):
                 raise Split(
                     SplitReason.FUNCTION_OPERAND,
                     "passes a function that refers to a tensor of unknown origin to an operator",
@@ -153,14 +156,14 @@ class _Makers:
             return self._operand(value)
         if is_plain(value) or is_identity(value):
             return lambda operands, made: value
-        kind, is_own = type(value), self._rec.node(value) is None
+        kind, is_own = type(value), self._rec.variables.node(value) is None
         if kind is types.MethodType:
             function, receiver = self.of(value.__func__), self.of(value.__self__)
             return lambda *run: types.MethodType(function(*run), receiver(*run))
         if kind is types.FunctionType:
             if not _is_torchs(value):
                 self.codes.append(value.__code__)
-            if self._rec.is_born(value):
+            if self._rec.variables.is_new_object(value):
                 return self._function(value)
         if kind is functools.partial and is_own:
             called, given = self.of(value.func), self._all(value.args)
@@ -191,7 +194,7 @@ class _Makers:
         Raises:
             Split: a later call may find another object.
         """
-        node = self._rec.node(value)
+        node = self._rec.variables.node(value)
         if node is None:
             if type(value) is types.FunctionType and _is_torchs(value):
                 # Created by torch, inside a call that the monitor treats as one operator.
@@ -201,7 +204,7 @@ class _Makers:
                 "passes a function that refers to objects created inside the region to an operator",
             )
         path, is_one = (
-            self._rec.path(node),
+            self._rec.variables.path(node),
             is_instance(value, types.FunctionType | torch.nn.Module),
         )
         if path and path[0].kind is RelationKind.LOCAL and not is_one:
@@ -239,7 +242,7 @@ class _Makers:
         known = self._known.get(id(cell))
         if known is not None:
             return known
-        node = self._rec.node(cell)
+        node = self._rec.variables.node(cell)
         if node is not None:  # external: its contents may differ in the next call
             node.facts.add(Fact.IDENTITY)
             return lambda operands, made: cell

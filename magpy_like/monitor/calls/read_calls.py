@@ -19,7 +19,6 @@ from magpy_like.annotation import (
 from magpy_like.monitor.objects import attributes, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS
 from magpy_like.monitor.objects.iterators import advancing
-from magpy_like.monitor.recording import Recording
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import REFERENT, Fact, Relation, ShadowNode
@@ -28,6 +27,7 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
     from magpy_like.monitor.run import MonitorRun
 
 
@@ -62,16 +62,16 @@ def record_read_call(
     if source is None or source is NOT_GIVEN:
         return
     if relation.kind is RelationKind.CONTEXT:
-        rec.read_context(source)
+        rec.reads.record_context_variable(source)
     elif relation.kind is RelationKind.DICT:
         attributes.read_attribute(rec, source, "__dict__")
     elif relation.kind is RelationKind.CELL and is_instance(source, types.CellType):
-        cell = rec.node(source)
+        cell = rec.variables.node(source)
         if cell is not None:
             try:
-                rec.record_read(cell, Relation(RelationKind.CELL), source.cell_contents)
+                rec.reads.record(cell, Relation(RelationKind.CELL), source.cell_contents)
             except ValueError:
-                rec.absent(cell, Relation(RelationKind.CELL))
+                rec.reads.record_absent(cell, Relation(RelationKind.CELL))
     elif relation.kind is RelationKind.SLOT:
         _read_native_slot(rec, source, annotation.operation.rpartition(".")[2])
     elif relation.kind in ATTRIBUTES and key is not NOT_GIVEN:
@@ -92,7 +92,7 @@ def record_read_call(
     elif relation.kind in (RelationKind.ITERATION, RelationKind.ELEMENT, RelationKind.COPY):
         iterate(rec, source)
     elif relation.kind is RelationKind.LENGTH:
-        rec.visit(source, ValueRead.LENGTH)
+        rec.inspections.visit(source, ValueRead.LENGTH)
 
 
 def location_of_number(
@@ -107,10 +107,10 @@ def location_of_number(
     if relation.kind is RelationKind.ATTRIBUTE and not is_instance(source, torch.Tensor):
         place = attributes.number_at(rec, source, key)[:2]
     elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and is_instance(source, dict):
-        place = rec.node(source), Relation(RelationKind.KEY, rec.key(key))
+        place = rec.variables.node(source), Relation(RelationKind.KEY, rec.variables.key(key))
     elif relation.kind is RelationKind.ITEM and is_instance(source, list) and type(key) is int:
         index = key if key >= 0 else key + list.__len__(source)
-        place = rec.node(source), Relation(RelationKind.ITEM, index)
+        place = rec.variables.node(source), Relation(RelationKind.ITEM, index)
     return None if place is None or place[0] is None else (place[0], place[1])
 
 
@@ -121,8 +121,8 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
         Split: only a weak reference leads to the object, so a guard must not hold it.
     """
     if is_instance(source, weakref.ref):
-        rec.look_for_lost()
-    node = rec.node(source)
+        rec.mutations.check_none_lost()
+    node = rec.variables.node(source)
     if node is None:
         if is_instance(source, torch.Tensor):
             raise Split(
@@ -131,72 +131,72 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
         return
     if is_instance(source, weakref.ref) and name == "__call__":
         found, name = source(), REFERENT
-        known = is_plain(found) or is_identity(found) or rec.node(found) is not None
-        if not (known or rec.is_born(found)):
+        known = is_plain(found) or is_identity(found) or rec.variables.node(found) is not None
+        if not (known or rec.variables.is_new_object(found)):
             raise Split(
                 SplitReason.WEAK_REFERENCE, "reaches an object through a weak reference only"
             )
     else:
         found = getattr(source, name, NULL)
     if found is NULL:
-        rec.absent(node, Relation(RelationKind.SLOT, name))
+        rec.reads.record_absent(node, Relation(RelationKind.SLOT, name))
     else:
-        rec.record_read(node, Relation(RelationKind.SLOT, name), found)
+        rec.reads.record(node, Relation(RelationKind.SLOT, name), found)
 
 
 def read_item(rec: Recording, source: Any, key: Any) -> None:
     """Record ``source[key]`` for an external built-in container."""
-    source = rec.proxied(source)
-    node = rec.node(source)
+    source = rec.inspections.unwrap_proxy(source)
+    node = rec.variables.node(source)
     if node is None:
         return
     if is_instance(source, dict):
-        relation = Relation(RelationKind.KEY, rec.key_in(node, key))
+        relation = Relation(RelationKind.KEY, rec.inspections.key_in(node, key))
         if dict.__contains__(source, key):
-            rec.record_read(node, relation, dict.__getitem__(source, key))
+            rec.reads.record(node, relation, dict.__getitem__(source, key))
         else:
-            rec.absent(node, relation)
+            rec.reads.record_absent(node, relation)
             missing = getattr(type(source), "__missing__", None)
             if missing is not None and lookup(missing):
-                rec.rewrite(node)
+                rec.mutations.rewrite(node)
     elif is_instance(source, list | tuple) and is_instance(key, int):
         base: Any = list if is_instance(source, list) else tuple
         size = base.__len__(source)
-        if -size <= key < 0 and rec.counts_vary(node):
-            if rec.is_added(node, key):
+        if -size <= key < 0 and rec.inspections.counts_vary(node):
+            if rec.inspections.is_added(node, key):
                 return
             if not node.changed:
-                rec.record_read(
+                rec.reads.record(
                     node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key)
                 )
                 return
         if not 0 <= key < size:
-            rec.look_at_length(node)
+            rec.inspections.inspect_length(node)
             key += size
         if 0 <= key < size:
-            rec.record_read(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
+            rec.reads.record(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
     else:
-        rec.open(node)
+        rec.reads.record_contents(node)
 
 
 def read_membership(rec: Recording, source: Any, key: Any) -> None:
     """Record ``key in source``: a read of one key of a mapping, or of all elements otherwise."""
-    source = rec.proxied(source)
-    node = rec.node(source)
+    source = rec.inspections.unwrap_proxy(source)
+    node = rec.variables.node(source)
     if node is None:
         return
     if is_instance(source, dict):
-        relation = Relation(RelationKind.MEMBERSHIP, rec.key_in(node, key))
+        relation = Relation(RelationKind.MEMBERSHIP, rec.inspections.key_in(node, key))
         if Relation(RelationKind.KEY, relation.key) in node.written and not node.rewritten:
             return  # the program itself has stored or deleted the entry
         if node.contents is not None:
-            rec.open(node)
+            rec.reads.record_contents(node)
         elif dict.__contains__(source, key):
             rec.refs.read(node, relation, True, plain=True).facts.add(Fact.VALUE)
         else:
-            rec.absent(node, relation)
+            rec.reads.record_absent(node, relation)
     else:
-        rec.visit(source, ValueRead.ALL)
+        rec.inspections.visit(source, ValueRead.ALL)
 
 
 def iterate(rec: Recording, source: Any) -> None:
@@ -207,13 +207,13 @@ def iterate(rec: Recording, source: Any) -> None:
     """
     if is_plain(source) or is_instance(source, torch.Tensor):
         return
-    source = rec.proxied(source)
+    source = rec.inspections.unwrap_proxy(source)
     object_addresses.look_at_order(rec, source)
-    node = rec.node(source)
+    node = rec.variables.node(source)
     if node is None:
         return
     if is_instance(source, CONTAINERS):
-        rec.open(node)
+        rec.reads.record_contents(node)
     elif is_instance(source, DICT_VIEWS):
         raise Split(SplitReason.ITERATOR_STATE, "iterates over an external view of a dictionary")
     elif hasattr(type(source), "__next__") and not is_instance(
@@ -221,4 +221,4 @@ def iterate(rec: Recording, source: Any) -> None:
     ):
         raise advancing(source)
     elif not is_instance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
-        rec.visit(source, ValueRead.ALL)
+        rec.inspections.visit(source, ValueRead.ALL)

@@ -46,7 +46,7 @@ def repeatable_call(
         Split: the mock would show it under other filters, or raise it; or it would show another
             text.
     """
-    repeated = {call[0] for call in rec.calls}
+    repeated = {call[0] for call in rec.effects.calls}
     if operation is _FILTERS_MUTATED and repeated & _WARNING_FUNCTIONS:
         raise Split(
             SplitReason.WARNING_OR_LOG, "changes the warning filters after it has shown a warning"
@@ -66,13 +66,13 @@ def repeatable_call(
         raise Split(
             SplitReason.WARNING_OR_LOG, "shows a warning that a filter may turn into an exception"
         )
-    rec.state_reads.append((_may_raise, (category or UserWarning,), {}, False))
+    rec.state.queries.append((_may_raise, (category or UserWarning,), {}, False))
     frame = _program_frame(int(given.get("stacklevel", 1)))
     if frame is None:
         return operation, args, kwargs
     names = frame.f_globals
     registry = names.setdefault("__warningregistry__", {})
-    rec.constant(registry)
+    rec.variables.constant(registry)
     place = (frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<string>"))
     return warnings.warn_explicit, (message, category or UserWarning, *place, registry), {}
 

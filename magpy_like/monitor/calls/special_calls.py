@@ -76,7 +76,11 @@ def handle_redundant_requires_grad(run: MonitorRun, call: NativeCall) -> Any:
     (tensor, *wanted), rec = (*call.args, *call.kwargs.values()), run.recording
     if any(value is not True for value in wanted):
         return NotImplemented
-    if rec.node(tensor) is None and rec.operators.node_of(tensor) and tensor.requires_grad:
+    if (
+        rec.variables.node(tensor) is None
+        and rec.operators.node_of(tensor)
+        and tensor.requires_grad
+    ):
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
@@ -86,19 +90,19 @@ _RESIZING_OPERATORS = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resi
 
 def handle_exc_info(run: MonitorRun, call: NativeCall) -> Any:
     """``sys.exc_info()`` and ``sys.exception()``."""
-    if call.operation in exc_info.ASKS and not run.recording.inside:
+    if call.operation in exc_info.ASKS and not run.recording.running.depth:
         return exc_info.ask(run)
     return NotImplemented
 
 
 def handle_autograd_call(run: MonitorRun, call: NativeCall) -> Any:
     """Registration of hooks; splits at calls that change the autograd graph."""
-    if run.recording.inside:
+    if run.recording.running.depth:
         return NotImplemented
     if call.operation in autograd_nodes.GRADIENT_HOOKS:
         return autograd_nodes.register_hook(run, call.operation, call.args, call.kwargs)
     autograd_nodes.split_at_double_backward(run.recording, call.operation, call.args, call.kwargs)
-    if call.operation is torch.autograd.grad and run.recording.hooks:
+    if call.operation is torch.autograd.grad and run.recording.effects.hooks:
         raise autograd_nodes.split_at_autograd_graph(run.recording)
     return NotImplemented
 
@@ -120,7 +124,7 @@ def finish_compiling_query(run: MonitorRun, _: None, result: Any) -> bool:
 def handle_address_query(run: MonitorRun, call: NativeCall) -> Any:
     """``id``, ``hash`` or ``repr`` of an object, if the result depends on its address."""
     one = len(call.args) == 1 and not call.kwargs
-    if call.operation in object_addresses.TELLS and not run.recording.inside and one:
+    if call.operation in object_addresses.TELLS and not run.recording.running.depth and one:
         if (told := object_addresses.tell(run, call.operation, call.args[0])) is not None:
             return told
     return NotImplemented
@@ -155,11 +159,11 @@ def _check_default_device(rec: Recording, operation: Any) -> None:
     Raises:
         EffectInsideOperator: the default device has changed since the region was entered.
     """
-    if rec.inside and operation in default_device.CONSTRUCTORS:
+    if rec.running.depth and operation in default_device.CONSTRUCTORS:
         reason = f"{describe(operation)} needs the default device inside an operator"
-        if default_device.default_device() != rec.default_device:
+        if default_device.default_device() != rec.state.default_device:
             raise EffectInsideOperator(SplitReason.EFFECT_IN_OPERATOR, reason)
-        rec.runs_as_is = reason
+        rec.graph.runs_as_is = reason
 
 
 def guard_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
@@ -168,13 +172,13 @@ def guard_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
         return NotImplemented
     args, kwargs = call.args, default_device.with_device(call.operation, call.kwargs)
     if may_use_current_gpu(call.operation, args, kwargs):
-        run.recording.rely_on_current_gpu()
+        run.recording.state.rely_on_current_gpu()
     return NotImplemented
 
 
 def check_operator_body(run: MonitorRun, call: NativeCall) -> Any:
     """Check the tensors of calls inside an operator."""
-    if run.recording.inside:
+    if run.recording.running.depth:
         check_undeclared_tensors(run.recording, call.args, call.kwargs)
     return NotImplemented
 
@@ -192,7 +196,7 @@ def _shares_external_memory(rec: Recording, tensor: Any) -> bool:
     """True if a tensor is external or shares its memory with an external tensor."""
     inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if is_instance(i, int))
     variables = (node.variable for node in inputs)
-    return rec.node(tensor) is not None or any(
+    return rec.variables.node(tensor) is not None or any(
         is_instance(other, torch.Tensor) and storage_of(other) == storage_of(tensor)
         for other in variables
     )
@@ -210,7 +214,7 @@ def handle_special_methods(run: MonitorRun, call: NativeCall) -> Any:
 def handle_graph_list_call(run: MonitorRun, call: NativeCall) -> Any:
     """An operation on a list of the graph, for any length of the list."""
     rec, args = run.recording, call.args
-    if args and id(args[0]) in rec.operators.lists and not rec.inside:
+    if args and id(args[0]) in rec.operators.lists and not rec.running.depth:
         token = _begin_graph_list_call(run, call)
         if token is not None:
             return token
@@ -236,9 +240,9 @@ def _begin_graph_list_call(run: MonitorRun, call: NativeCall) -> Token | None:
     if not (joins and plain):
         operators.inspect_list(given.value)
         return None
-    rec.inside += 1
-    rec.given = {id(tensor): tensor for tensor in given.value}
-    rec.dynamic_inside = False
+    rec.running.depth += 1
+    rec.running.inputs = {id(tensor): tensor for tensor in given.value}
+    rec.running.is_dynamic = False
     run.suspended += 1
     call.on_graph = True
     return finish_operator_suspended, call
@@ -259,7 +263,7 @@ def handle_constant_read(run: MonitorRun, call: NativeCall) -> Any:
     """A read of the value of a constant tensor."""
     given = (*call.args, *call.kwargs.values())
     reads = call.operation in VALUE_READERS and run.recording.constants.hold(*given)
-    if reads and holds_tensor(given) and not run.recording.inside:
+    if reads and holds_tensor(given) and not run.recording.running.depth:
         return _finish_constant, call
     return NotImplemented
 
@@ -267,7 +271,7 @@ def handle_constant_read(run: MonitorRun, call: NativeCall) -> Any:
 def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
     run.account()
     run.recording.constants.share_with_numpy(done.args, result)
-    run.recording.bear(result)
+    run.recording.variables.add_new(result)
 
 
 def handle_truth_query(run: MonitorRun, call: NativeCall) -> Any:
@@ -293,7 +297,7 @@ def handle_value_query(run: MonitorRun, call: NativeCall) -> Any:
 
 def handle_numbers_read(run: MonitorRun, call: NativeCall) -> Any:
     """``tolist`` of a tensor of few numbers, which become lifted numbers."""
-    if speculation.gives_numbers(call.operation, call.args) and not run.recording.inside:
+    if speculation.gives_numbers(call.operation, call.args) and not run.recording.running.depth:
         run.lifted.tensors.specialize_sizes(call.args[0])
         return _finish_items, (call.operation, call.args[0])
     return NotImplemented
@@ -310,7 +314,7 @@ def _finish_items(run: MonitorRun, read: tuple[Any, torch.Tensor], result: Any) 
 def handle_number_read(run: MonitorRun, call: NativeCall) -> Any:
     """``item`` and the like: the number becomes a lifted number."""
     one = len(call.args) == 1 and not call.kwargs
-    if call.operation in _NUMBER_READERS and not run.recording.inside and one:
+    if call.operation in _NUMBER_READERS and not run.recording.running.depth and one:
         if is_instance(call.args[0], torch.Tensor):
             return finish_item, (call.operation, call.args)
     return NotImplemented
@@ -337,14 +341,14 @@ def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any)
 
 def substitute_lifted_inputs(run: MonitorRun, call: NativeCall) -> Any:
     """Substitute lifted numbers in the containers that the call reads."""
-    if not run.recording.inside:
+    if not run.recording.running.depth:
         substitute_inputs(run, call.annotation, call.args, call.kwargs)
     return NotImplemented
 
 
 def handle_random_draw(run: MonitorRun, call: NativeCall) -> Any:
     """A draw of random numbers, which the mock repeats."""
-    if call.annotation.random and not run.recording.inside:
+    if call.annotation.random and not run.recording.running.depth:
         return random_draws.repeat_draw(run, call.operation, call.args, call.kwargs)
     return NotImplemented
 
@@ -357,7 +361,7 @@ def handle_random_array_call(run: MonitorRun, call: NativeCall) -> Any:
 
 def substitute_numbers_for_tensors(run: MonitorRun, call: NativeCall) -> Any:
     """Replace tensors by lifted numbers where native code would read a number from them."""
-    if run.recording.inside:
+    if run.recording.running.depth:
         return NotImplemented
     numbers: list[Any] = []
     read = functools.partial(_read_number, run, numbers)
@@ -401,11 +405,11 @@ def _reads_varying_sizes(
 ) -> bool:
     """True if a call returns a size of a tensor, and the size may vary."""
     rec = run.recording
-    if rec.inside or not args or not is_instance(args[0], torch.Tensor):
+    if rec.running.depth or not args or not is_instance(args[0], torch.Tensor):
         return False
     if annotation.as_op_node or not annotation.pure_closure:
         return False
-    if rec.twin is None and not rec.operators.has_data_dependent_shape(args[0]):
+    if rec.sizes.twin is None and not rec.operators.has_data_dependent_shape(args[0]):
         return False
     if annotation.input(0).value_read not in (ValueRead.TYPE, ValueRead.LENGTH):
         return False

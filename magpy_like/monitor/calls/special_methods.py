@@ -8,16 +8,18 @@ function that runs. The guard checks the look-up: a method that Python prefers, 
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
-from magpy_like.monitor.recording import Recording
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 _GROUPS = (
     ("__repr__", "__str__", "__format__", "__bytes__", "__fspath__"),
@@ -55,9 +57,9 @@ def enter_special_method(rec: Recording, receiver: Any, function: types.Function
     ``receiver`` is its first argument.
     """
     cls = type(receiver)
-    known = rec.specials.get(cls)
+    known = rec.classes.special_names.get(cls)
     if known is None:
-        known = rec.specials[cls] = _special_functions(cls)
+        known = rec.classes.special_names[cls] = _special_functions(cls)
     for name in known.get(function, ()):
         for other in _ALTERNATIVES[name]:
             class_lookup.read_class(rec, cls, other)
@@ -85,8 +87,8 @@ def read_special_methods(rec: Recording, value: Any) -> None:
 
 def read_special_methods_of_class(rec: Recording, cls: type) -> None:
     """The same for all instances of a class."""
-    if cls.__flags__ & HEAP_TYPE and cls not in rec.looked_through:
-        rec.looked_through.add(cls)
+    if cls.__flags__ & HEAP_TYPE and cls not in rec.classes.inspected:
+        rec.classes.inspected.add(cls)
         if not issubclass(cls, torch.Tensor):  # the guard checks tensor classes as a whole
             for name in _SPECIAL_NAMES:
                 class_lookup.read_class(rec, cls, name)
@@ -94,7 +96,7 @@ def read_special_methods_of_class(rec: Recording, cls: type) -> None:
 
 def read_compared_special_methods(rec: Recording) -> None:
     """The same for the objects that native code has compared or hashed."""
-    for node_id in rec.compared:
+    for node_id in rec.inspections.compared:
         read_special_methods_of_class(rec, rec.refs.get_node_by_id(node_id).type)
 
 

@@ -38,10 +38,10 @@ def record_write(
     if relation.kind is RelationKind.ATTRIBUTE or not is_instance(target, torch.Tensor):
         run.lifted.specialize(key)  # an index of a tensor stays lifted for its operator
     if is_instance(target, contextvars.ContextVar):
-        variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
+        variable, place = rec.variables.constant(target), Relation(RelationKind.CONTEXT)
         if place not in variable.first.refs:
-            rec.read_context(target)
-        rec.store(variable, place, value)
+            rec.reads.record_context_variable(target)
+        rec.mutations.store(variable, place, value)
         return True
     if is_instance(target, torch.Tensor) and is_instance(key, str):
         run.write_tensor_attribute(target, key, value)
@@ -50,19 +50,19 @@ def record_write(
         return False
     if relation.kind is RelationKind.ATTRIBUTE:
         return _write_attribute(rec, annotation, target, key, value)
-    node = rec.node(target)
+    node = rec.variables.node(target)
     if node is None:
         return True
     if relation.kind is RelationKind.KEY and is_instance(target, dict):
-        place = Relation(RelationKind.KEY, rec.key_in(node, key))
+        place = Relation(RelationKind.KEY, rec.inspections.key_in(node, key))
     elif relation.kind is RelationKind.CELL:
         place = Relation(RelationKind.CELL)
     else:
         return False
     if stores:
-        rec.store(node, place, value)
+        rec.mutations.store(node, place, value)
     else:
-        rec.remove(node, place)
+        rec.mutations.remove(node, place)
     return True
 
 
@@ -84,7 +84,7 @@ def _write_attribute(
     if place is None:
         return True
     if value is not NOT_GIVEN:
-        rec.store(*place, value)
+        rec.mutations.store(*place, value)
     elif attributes.look_at_place(rec, target, place):
-        rec.remove(*place)
+        rec.mutations.remove(*place)
     return True

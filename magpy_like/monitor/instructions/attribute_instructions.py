@@ -37,7 +37,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
             annotation = lookup(descriptor)
             if annotation is not None:
                 return native_calls.begin_native_call(run, annotation, descriptor, (value,), {})
-            if run.recording.node(value) is not None:
+            if run.recording.variables.node(value) is not None:
                 read = f"{type(value).__qualname__}.{name}"
                 raise unknown_value_split(
                     value,
@@ -79,7 +79,7 @@ def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Toke
         return run.write_tensor_attribute(target, name, value)
     place = attributes.place_of_store(run.recording, target, name, "__setattr__")
     if place is not None:
-        run.recording.store(*place, value)
+        run.recording.mutations.store(*place, value)
     return None
 
 
@@ -90,5 +90,5 @@ def delete_attribute(run: MonitorRun, step: Step) -> Token:
         raise Split(SplitReason.TENSOR_INTERNALS, f"deletes the attribute {step.name} of a tensor")
     place = attributes.place_of_store(run.recording, target, step.name, "__delattr__")
     if place is not None and attributes.look_at_place(run.recording, target, place):
-        run.recording.remove(*place)
+        run.recording.mutations.remove(*place)
     return None

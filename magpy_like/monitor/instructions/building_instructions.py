@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 def _put_into(run: MonitorRun, target: Any) -> None:
-    node = run.recording.node(target)
+    node = run.recording.variables.node(target)
     if node is not None:
-        run.recording.rewrite(node)
+        run.recording.mutations.rewrite(node)
 
 
 def add_element(run: MonitorRun, step: Step) -> Token:
     """A comprehension adds to the list or set that it makes."""
     value, target = step.stack[-1], step.stack[-step.oparg - 1]
     if opcode.opname[step.opcode] == "SET_ADD":
-        run.recording.compare(value)
+        run.recording.inspections.record_comparison(value)
         _put_into(run, target)
     elif not is_instance(run.recording.operators.lists.get(id(target)), CarriedList):
         native_calls.record_change(run.recording, list.append, target, (target, value), {})
@@ -44,7 +44,7 @@ def add_element(run: MonitorRun, step: Step) -> Token:
 
 def add_entry(run: MonitorRun, step: Step) -> Token:
     """A comprehension adds to the dictionary that it makes."""
-    run.recording.compare(step.stack[-2])
+    run.recording.inspections.record_comparison(step.stack[-2])
     _put_into(run, step.stack[-step.oparg - 2])
     return None
 
@@ -52,7 +52,7 @@ def add_entry(run: MonitorRun, step: Step) -> Token:
 def extend(run: MonitorRun, step: Step) -> Token:
     """``[*a, *b]`` and the like: all of an iterable goes into the container in the making."""
     if opcode.opname[step.opcode] != "LIST_EXTEND":
-        run.recording.compare(step.stack[-1])
+        run.recording.inspections.record_comparison(step.stack[-1])
     _put_into(run, step.stack[-step.oparg - 1])
     return iterate(run, step)
 
@@ -60,14 +60,14 @@ def extend(run: MonitorRun, step: Step) -> Token:
 def build_set(run: MonitorRun, step: Step) -> Token:
     """``{a, b}``: the members are hashed and compared."""
     for member in step.stack[len(step.stack) - step.oparg :]:
-        run.recording.compare(member)
+        run.recording.inspections.record_comparison(member)
     return None
 
 
 def build_map(run: MonitorRun, step: Step) -> Token:
     """``{key: value}``: the keys are hashed and compared."""
     for key in step.stack[len(step.stack) - 2 * step.oparg :: 2]:
-        run.recording.compare(key)
+        run.recording.inspections.record_comparison(key)
     return None
 
 
@@ -81,7 +81,7 @@ def format_value(run: MonitorRun, step: Step) -> Token:
             raise Split(SplitReason.TENSOR_VALUE_READ, "formats a tensor as text")
         if step.oparg < _ASCII and object_addresses.is_shown_by_address(value):
             return object_addresses.told(run, str, value)
-        run.recording.visit(value, ValueRead.ALL)
+        run.recording.inspections.visit(value, ValueRead.ALL)
         special_methods.read_special_methods(run.recording, value)
         return object_addresses.finish_text, None
     return None
@@ -97,4 +97,4 @@ def make_function(run: MonitorRun, step: Step) -> Token:
 
 
 def _adopt_function(run: MonitorRun, _: None, result: Any) -> None:
-    run.recording.bear(result)
+    run.recording.variables.add_new(result)

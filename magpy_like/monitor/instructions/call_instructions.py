@@ -100,13 +100,13 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         run.substitute(args)
         run.substitute(kwargs)
         read_calls.iterate(run.recording, args)
-        run.recording.visit(kwargs, ValueRead.ELEMENTS)
+        run.recording.inspections.visit(kwargs, ValueRead.ELEMENTS)
         if not is_followed(function):
             frame_set_operand(step.frame, depth, variadic(function))
         return None
     for given in (args, kwargs):
         run.substitute(given)
-        run.recording.visit(given, ValueRead.ELEMENTS)
+        run.recording.inspections.visit(given, ValueRead.ELEMENTS)
         special_methods.read_special_methods_of_class(run.recording, type(given))
     loop = any(function is head for head in loop_ranges.LOOP_FUNCTIONS)
     if loop and loop_ranges.begin_loop(run, step, function, tuple(args), kwargs):

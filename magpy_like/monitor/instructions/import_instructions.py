@@ -38,7 +38,7 @@ def import_module(run: MonitorRun, step: Step) -> Token:
 
 def _look_up_module(run: MonitorRun, name: str) -> None:
     """An import finds a module, and those that it lies in, where others may have been put."""
-    run.recording.constant(sys.modules)
+    run.recording.variables.constant(sys.modules)
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
         read_calls.read_item(run.recording, sys.modules, ".".join(parts[:i]))
@@ -60,7 +60,7 @@ def _import_first(run: MonitorRun, name: str) -> None:
 
 def _finish_import(run: MonitorRun, _: None, result: Any) -> None:
     run.suspended -= 1
-    run.recording.constant(result)
+    run.recording.variables.constant(result)
 
 
 def import_name(run: MonitorRun, step: Step) -> Token:

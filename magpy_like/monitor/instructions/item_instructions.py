@@ -66,8 +66,8 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         ) is not None:
             return derived
     if not is_plain(key):
-        rec.visit(key, ValueRead.ALL)
-        rec.compare(key)
+        rec.inspections.visit(key, ValueRead.ALL)
+        rec.inspections.record_comparison(key)
         if is_instance(key, torch.Tensor) and not is_instance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
@@ -76,10 +76,10 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
                     SplitReason.TENSOR_VALUE_READ, "uses a tensor as an index of a Python container"
                 )
             for other in dict.keys(source):  # tensors are found by their identity
-                rec.compare(other)
+                rec.inspections.record_comparison(other)
     if is_instance(source, type):
         return None
-    source = rec.proxied(source)
+    source = rec.inspections.unwrap_proxy(source)
     if is_instance(source, CONTAINERS):
         if type(source) not in CONTAINERS:
             getter = class_lookup.read_class(rec, type(source), "__getitem__")
@@ -91,23 +91,25 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         if taken is not None:
             return taken
         read_calls.read_item(rec, source, key)
-        node = rec.node(source)
+        node = rec.variables.node(source)
         if node is None or step is None:
             return None
         found_by = is_plain(key) or is_told_by_identity(key)
         if is_instance(source, dict) and found_by and dict.__contains__(source, key):
             found = dict.__getitem__(source, key)
-            return run.lift_read(step, node, Relation(RelationKind.KEY, rec.key(key)), found)
+            return run.lift_read(
+                step, node, Relation(RelationKind.KEY, rec.variables.key(key)), found
+            )
         if is_instance(source, list | tuple) and type(key) is int:
             at = key if key >= 0 else key + len(source)
             if 0 <= at < len(source):
                 return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
     elif type(source) not in run.simple_types:
         class_lookup.read_class(rec, type(source), "__getitem__")
-        if rec.node(source) is not None and not is_instance(
+        if rec.variables.node(source) is not None and not is_instance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
-            rec.visit(source, ValueRead.ALL)
+            rec.inspections.visit(source, ValueRead.ALL)
     return None
 
 
@@ -176,12 +178,12 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
             run, operator.setitem, (target, random_draws.tensor_index(run, key), value)
         )
         return None if token is None else (finish_without_result, token)
-    rec.compare(key)
+    rec.inspections.record_comparison(key)
     setter = class_lookup.read_class(rec, type(target), "__setitem__")
     if is_instance(key, slice) and not is_instance(setter, types.FunctionType):
         run.substitute(value)
         read_calls.iterate(rec, value)  # its elements are what is stored
-    node = rec.node(target)
+    node = rec.variables.node(target)
     if is_instance(setter, types.FunctionType):
         return None
     if is_instance(target, list) and is_instance(key, slice):
@@ -189,17 +191,19 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     elif not is_instance(target, CONTAINERS):
         # An array of NumPy's keeps what it takes as bytes.
         run.lifted.specialize(value)
-        rec.visit(value, ValueRead.ALL)
+        rec.inspections.visit(value, ValueRead.ALL)
     if node is None:
         return None
     if is_instance(target, dict):
-        rec.store(node, Relation(RelationKind.KEY, rec.key_in(node, key)), value)
+        rec.mutations.store(
+            node, Relation(RelationKind.KEY, rec.inspections.key_in(node, key)), value
+        )
     elif is_instance(target, list) and is_instance(key, int) and not node.rewritten:
         size = len(target)
-        rec.look_at_length(node)
-        rec.store(node, Relation(RelationKind.ITEM, key % size if size else key), value)
+        rec.inspections.inspect_length(node)
+        rec.mutations.store(node, Relation(RelationKind.ITEM, key % size if size else key), value)
     else:
-        rec.rewrite(node)
+        rec.mutations.rewrite(node)
     return None
 
 
@@ -209,16 +213,16 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     if is_instance(target, torch.Tensor):
         raise Split(SplitReason.UNSUPPORTED_INSTRUCTION, "deletes an item of a tensor")
-    rec.compare(key)
+    rec.inspections.record_comparison(key)
     remover = class_lookup.read_class(rec, type(target), "__delitem__")
-    node = rec.node(target)
+    node = rec.variables.node(target)
     if is_instance(remover, types.FunctionType) or node is None:
         return None
     if is_instance(target, dict):
         read_calls.read_item(rec, target, key)
-        rec.remove(node, Relation(RelationKind.KEY, rec.key_in(node, key)))
+        rec.mutations.remove(node, Relation(RelationKind.KEY, rec.inspections.key_in(node, key)))
     else:
-        rec.rewrite(node)
+        rec.mutations.rewrite(node)
     return None
 
 

@@ -83,7 +83,7 @@ def take(run: MonitorRun, step: Step) -> Token:
             return random_draws.repeat_array_call(run, operator.getitem, (array, at[0]), {})
     node = foreseen(rec, iterator)
     if node is None:
-        if rec.node(iterator) is not None and is_native_iterator(iterator):
+        if rec.variables.node(iterator) is not None and is_native_iterator(iterator):
             raise advancing(iterator)
         return None
     if not separate(iterator):
@@ -92,26 +92,28 @@ def take(run: MonitorRun, step: Step) -> Token:
             "advances an external iterator over several elements of another one at a time",
         )
     for inner in innermost(iterator):
-        container = rec.node(container_of(inner)) if type(inner) in SINGLE else None
+        container = rec.variables.node(container_of(inner)) if type(inner) in SINGLE else None
         if container is not None and container.changed:
             raise Split(
                 SplitReason.ITERATOR_STATE,
                 "advances an external iterator over a container that it has changed",
             )
-    taken = rec.advanced.get(node.node_id, 0)
+    taken = rec.effects.advanced_iterators.get(node.node_id, 0)
     relation = Relation(RelationKind.ITERATION, taken)
     if ahead(iterator, 0) is not NOTHING:
         return _finish_take, (node, relation)
-    rec.advanced[node.node_id] = taken + 1
-    rec.absent(node, relation)
+    rec.effects.advanced_iterators[node.node_id] = taken + 1
+    rec.reads.record_absent(node, relation)
     return None
 
 
 def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Relation], element: Any) -> Any:
     node, relation = taken
     rec = run.recording
-    rec.advanced[node.node_id] = rec.advanced.get(node.node_id, 0) + 1
-    rec.record_read(node, relation, element)
+    rec.effects.advanced_iterators[node.node_id] = (
+        rec.effects.advanced_iterators.get(node.node_id, 0) + 1
+    )
+    rec.reads.record(node, relation, element)
     return run.lift_element(node, relation, element)
 
 
@@ -119,15 +121,15 @@ def unpack(run: MonitorRun, step: Step) -> Token:
     """Numbers among the elements are lifted if they vary; otherwise all elements are looked at."""
     rec = run.recording
     source = step.stack[-1]
-    node = rec.node(source)
+    node = rec.variables.node(source)
     if node is None or type(source) not in (tuple, list) or node.changed:
         return iterate(run, step)
     relations = [Relation(RelationKind.ITEM, i) for i in range(len(source))]
     if len(source) != step.oparg or not any(run.varies(node, r) for r in relations):
         return iterate(run, step)
-    rec.look_at_length(node)
+    rec.inspections.inspect_length(node)
     for relation, item in zip(relations, source, strict=True):
-        rec.record_read(node, relation, item)
+        rec.reads.record(node, relation, item)
     return _finish_unpack, (step.frame, node, relations, tuple(source))
 
 

@@ -32,24 +32,24 @@ def read_global(run: MonitorRun, step: Step) -> Token:
     found = names.get(step.name)
     if not is_number_or_flag(found):
         return None
-    return run.lift_read(step, run.recording.node(names), relation, found)
+    return run.lift_read(step, run.recording.variables.node(names), relation, found)
 
 
 def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]) -> None:
     known = (id(names), name)
     rec = run.recording
-    known_before = known in run.globals_read and not rec.inside
+    known_before = known in run.globals_read and not rec.running.depth
     if known_before and not is_number_or_flag(names.get(name)):
         return
     run.globals_read.add(known)
-    node = rec.constant(names)
+    node = rec.variables.constant(names)
     relation = Relation(RelationKind.GLOBAL, name)
     if name in names:
-        rec.record_read(node, relation, names[name])
+        rec.reads.record(node, relation, names[name])
     elif relation not in node.written:
-        rec.absent(node, relation)
+        rec.reads.record_absent(node, relation)
         if name in builtins:
-            rec.record_read(rec.constant(builtins), relation, builtins[name])
+            rec.reads.record(rec.variables.constant(builtins), relation, builtins[name])
 
 
 def read_name(run: MonitorRun, step: Step) -> Token:
@@ -63,31 +63,31 @@ def read_name(run: MonitorRun, step: Step) -> Token:
 def write_global(run: MonitorRun, step: Step) -> Token:
     """``STORE_GLOBAL``, and ``STORE_NAME`` in a module."""
     rec = run.recording
-    node = rec.constant(step.frame.f_globals)
-    rec.store(node, Relation(RelationKind.GLOBAL, step.name), step.stack[-1])
+    node = rec.variables.constant(step.frame.f_globals)
+    rec.mutations.store(node, Relation(RelationKind.GLOBAL, step.name), step.stack[-1])
     return None
 
 
 def delete_global(run: MonitorRun, step: Step) -> Token:
     """``DELETE_GLOBAL``."""
     rec = run.recording
-    node = rec.constant(step.frame.f_globals)
-    rec.remove(node, Relation(RelationKind.GLOBAL, step.name))
+    node = rec.variables.constant(step.frame.f_globals)
+    rec.mutations.remove(node, Relation(RelationKind.GLOBAL, step.name))
     return None
 
 
 def read_cell(run: MonitorRun, step: Step) -> Token:
     """A closure variable is loaded."""
     cell = run.cell(step.frame, step.oparg)
-    node = run.recording.node(cell)
+    node = run.recording.variables.node(cell)
     if cell is not None and node is not None:
         relation = Relation(RelationKind.CELL)
         try:
             found = cell.cell_contents
         except ValueError:
-            run.recording.absent(node, relation)
+            run.recording.reads.record_absent(node, relation)
             return None
-        run.recording.record_read(node, relation, found)
+        run.recording.reads.record(node, relation, found)
         return run.lift_read(step, node, relation, found)
     return None
 
@@ -95,11 +95,11 @@ def read_cell(run: MonitorRun, step: Step) -> Token:
 def write_cell(run: MonitorRun, step: Step) -> Token:
     """A closure variable is stored or deleted."""
     cell = run.cell(step.frame, step.oparg)
-    node = run.recording.node(cell) if cell is not None else None
+    node = run.recording.variables.node(cell) if cell is not None else None
     if node is not None:
         relation = Relation(RelationKind.CELL)
         if opcode.opname[step.opcode] == "DELETE_DEREF":
-            run.recording.remove(node, relation)
+            run.recording.mutations.remove(node, relation)
         else:
-            run.recording.store(node, relation, step.stack[-1])
+            run.recording.mutations.store(node, relation, step.stack[-1])
     return None

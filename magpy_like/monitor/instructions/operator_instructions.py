@@ -69,12 +69,12 @@ def contains(run: MonitorRun, step: Step) -> Token:
         return None
     special_methods.read_special_methods(rec, container)
     if not is_plain(item):
-        rec.visit(item, ValueRead.ALL)
-        rec.compare((item, container))
+        rec.inspections.visit(item, ValueRead.ALL)
+        rec.inspections.record_comparison((item, container))
     elif type(item) is float and item != item:
         # NaN is equal to no other, and yet found where it is itself.
         others = elements(container) if is_instance(container, CONTAINERS) else ()
-        rec.require_distinct(item, *(other for other in others if type(other) is float))
+        rec.inspections.rely_on_identity(item, *(other for other in others if type(other) is float))
     if is_instance(item, torch.Tensor) and is_instance(container, list | tuple | deque):
         if any(is_instance(e, torch.Tensor) for e in container if e is not item):
             raise Split(

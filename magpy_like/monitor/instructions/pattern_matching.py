@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 def length(run: MonitorRun, step: Step) -> Token:
     """``len`` of the subject of a ``match``."""
-    run.recording.visit(step.stack[-1], ValueRead.LENGTH)
+    run.recording.inspections.visit(step.stack[-1], ValueRead.LENGTH)
     return None
 
 
 def look_at_type(run: MonitorRun, step: Step) -> Token:
     """Whether the subject of a ``match`` is a mapping or a sequence."""
-    run.recording.visit(step.stack[-1], ValueRead.TYPE)
+    run.recording.inspections.visit(step.stack[-1], ValueRead.TYPE)
     return None
 
 

@@ -43,14 +43,14 @@ def truth(run: MonitorRun, step: Step) -> Token:
     if is_instance(growing, CarriedList) and value:
         return None  # in any round, for it does not become shorter
     if is_instance(value, CONTAINERS):
-        rec.look_at_truth(value)
+        rec.inspections.inspect_truth(value)
         special_methods.read_special_methods(rec, value)
     elif type(value) not in run.simple_types:
         for name in ("__bool__", "__len__"):
             class_lookup.read_class(rec, type(value), name)
-        node = rec.node(value)
+        node = rec.variables.node(value)
         if node is not None and not is_mutable_class(type(value)):
-            rec.visit(value, ValueRead.ALL)
+            rec.inspections.visit(value, ValueRead.ALL)
     return None
 
 

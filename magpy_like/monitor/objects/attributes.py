@@ -12,7 +12,7 @@ import functools
 import threading
 import types
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ import torch
 from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.class_lookup import place_of_number, read_class, read_super
 from magpy_like.monitor.objects.class_lookup import place_of_store as place_of_class_store
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL, instance_dict, lookup_in_type
@@ -30,6 +29,9 @@ from magpy_like.refgraph.plain_values import HEAP_TYPE, IMMUTABLE_TYPE, slot_nam
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.operators import OpNamespace, OpOverloadPacket, Ops
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_STORES = ("_parameters", "_buffers", "_modules")
@@ -50,12 +52,12 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
     reached. None when the instance was made inside the region.
     """
     if is_instance(value, types.ModuleType):
-        return rec.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
-    if rec.dictionaries:
-        kept = rec.node(instance_dict(value))
+        return rec.variables.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
+    if rec.reads.dictionaries:
+        kept = rec.variables.node(instance_dict(value))
         if kept is not None and kept.changed:
             return kept, Relation(RelationKind.KEY, name)
-    return rec.node(value), Relation(RelationKind.ATTRIBUTE, name)
+    return rec.variables.node(value), Relation(RelationKind.ATTRIBUTE, name)
 
 
 def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
@@ -63,7 +65,7 @@ def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None,
     slot = NULL if is_instance(value, type) else lookup_in_type(type(value), name)
     if type(slot) is types.MemberDescriptorType:
         found = _slot_value(value, slot)
-        place = rec.node(value), Relation(RelationKind.SLOT, name)
+        place = rec.variables.node(value), Relation(RelationKind.SLOT, name)
         return (*place, found) if is_number_or_flag(found) else _NOWHERE
     entries = None if is_instance(value, type) else instance_dict(value)
     found = NULL if entries is None else dict.get(entries, name, NULL)
@@ -86,9 +88,9 @@ def read_instance(rec: Recording, value: Any, name: str) -> bool:
     node, relation = entry_of(rec, value, name)
     if node is not None:
         if found is NULL:
-            rec.absent(node, relation)
+            rec.reads.record_absent(node, relation)
         else:
-            rec.record_read(node, relation, found)
+            rec.reads.record(node, relation, found)
     return found is not NULL
 
 
@@ -100,19 +102,25 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
     if cls is types.ModuleType or is_instance(value, types.ModuleType):
         read_module(rec, value, name)
     elif is_instance(value, type):
-        if name == "__dict__" and value.__flags__ & HEAP_TYPE and not rec.is_born(value):
+        if (
+            name == "__dict__"
+            and value.__flags__ & HEAP_TYPE
+            and not rec.variables.is_new_object(value)
+        ):
             # Each look gives another proxy of one and the same dictionary.
             proxy = value.__dict__
-            rec.record_read(rec.constant(value), Relation(RelationKind.DICT), proxy)
-            rec.proxied(proxy)
+            rec.reads.record(rec.variables.constant(value), Relation(RelationKind.DICT), proxy)
+            rec.inspections.unwrap_proxy(proxy)
             return
         of_metaclass = read_class(rec, cls, name)  # before the class's own when it is a property
         if read_class(rec, value, name) is NULL and of_metaclass is NULL:
             read_class(rec, cls, "__getattr__")
-        of_heap = value.__flags__ & HEAP_TYPE and not rec.is_born(value)
+        of_heap = value.__flags__ & HEAP_TYPE and not rec.variables.is_new_object(value)
         if of_heap and name in _CLASS_SLOTS and type(of_metaclass) is types.GetSetDescriptorType:
-            rec.record_read(
-                rec.constant(value), Relation(RelationKind.SLOT, name), getattr(value, name)
+            rec.reads.record(
+                rec.variables.constant(value),
+                Relation(RelationKind.SLOT, name),
+                getattr(value, name),
             )
     elif cls is super:
         read_super(rec, value.__thisclass__, value.__self_class__, name)
@@ -135,24 +143,24 @@ def _find_operator(within: Any, name: str) -> None:
 
 
 def read_module(rec: Recording, module: types.ModuleType, name: str) -> None:
-    rec.constant(module)
+    rec.variables.constant(module)
     read_instance(rec, module, name)
 
 
 def read_method(rec: Recording, method: types.MethodType) -> None:
-    node = rec.node(method)
+    node = rec.variables.node(method)
     if node is not None:
-        rec.take_apart(node)
+        rec.reads.record_bound_method(node)
 
 
 def read_function(rec: Recording, function: types.FunctionType, name: str) -> None:
-    node = rec.node(function)
+    node = rec.variables.node(function)
     if node is None:
         return
     if name in _FUNCTION_SLOTS:
-        rec.record_read(node, Relation(RelationKind.SLOT, name), getattr(function, name))
+        rec.reads.record(node, Relation(RelationKind.SLOT, name), getattr(function, name))
     elif name == "__dict__":
-        rec.read_dictionary(node, function.__dict__)
+        rec.reads.record_dictionary(node, function.__dict__)
     else:
         read_instance(rec, function, name)
 
@@ -167,12 +175,12 @@ def read_signature(rec: Recording, function: Any) -> None:
             found = read_class(rec, function, name)
             if is_instance(found, types.FunctionType):
                 read_signature(rec, found)
-    node = rec.node(function) if is_instance(function, types.FunctionType) else None
+    node = rec.variables.node(function) if is_instance(function, types.FunctionType) else None
     if node is None:
         return
     for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
         read_function(rec, function, name)
-        rec.visit(getattr(function, name), ValueRead.ELEMENTS)
+        rec.inspections.visit(getattr(function, name), ValueRead.ELEMENTS)
     for name in ("__signature__", "__wrapped__"):
         if read_instance(rec, function, name):
             read_signature(rec, function.__dict__[name])
@@ -180,17 +188,17 @@ def read_signature(rec: Recording, function: Any) -> None:
 
 def read_object(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
-    if is_instance(value, threading.local) and rec.node(value) is not None:
+    if is_instance(value, threading.local) and rec.variables.node(value) is not None:
         raise Split(SplitReason.THREADS, "reads thread-local data")
-    if rec.hooks:
+    if rec.effects.hooks:
         autograd_nodes.check_handle_attribute(rec, value, name)
     getter = lookup_in_type(cls, "__getattribute__")
-    if cls not in rec.read_from:
-        rec.read_from.add(cls)
+    if cls not in rec.classes.read_from:
+        rec.classes.read_from.add(cls)
         read_class(rec, cls, "__getattribute__")
     if is_instance(getter, types.FunctionType):
         pass  # followed
-    elif issubclass(cls, _PROXIES) and rec.node(value) is not None:
+    elif issubclass(cls, _PROXIES) and rec.variables.node(value) is not None:
         raise Split(SplitReason.WEAK_REFERENCE, f"reads {name} through a weak proxy")
     else:
         read_by_default_rules(rec, value, name)
@@ -205,10 +213,10 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
         if kind is types.MemberDescriptorType:
             read_slot(rec, value, name, found)
         elif name == "__dict__":
-            node = rec.node(value)
+            node = rec.variables.node(value)
             attributes = instance_dict(value)
             if node is not None and attributes is not None:
-                rec.read_dictionary(node, attributes)
+                rec.reads.record_dictionary(node, attributes)
         elif kind not in _KNOWN_PROPERTIES or not _is_followed(found):
             _read_natively(rec, value, name, kind)
         return
@@ -254,7 +262,7 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
     Raises:
         Split: what it looks at is not known.
     """
-    node = rec.node(value)
+    node = rec.variables.node(value)
     getter = lookup_in_type(kind, "__get__")
     if node is None or getter is NULL or kind in _BINDING:
         return
@@ -266,16 +274,16 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
             f"reads {type(value).__qualname__}.{name}, which native code computes",
             f"{type(value).__qualname__}.{name}",
         )
-    rec.open(node)
+    rec.reads.record_contents(node)
 
 
 def read_all(rec: Recording, value: Any) -> None:
     """Every attribute that an instance has is relied on, and that it has no others."""
-    node = rec.node(value)
+    node = rec.variables.node(value)
     entries = instance_dict(value)
     if node is not None and entries is not None:
-        inside = rec.read_dictionary(node, entries)
-        rec.look_at_keys(inside)
+        inside = rec.reads.record_dictionary(node, entries)
+        rec.inspections.inspect_keys(inside)
         for name in dict.keys(entries):
             read_instance(rec, value, name)
     for name in slot_names(type(value)):
@@ -283,14 +291,14 @@ def read_all(rec: Recording, value: Any) -> None:
 
 
 def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
-    node = rec.node(value)
+    node = rec.variables.node(value)
     if node is None:
         return
     relation, found = Relation(RelationKind.SLOT, name), _slot_value(value, slot)
     if found is NULL:
-        rec.absent(node, relation)
+        rec.reads.record_absent(node, relation)
     else:
-        rec.record_read(node, relation, found)
+        rec.reads.record(node, relation, found)
 
 
 def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
@@ -299,14 +307,14 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
         if not read_instance(rec, module, store):
             continue
         entries = module.__dict__[store]
-        node = rec.node(entries)
+        node = rec.variables.node(entries)
         there = name in entries
         if node is not None:
             relation = Relation(RelationKind.KEY, name)
             if there:
-                rec.record_read(node, relation, entries[name])
+                rec.reads.record(node, relation, entries[name])
             else:
-                rec.absent(node, relation)
+                rec.reads.record_absent(node, relation)
         if there:
             return
 
@@ -327,9 +335,12 @@ def place_of_store(
     setter = read_class(rec, cls, method) if asks_class else getattr(type, method)
     if is_instance(setter, types.FunctionType):
         return None
-    node = rec.node(target)
+    node = rec.variables.node(target)
     if is_instance(target, type):
-        if rec.is_born(target) or target.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) != HEAP_TYPE:
+        if (
+            rec.variables.is_new_object(target)
+            or target.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) != HEAP_TYPE
+        ):
             return None
     elif node is None:
         return None
@@ -366,9 +377,9 @@ def look_at_place(rec: Recording, target: Any, place: tuple[ShadowNode, Relation
     else:
         found = dict.get(instance_dict(target) or {}, name, NULL)
     if found is NULL:
-        rec.absent(*place)
+        rec.reads.record_absent(*place)
     else:
-        rec.record_read(*place, found)
+        rec.reads.record(*place, found)
     return found is not NULL
 
 

@@ -10,10 +10,9 @@ program sets on some class.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation.schema import RelationKind
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -22,23 +21,26 @@ from magpy_like.refgraph.plain_values import HEAP_TYPE, class_entries
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
+
 _dict_of = type.__dict__["__dict__"].__get__
 _mro_of = type.__dict__["__mro__"].__get__
 
 
 def entries_of(rec: Recording, cls: type) -> ShadowNode:
     """The node of the dictionary in which a class keeps its own attributes."""
-    node = rec.constant(class_entries(cls))
-    rec.classes[node.node_id] = cls
+    node = rec.variables.constant(class_entries(cls))
+    rec.classes.by_dictionary[node.node_id] = cls
     return node
 
 
 def read_class(rec: Recording, cls: type, name: str) -> Any:
     """What the classes of ``cls.__mro__`` hold under ``name``, or NULL."""
     found = lookup_in_type(cls, name)
-    if rec.is_born(cls):
+    if rec.variables.is_new_object(cls):
         for base in cls.__mro__:
-            if not rec.is_born(base):
+            if not rec.variables.is_new_object(base):
                 read_class(rec, base, name)
             elif name in _dict_of(base):
                 break
@@ -52,10 +54,10 @@ def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
     mro = of.__mro__
     behind = mro[mro.index(cls) + 1 :]
     for base in behind:
-        if rec.is_born(of) and not rec.is_born(base):
+        if rec.variables.is_new_object(of) and not rec.variables.is_new_object(base):
             read_class(rec, base, name)
         if name in _dict_of(base):
-            if not rec.is_born(of):
+            if not rec.variables.is_new_object(of):
                 _look_up(rec, of, name, (name, cls), behind, _dict_of(base)[name])
             return
 
@@ -64,15 +66,15 @@ def _look_up(
     rec: Recording, cls: type, name: str, key: Any, bases: Sequence[type], found: Any
 ) -> None:
     """``found`` is what ``bases``, which are the MRO of ``cls`` or its end, hold under ``name``."""
-    if name in rec.set_on_classes or is_number(found):
+    if name in rec.classes.names_set or is_number(found):
         _read_entries(rec, cls, name, bases)
         return
-    node, relation = rec.constant(cls), Relation(RelationKind.TYPE, key)
+    node, relation = rec.variables.constant(cls), Relation(RelationKind.TYPE, key)
     if relation not in node.first.refs:
         if found is NULL:
-            rec.absent(node, relation)
+            rec.reads.record_absent(node, relation)
         else:
-            rec.record_read(node, relation, found)
+            rec.reads.record(node, relation, found)
 
 
 def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -> None:
@@ -82,12 +84,12 @@ def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -
         if base.__flags__ & HEAP_TYPE:  # others cannot be changed
             node, relation = entries_of(rec, base), Relation(RelationKind.KEY, name)
             if there:
-                rec.record_read(node, relation, _dict_of(base)[name])
+                rec.reads.record(node, relation, _dict_of(base)[name])
             else:
-                rec.absent(node, relation)
+                rec.reads.record_absent(node, relation)
         if (there and (i or base is not cls)) or (not there and base is bases[-1]):
-            node, relation = rec.constant(cls), Relation(RelationKind.SLOT, MRO)
-            rec.record_read(node, relation, _mro_of(cls))
+            node, relation = rec.variables.constant(cls), Relation(RelationKind.SLOT, MRO)
+            rec.reads.record(node, relation, _mro_of(cls))
         if there:
             return
 
@@ -96,7 +98,7 @@ def place_of_number(rec: Recording, cls: type, name: str) -> tuple[ShadowNode | 
     """Where the classes of an MRO keep an attribute."""
     relation = Relation(RelationKind.KEY, name)
     holder = next(base for base in cls.__mro__ if name in _dict_of(base))
-    changeable = holder.__flags__ & HEAP_TYPE and not rec.is_born(holder)
+    changeable = holder.__flags__ & HEAP_TYPE and not rec.variables.is_new_object(holder)
     return entries_of(rec, holder) if changeable else None, relation
 
 
@@ -120,10 +122,10 @@ def place_of_store(
 def _follow_entries(rec: Recording, name: str) -> None:
     """From now on the program may find under ``name`` what it has set itself. So what it has found
     before is relied on where it is, as long as that is what it was."""
-    if name in rec.set_on_classes:
+    if name in rec.classes.names_set:
         return
-    rec.set_on_classes.add(name)
-    rec.specials.clear()
+    rec.classes.names_set.add(name)
+    rec.classes.special_names.clear()
     for node in list(rec.refs):
         cls = node.variable
         if not is_instance(cls, type):

@@ -30,12 +30,12 @@ def ask(run: MonitorRun) -> Token:
 def _finish(run: MonitorRun, _: None, result: Any) -> None:
     error = result[1] if is_instance(result, tuple) else result
     if error is None:
-        run.recording.state_reads.append((sys.exception, (), {}, None))
+        run.recording.state.queries.append((sys.exception, (), {}, None))
     elif error is run.handled_outside:
         raise UnguardableRead(
             SplitReason.EXCEPTION_STATE, "reads the exception that its caller is handling"
         )
-    elif is_instance(result, tuple) and run.recording.node(error) is not None:
+    elif is_instance(result, tuple) and run.recording.variables.node(error) is not None:
         raise UnguardableRead(
             SplitReason.EXCEPTION_STATE, "reads the traceback of an external exception"
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ import torch
 from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_python, elements
 from magpy_like.monitor.objects.outside_reads import OutsideReads
-from magpy_like.monitor.symbolic.variation import Path
+from magpy_like.monitor.objects.variables import Variables
+from magpy_like.monitor.symbolic.variation import Variation
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph import Fact, Relation, ShadowNode
+from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import (
     VersionCheck,
     is_identity,
@@ -30,18 +30,14 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 
-class Inspections(OutsideReads):
+class Inspections:
     """What operations find out about variables from outside."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.varying_counts: Collection[Path] = ()
-        """Where lists and deques are whose length has varied."""
-        self.varying_lengths: Collection[Path] = ()
-        """The same, of those that cut the program where they are joined."""
-        self.varying_items: Collection[Path] = ()
-        """Where numbers are that have varied."""
-        self._asks_members: dict[int, bool] = {}
+    def __init__(
+        self, refs: RefGraph, variables: Variables, reads: OutsideReads, varying: Variation
+    ) -> None:
+        self._refs, self._variables, self._reads, self._varying = refs, variables, reads, varying
+        self._compares_in_python: dict[int, bool] = {}
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program found to be different objects."""
         self.compared: dict[int, None] = {}
@@ -54,8 +50,8 @@ class Inspections(OutsideReads):
         if read is ValueRead.NONE or is_plain(value) or is_instance(value, torch.Tensor):
             return
         if is_instance(value, types.MappingProxyType) and read is not ValueRead.TYPE:
-            value = self.proxied(value)
-        node = self.node(value)
+            value = self.unwrap_proxy(value)
+        node = self._variables.node(value)
         if node is None:
             if read in (ValueRead.ALL, ValueRead.PAIRS) and is_instance(value, CONTAINERS):
                 deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
@@ -64,30 +60,30 @@ class Inspections(OutsideReads):
                         self.visit(item, deeper)
             return
         if read is ValueRead.LENGTH:
-            self.look_at_length(node)
+            self.inspect_length(node)
         elif read is ValueRead.KEYS:
-            self.look_at_keys(node)
+            self.inspect_keys(node)
         elif read in (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL):
-            self.open(node)
+            self._reads.record_contents(node)
             if read is not ValueRead.ELEMENTS and is_instance(value, CONTAINERS):
                 deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
                 for item in elements(value):
                     if not is_plain(item):
                         self.visit(item, deeper)
 
-    def proxied(self, value: Any) -> Any:
+    def unwrap_proxy(self, value: Any) -> Any:
         """The mapping that a mapping proxy shows, or any other value itself."""
         if not is_instance(value, types.MappingProxyType):
             return value
-        mapping, node = proxied_mapping(value), self.node(value)
+        mapping, node = proxied_mapping(value), self._variables.node(value)
         if node is not None:
-            self.record_read(node, Relation(RelationKind.MAPPING), mapping)
+            self._reads.record(node, Relation(RelationKind.MAPPING), mapping)
         return mapping
 
-    def look_at_length(self, node: ShadowNode) -> None:
-        self.look_from_inside(node)
+    def inspect_length(self, node: ShadowNode) -> None:
+        self._reads.check_unchanged_inside(node)
         if not self._has_first_length(node):
-            self.open(node)
+            self._reads.record_contents(node)
         elif is_instance(node.variable, CONTAINERS) or not is_instance(
             lookup_in_type(node.type, "__len__"), types.FunctionType
         ):  # others answer in Python
@@ -98,54 +94,56 @@ class Inspections(OutsideReads):
         replaced = is_instance(node.variable, list) and not (node.replays or node.rewritten)
         return node.contents is None or replaced
 
-    def look_at_truth(self, value: Any) -> None:
+    def inspect_truth(self, value: Any) -> None:
         """The program asked whether a container holds anything."""
-        node = self.node(value)
+        node = self._variables.node(value)
         if node is None:
             return
-        self.look_from_inside(node)
+        self._reads.check_unchanged_inside(node)
         if self.is_added(node, -1):
             return
         if self._has_first_length(node):
             node.facts.add(Fact.TRUTH if elements(value) else Fact.LENGTH)
         else:
-            self.open(node)
+            self._reads.record_contents(node)
 
     def counts_vary(self, node: ShadowNode) -> bool:
         """Whether a list from outside is likely to be another one at every call: it has had other
         lengths, or, of a deque, other numbers."""
-        if self.path(node) in self.varying_counts:
+        if self._variables.path(node) in self._varying.counts:
             return True
         return node.type is collections.deque and self.items_vary(node.variable)
 
     def items_vary(self, container: Any) -> bool:
         """Whether a list or deque from outside has had other numbers at other calls."""
-        node = self.node(container)
-        if node is None or not self.varying_items:
+        node = self._variables.node(container)
+        if node is None or not self._varying.numbers:
             return False
         places = (Relation(RelationKind.ITEM, i) for i in range(len(container)))
-        return any(self.place(node, place) in self.varying_items for place in places)
+        return any(
+            self._variables.location(node, place) in self._varying.numbers for place in places
+        )
 
     def is_added(self, node: ShadowNode, key: int) -> bool:
         """Whether the program itself has put there what a list has at a negative index."""
-        self.look_from_inside(node)
-        known = self.list_values.get(node.node_id)
+        self._reads.check_unchanged_inside(node)
+        known = self._reads.list_values.get(node.node_id)
         return known is not None and -known.added <= key < 0
 
     def length_varies(self, value: Any) -> bool:
         """Whether a variable is a list from outside that has had other lengths at other calls."""
-        if not self.varying_lengths or type(value) is not list:
+        if not self._varying.lengths or type(value) is not list:
             return False
-        node = self.node(value)
-        return node is not None and self.path(node) in self.varying_lengths
+        node = self._variables.node(value)
+        return node is not None and self._variables.path(node) in self._varying.lengths
 
-    def look_at_keys(self, node: ShadowNode) -> None:
-        self.look_from_inside(node)
+    def inspect_keys(self, node: ShadowNode) -> None:
+        self._reads.check_unchanged_inside(node)
         if node.contents is not None or not is_instance(node.variable, dict):
-            self.open(node)
+            self._reads.record_contents(node)
         else:
-            if self.asks_members(node):
-                self.open(node)
+            if self.compares_in_python(node):
+                self._reads.record_contents(node)
             node.facts.add(Fact.KEYS)
 
     def key_in(self, node: ShadowNode, key: Any) -> Any:
@@ -154,21 +152,21 @@ class Inspections(OutsideReads):
         Raises:
             Split: a guard or mock would run code of the program's to find it, or could not.
         """
-        if self.asks_members(node):
+        if self.compares_in_python(node):
             raise Split(
                 SplitReason.UNGUARDABLE_KEY,
                 "looks up a key among keys with an __eq__ or __hash__ in Python",
             )
-        return self.key(key)
+        return self._variables.key(key)
 
-    def asks_members(self, node: ShadowNode) -> bool:
+    def compares_in_python(self, node: ShadowNode) -> bool:
         """Whether a dictionary or set from outside runs code of what it holds to find anything."""
-        known = self._asks_members.get(node.node_id)
+        known = self._compares_in_python.get(node.node_id)
         if known is None:
-            known = self._asks_members[node.node_id] = any_hashes_in_python(node.variable)
+            known = self._compares_in_python[node.node_id] = any_hashes_in_python(node.variable)
         return known
 
-    def compare(self, value: Any, seen: frozenset[int] = frozenset()) -> None:
+    def record_comparison(self, value: Any, seen: frozenset[int] = frozenset()) -> None:
         """Native code compares ``value``, or what it holds, with other objects or hashes it.
 
         By default objects are equal to themselves alone, so those that differ must differ again.
@@ -179,26 +177,26 @@ class Inspections(OutsideReads):
             raise Split(
                 SplitReason.OBJECT_IDENTITY, "tests the identity of a tensor that a branch returns"
             )
-        node = self.node(value)
+        node = self._variables.node(value)
         if node is not None:
             self.compared[node.node_id] = None
         if is_instance(value, CONTAINERS):
             seen |= {id(value)}
             for item in elements(value):
-                self.compare(item, seen)
+                self.record_comparison(item, seen)
             for key in dict.keys(value) if is_instance(value, dict) else ():
-                self.compare(key, seen)
+                self.record_comparison(key, seen)
 
-    def require_distinct(self, *values: Any) -> None:
+    def rely_on_identity(self, *values: Any) -> None:
         """Which objects these plain values are makes a difference: those from outside must be the
         very same again, wherever they were found, as there may be equal ones."""
         told = [value for value in values if not is_interned(value)]
         if not told:
             return
-        for node in self.refs:
+        for node in self._refs:
             if node.plain and node.existed and any(node.variable is value for value in told):
                 node.facts.update((Fact.VALUE, Fact.IDENTITY))
-                self.just_read.discard(node.node_id)
+                self._reads.just_read.discard(node.node_id)
 
     def has_changed(self, since: int = 0) -> bool:
         """Whether one of the tensors that must keep their data was changed in place."""

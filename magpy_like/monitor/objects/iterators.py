@@ -113,7 +113,7 @@ def container_of(iterator: Any) -> Any:
 
 def foreseen(rec: Recording, value: Any) -> ShadowNode | None:
     """The node of an iterator from outside whose elements a guard can find."""
-    return rec.node(value) if type(value) in FORESEEN else None
+    return rec.variables.node(value) if type(value) in FORESEEN else None
 
 
 def is_native_iterator(value: Any) -> bool:
@@ -124,4 +124,4 @@ def is_native_iterator(value: Any) -> bool:
 
 def is_started_before(rec: Recording, value: Any) -> bool:
     """Whether a value is a generator from outside: what it does next depends on its frame."""
-    return is_instance(value, GeneratorType) and rec.node(value) is not None
+    return is_instance(value, GeneratorType) and rec.variables.node(value) is not None

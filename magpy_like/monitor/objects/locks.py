@@ -24,24 +24,26 @@ def takes_quietly(rec: Recording, manager: Any, code: types.CodeType) -> bool:
     """``with manager`` in ``code``: whether it is such a lock, which is remembered then."""
     if not is_instance(manager, _LOCKS):
         return False
-    if not rec.is_born(manager) and code not in _FILLS_A_CACHE:
+    if not rec.variables.is_new_object(manager) and code not in _FILLS_A_CACHE:
         return False
-    rec.quiet_locks.append(manager)
+    rec.effects.uncontended_locks.append(manager)
     return True
 
 
 def leaves_quietly(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether ``operation`` gives back a lock that was taken so."""
-    if operation not in _LEAVE or not any(held is args[0] for held in rec.quiet_locks):
+    if operation not in _LEAVE or not any(
+        held is args[0] for held in rec.effects.uncontended_locks
+    ):
         return False
-    rec.quiet_locks.remove(args[0])
+    rec.effects.uncontended_locks.remove(args[0])
     return True
 
 
 def holds_any(rec: Recording) -> bool:
     """Whether the program holds a lock that was taken so. One that an exception has made it give
     back is remembered still."""
-    return any(map(_is_held, rec.quiet_locks))
+    return any(map(_is_held, rec.effects.uncontended_locks))
 
 
 def _is_held(lock: Any) -> bool:

@@ -116,7 +116,11 @@ class Filled:
 
     def let_grow(self, value: Any) -> bool:
         """Whether the round may change this, a list that the program has made."""
-        if type(value) is not list or self._rec is None or self._rec.node(value) is not None:
+        if (
+            type(value) is not list
+            or self._rec is None
+            or self._rec.variables.node(value) is not None
+        ):
             return False
         self._keep(value)
         return True
@@ -158,7 +162,7 @@ class Filled:
         """Have other values there for a while; tells what is there in the end."""
         assert self._rec is not None
         left = Left()
-        outer, self._rec.filled = self._rec.filled, self
+        outer, self._rec.reads.filled = self._rec.reads.filled, self
         try:
             for place, value in values:
                 self.let(place)
@@ -169,7 +173,7 @@ class Filled:
             left.lists = [list(value) for value in self.lists]
             for undo in reversed(self._undo):
                 undo()
-            self._rec.filled = outer
+            self._rec.reads.filled = outer
 
 
 @dataclass

@@ -17,19 +17,20 @@ from magpy_like.monitor.objects.finalizers import (
     is_heard_of,
     is_noticed,
 )
-from magpy_like.monitor.objects.inspections import Inspections
+from magpy_like.monitor.objects.outside_reads import OutsideReads
+from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.refgraph import RefGraph, Relation, ShadowNode
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
 
 
-class Mutations(Inspections):
+class Mutations:
     """What the program does to variables from outside."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, refs: RefGraph, running: RunningOperator, reads: OutsideReads) -> None:
+        self._refs, self._running, self._reads = refs, running, reads
         self.loses = False
         """Whether the program has taken something, for which there are weak references, out of what
         is outside: it dies when the record is made, at the latest."""
@@ -38,7 +39,7 @@ class Mutations(Inspections):
 
     def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
         """One place of a variable from outside is about to hold ``value``."""
-        if self.filled.covers(node, relation):
+        if self._reads.filled.covers(node, relation):
             return
         self.lose(node, relation, value)
         self.put(node, relation, value)
@@ -46,27 +47,27 @@ class Mutations(Inspections):
     def lose(self, node: ShadowNode, relation: Relation, value: Any = NULL) -> None:
         """Something else, or ``value``, is about to take the place of what is there."""
         if node.replays:
-            self.specialize_iterator_reads(node)
-        self.list_values.pop(node.node_id, None)
+            self._reads.specialize_iterator_reads(node)
+        self._reads.list_values.pop(node.node_id, None)
         self._look_at_end(node, dropped(node, relation, value))
         self.snapshot(node)
 
     def put(self, node: ShadowNode, relation: Relation, value: Any) -> None:
         """One place holds ``value`` from here on."""
         if node.rewritten:
-            self.refs.in_place(node)
+            self._refs.in_place(node)
         else:
-            self.refs.write(node, relation, value)
+            self._refs.write(node, relation, value)
 
     def remove(self, node: ShadowNode, relation: Relation) -> None:
         if node.replays:
-            self.specialize_iterator_reads(node)
+            self._reads.specialize_iterator_reads(node)
         self._look_at_end(node, dropped(node, relation, NULL))
         self.snapshot(node)
         if node.rewritten:
-            self.refs.in_place(node)
+            self._refs.in_place(node)
         else:
-            self.refs.delete(node, relation)
+            self._refs.delete(node, relation)
 
     def rewrite(self, node: ShadowNode) -> None:
         """A container from outside is about to be changed in a way that depends on its contents."""
@@ -75,12 +76,12 @@ class Mutations(Inspections):
                 SplitReason.CUSTOM_CLASS_STATE,
                 f"changes an external {node.type.__qualname__} in native code",
             )
-        self.list_values.pop(node.node_id, None)
+        self._reads.list_values.pop(node.node_id, None)
         self._look_at_end(node, contents(node.variable))
         self.snapshot(node)
-        self.open(node)
+        self._reads.record_contents(node)
         node.rewritten = True
-        self.refs.in_place(node)
+        self._refs.in_place(node)
 
     def snapshot(self, node: ShadowNode) -> None:
         """Remember a container's contents before its first change.
@@ -88,13 +89,13 @@ class Mutations(Inspections):
         Raises:
             EffectInsideOperator: the change happens inside an operator.
         """
-        if self.inside:
+        if self._running.depth:
             raise EffectInsideOperator(
                 SplitReason.EFFECT_IN_OPERATOR,
                 f"changes an external {node.type.__qualname__} inside an operator",
             )
-        if node.node_id in self.dictionaries:
-            self._check_dictionary(node)
+        if node.node_id in self._reads.dictionaries:
+            self._reads.check_dictionary(node)
         value = node.variable
         if node.contents is None:
             if is_instance(value, dict):
@@ -122,7 +123,7 @@ class Mutations(Inspections):
                 f"removes a {kind}, which has finalizers, from an external {owner}",
             )
 
-    def look_for_lost(self) -> None:
+    def check_none_lost(self) -> None:
         """
         Raises:
             Split: the program looks at weak references, and has let go of an object that has some.

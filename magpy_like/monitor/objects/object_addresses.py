@@ -21,7 +21,6 @@ import torch
 
 from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.objects.containers import elements
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Address
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -31,6 +30,7 @@ from magpy_like.split_points import Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
     from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
@@ -63,7 +63,7 @@ def tell(run: MonitorRun, operation: Any, value: Any) -> Token | None:
                 rely_on(rec, part)
     if way is None or _keeps_to_itself(run):
         return None
-    rec.compare(value)
+    rec.inspections.record_comparison(value)
     return told(run, way, value)
 
 
@@ -96,10 +96,14 @@ def rely_on(rec: Recording, value: Any) -> None:
 
 
 def _outside(rec: Recording, value: Any) -> ShadowNode:
-    node = rec.node(value)
-    if node is None and is_instance(value, type | types.ModuleType) and not rec.is_born(value):
-        node = rec.constant(value)
-    if node is None or node in rec.drawn:
+    node = rec.variables.node(value)
+    if (
+        node is None
+        and is_instance(value, type | types.ModuleType)
+        and not rec.variables.is_new_object(value)
+    ):
+        node = rec.variables.constant(value)
+    if node is None or node in rec.reads.drawn:
         raise Split(
             SplitReason.OBJECT_IDENTITY, "reads the memory address of an object that it has created"
         )
@@ -145,7 +149,7 @@ def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
         UnguardableRead: it shows the address of an object that a later call does not find.
     """
     if not is_instance(text, str | bytes):
-        run.recording.bear(text)
+        run.recording.variables.add_new(text)
         return
     for found in _ADDRESS.findall(text if is_instance(text, str) else text.decode("latin-1")):
         address = int(found, 16)
@@ -172,7 +176,7 @@ def look_at_order(rec: Recording, found: Any) -> None:
         Split: it has made some of them.
     """
     if is_instance(found, set | frozenset) and len(members := elements(found)) > 1:
-        node = rec.node(found)
+        node = rec.variables.node(found)
         if node is None or node.changed:
             for member in members:
                 for part in _hashed_in(member):

@@ -1,8 +1,9 @@
-"""Which variable is it? The RefGraph's node of each, and the way on which the program got there.
+"""The RefGraph's variables: the node of each, and its access path.
 
-A variable is in one of three states: it was there when the region was entered, and then it has one
-node from its first meeting on; the region has made it; or nobody has seen it made, and nothing must
-be said about it. Plain values have no identity: they are told apart by where they come from.
+A variable is in one of three states. It existed before the region was entered: it has one node
+from the first time that the program gets hold of it. The region created it. Or nobody saw it
+created, and nothing must be assumed about it. Plain values have no identity: they are told apart
+by where they come from.
 """
 
 from __future__ import annotations
@@ -27,54 +28,61 @@ from magpy_like.split_reasons import SplitReason
 
 
 class Variables:
-    """What a run has to do with, and where it is from."""
+    """Which node a variable has, where it comes from, and which objects are new."""
 
-    def __init__(self) -> None:
-        self.refs = RefGraph()
-        self.operators = OperatorGraph()
+    def __init__(self, refs: RefGraph, operators: OperatorGraph) -> None:
+        self._refs, self._operators = refs, operators
         self._paths: dict[int, Path] = {}
         self._roots: dict[Relation, Any] = {}
-        self._born: dict[int, Callable[[], Any]] = {}
+        self._new: dict[int, Callable[[], Any]] = {}
 
     def node(self, value: Any) -> ShadowNode | None:
-        """The node of a variable that was there when the region was entered."""
-        if self.operators.lists:
-            self.operators.inspect_list(value)
-        found = self.refs.get_node_by_var(value)
+        """The node of an external variable; None for any other."""
+        if self._operators.lists:
+            self._operators.inspect_list(value)
+        found = self._refs.get_node_by_var(value)
         return found if found is not None and found.existed else None
 
     def constant(self, value: Any) -> ShadowNode:
-        """The node of an object that is what it is: a class, a module, a function's globals."""
-        node = self.refs.get_node_by_var(value)
+        """The node of an object known by its identity: a class, a module, a function's globals."""
+        node = self._refs.get_node_by_var(value)
         if node is None:
             relation = Relation(RelationKind.CONSTANT, id(value))
-            node = self.refs.read(self.refs.external, relation, value)
+            node = self._refs.read(self._refs.external, relation, value)
             self._paths[node.node_id] = (relation,)
             self._roots[relation] = value
             node.facts.add(Fact.IDENTITY)
         return node
 
     def path(self, node: ShadowNode) -> Path:
-        """The way on which the program first got to a variable."""
+        """The access path on which the program first reached a variable."""
         return self._paths.get(node.node_id, ())
 
+    def add_path(self, node: ShadowNode, owner: ShadowNode, relation: Relation) -> None:
+        """Note that ``relation`` leads from ``owner`` to ``node``, if no path to it is known."""
+        self._paths.setdefault(node.node_id, (*self.path(owner), relation))
+
+    def release(self) -> None:
+        """Drop the objects of the program that are held here."""
+        self._new, self._roots = {}, {}
+
     def root(self, relation: Relation) -> Any:
-        """The object that is the same at every call and that a way begins at, or None."""
+        """The constant object at which an access path begins; None for any other relation."""
         return self._roots.get(relation)
 
-    def place(self, owner: ShadowNode, relation: Relation) -> Path:
-        """A place outside, as far as it can be told from one run to the next: by the way from the
-        arguments, or by the object that is there at every call."""
+    def location(self, owner: ShadowNode, relation: Relation) -> Path:
+        """An external location under a name that holds from one run to the next: the access path
+        from the arguments, or the object that is the same at every call."""
         path = self.path(owner)
         if owner.node_id == EXTERNAL or (path and path[0].kind is RelationKind.LOCAL):
             return (*path, relation)
         return (Relation(RelationKind.CONSTANT, id(owner.variable)), relation)
 
     def key(self, key: Any) -> Any:
-        """How a relation names a dictionary's key: by its value, or by which variable it is.
+        """The name of a dictionary's key in a relation: its value, or which variable it is.
 
         Raises:
-            Split: a guard could not look for it again.
+            Split: a guard could not find the key again.
         """
         if not is_told_by_identity(key):
             return plain_key(key)
@@ -88,25 +96,25 @@ class Variables:
         )
 
     def is_new(self, value: Any) -> bool:
-        """Whether the program has made an object, or an operator a tensor."""
+        """True if the program created the object, or an operator on the graph the tensor."""
         if is_instance(value, torch.Tensor):
-            return self.node(value) is None and self.operators.node_of(value) is not None
-        return self.is_born(value)
+            return self.node(value) is None and self._operators.node_of(value) is not None
+        return self.is_new_object(value)
 
-    def bear(self, value: Any) -> None:
-        """``value`` was created inside the region."""
-        if is_plain(value) or self.refs.get_node_by_var(value) is not None:
+    def add_new(self, value: Any) -> None:
+        """Note that the region created ``value``."""
+        if is_plain(value) or self._refs.get_node_by_var(value) is not None:
             return
         if is_instance(value, BaseException) or _is_native_iterator(value):
-            return  # would keep alive what it goes through, or the frames that it came through
+            return  # would keep alive the iterated container, or the exception's frames
         try:
-            self._born[id(value)] = MonitorWeakRef(value)
+            self._new[id(value)] = MonitorWeakRef(value)
         except TypeError:
             if not is_instance(value, CONTAINERS) and not is_noticed(value):
-                self._born[id(value)] = functools.partial(_identity, value)
+                self._new[id(value)] = functools.partial(_identity, value)
 
-    def is_born(self, value: Any) -> bool:
-        held = self._born.get(id(value))
+    def is_new_object(self, value: Any) -> bool:
+        held = self._new.get(id(value))
         return held is not None and held() is value
 
 

@@ -5,14 +5,16 @@ The guard checks their types only, so the value may differ at the next call.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magpy_like.monitor.object_replacement import FoundNumbers
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import EntryValue
 from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 
 class ExternalNumbers:
@@ -56,7 +58,7 @@ class ExternalNumbers:
             self.nodes.add(node.node_id)
             node.facts.discard(Fact.VALUE)
             node.facts.add(Fact.TYPE)
-        entry, twin = self._entry_values.get(node.node_id), self._rec.twin
+        entry, twin = self._entry_values.get(node.node_id), self._rec.sizes.twin
         if entry is None:
             entry = self._entry_values[node.node_id] = EntryValue(node)
             if twin is not None and type(value) is int:

@@ -95,7 +95,7 @@ class CarriedList:
     @staticmethod
     def takes(rec: Recording, elements: Any) -> bool:
         """Whether it may be extended by these: by a list or tuple that the round has made."""
-        return type(elements) in (list, tuple) and rec.node(elements) is None
+        return type(elements) in (list, tuple) and rec.variables.node(elements) is None
 
 
 @dataclass
@@ -166,7 +166,7 @@ class GraphList:
         assert self.substitute is not None
         found = self.substitute(self.value[position])
         rec.operators.set_node(found, self._element(rec.operators, position))
-        rec.unchanged.append(VersionCheck(found))
+        rec.inspections.unchanged.append(VersionCheck(found))
         return found
 
     def _element(self, operators: OperatorGraph, position: int) -> fx.Node:

@@ -101,7 +101,7 @@ class LiftedFlags:
         the ``bound`` ones of the function."""
         for node in given.values():
             self._know(node)
-            self._rec.just_read.add(node.node_id)  # as often as they were: as arguments only
+            self._rec.reads.just_read.add(node.node_id)  # as often as they were: as arguments only
         self._arrive(frame, _moved(given, bound))
 
     def _know(self, node: ShadowNode) -> None:
@@ -201,7 +201,7 @@ class LiftedFlags:
             self._specialize(given.values())  # the other function was not seen to begin
         open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._specialized}
         for node in {node.node_id: node for node in open_ones.values()}.values():
-            if node.node_id in self._rec.just_read:
+            if node.node_id in self._rec.reads.just_read:
                 self._open(node)
             else:
                 self.specialize(node)  # the program has read it in another way since
@@ -246,7 +246,7 @@ class LiftedFlags:
         if node.node_id in self._known:
             self._specialized.add(node.node_id)
             self._close(node)
-            self._rec.just_read.discard(node.node_id)
+            self._rec.reads.just_read.discard(node.node_id)
 
     def specialize_all(self) -> None:
         """Nobody follows the flags any further."""
@@ -257,11 +257,11 @@ class LiftedFlags:
         """Let nothing but its guard rely on a flag's value, for now."""
         if Fact.VALUE not in node.facts:
             node.facts.add(Fact.VALUE)
-            self._rec.just_read.add(node.node_id)
+            self._rec.reads.just_read.add(node.node_id)
         self._rec.lifted.external.nodes.discard(node.node_id)
 
     def _open(self, node: ShadowNode) -> None:
-        self._rec.just_read.discard(node.node_id)
+        self._rec.reads.just_read.discard(node.node_id)
         node.facts.discard(Fact.VALUE)
         node.facts.add(Fact.TYPE)
         self._rec.lifted.external.nodes.add(node.node_id)
@@ -274,7 +274,7 @@ class LiftedFlags:
                 tensor = torch.tensor(bool(node.first.value), device="cpu")
             self._tensors[node.node_id] = tensor
         if self._rec.operators.node_of(tensor) is None:
-            self._rec.add_drawn(tensor, Computed(flag_as_tensor, (EntryValue(node),)))
+            self._rec.graph.add_drawn(tensor, Computed(flag_as_tensor, (EntryValue(node),)))
         return tensor
 
     def on_instruction(self, run: MonitorRun, step: Step) -> Step:

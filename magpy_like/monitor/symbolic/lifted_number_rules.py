@@ -120,7 +120,7 @@ def give_back(run: MonitorRun, step: Step, count: int) -> None:
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
         found = run.lifted.external.original(value)
         if found is not value:
-            run.recording.require_distinct(value, found)
+            run.recording.inspections.rely_on_identity(value, found)
             frame_set_operand(step.frame, depth, found)
 
 
@@ -184,9 +184,9 @@ def _take(run: MonitorRun, step: Step) -> Token:
     found = _item(container, key) if run.lifted.any_lifted((key,)) else None
     if not is_number(found):
         return _index(2, 1)(run, step)
-    node = run.recording.node(container)
+    node = run.recording.variables.node(container)
     if node is not None and run.lifted.is_computable_before_graph(key) and not node.changed:
-        run.recording.visit(container, ValueRead.TYPE)
+        run.recording.inspections.visit(container, ValueRead.TYPE)
         return _finish_take, (node, key)
     taken = varying_lists.read_item(run, container, key)
     if taken is not None or (node is not None and node.changed):

@@ -9,10 +9,9 @@ program where no guard can check it. Each of these subjects has a class of its o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magpy_like.monitor.object_replacement import FoundNumbers
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic import expressions
 from magpy_like.monitor.symbolic.expressions import DrawnValue, Expression
 from magpy_like.monitor.symbolic.external_numbers import ExternalNumbers
@@ -26,6 +25,9 @@ from magpy_like.monitor.symbolic.tensor_numbers import TensorNumbers
 from magpy_like.monitor.torch_state.random_draws import RepeatedCall
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import SourcePosition
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 
 class LiftedNumbers:

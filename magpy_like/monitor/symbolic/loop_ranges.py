@@ -208,7 +208,7 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
         return trip_count(run, found.bounds)
     if run.recording.operators.has_data_dependent_shape(tensor):
         raise LoopNotMergeable("the number of rows depends on data")
-    twin = run.recording.twin_of(tensor)
+    twin = run.recording.sizes.twin_of(tensor)
     count: int = tensor.shape[0]
     return count if twin is None else run.lifted.symbolic.lift(count, twin.shape[0])
 

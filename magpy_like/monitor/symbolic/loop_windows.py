@@ -78,8 +78,10 @@ def record_narrow(run: MonitorRun, token: Any) -> None:
     if not times == too == 1 or run.lifted.any_lifted((begin, end)) or not begin < end:
         return
     rec, size = run.recording, tensor.shape[dim]
-    twin = rec.twin_of(tensor)
-    if rec.operators.has_data_dependent_shape(tensor) or (rec.twin is not None and twin is None):
+    twin = rec.sizes.twin_of(tensor)
+    if rec.operators.has_data_dependent_shape(tensor) or (
+        rec.sizes.twin is not None and twin is None
+    ):
         return
     if ends[0] < 0 or ends[1] > size:
         return
@@ -102,7 +104,7 @@ def read_indexed_element(run: MonitorRun, given: GraphList, key: int) -> Token |
     reads.windows.append(Window(given.count, place, end, times))
     reads.elements = True
     operators = run.recording.operators
-    return _finish_take, (given, operators.value_node(key, run.recording.graph_value))
+    return _finish_take, (given, operators.value_node(key, run.recording.graph.value))
 
 
 def _finish_take(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
     EntryValue,
@@ -29,6 +28,9 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 SELECTIONS = (max, min)
 """Functions that return one of their operands."""

@@ -7,11 +7,10 @@ run is speculated on; where neither is possible, the program splits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
     Expression,
@@ -27,6 +26,9 @@ from magpy_like.monitor.symbolic.speculated_values import SpeculatedValues
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
 from magpy_like.split_reasons import SplitReason
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 _FLOATS = (float, torch.SymFloat)
 """Python compares these; symbolic arithmetic might round in another way."""
@@ -76,8 +78,8 @@ class NumberGuards:
                 SplitReason.DATA_DEPENDENT_SIZE,
                 "a size that depends on a tensor's data decides control flow",
             ) from None
-        if self._rec.twin is not None:
-            self._rec.twin.note_location()
+        if self._rec.sizes.twin is not None:
+            self._rec.sizes.twin.note_location()
         return truth
 
     def require_truth(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:

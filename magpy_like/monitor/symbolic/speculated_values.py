@@ -7,13 +7,15 @@ the program runs as it is written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression, is_drawn
 from magpy_like.monitor.torch_state.random_draws import RepeatedCall
 from magpy_like.split_points import SourcePosition, Split
 from magpy_like.split_reasons import SplitReason
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 
 class SpeculatedValues:
@@ -56,7 +58,7 @@ class SpeculatedValues:
         Raises:
             Split: it could not, or the program is to split there; for the reason.
         """
-        is_possible = not (self._rec.operators.is_isolated or self._rec.inside)
+        is_possible = not (self._rec.operators.is_isolated or self._rec.running.depth)
         place = self._speculation_position() if is_possible else None
         if place is None or not self.can_roll_back():
             raise Split(reason, detail)
@@ -64,7 +66,7 @@ class SpeculatedValues:
 
     def can_roll_back(self) -> bool:
         """True if a mock can undo everything done before its effects."""
-        return self.can_roll_back_draws() and not self._rec.changed_inputs()
+        return self.can_roll_back_draws() and not self._rec.writes.changed_inputs()
 
     def can_roll_back_draws(self) -> bool:
         """True if generators and modes can be reset, whatever operators wrote to tensors."""

@@ -6,15 +6,17 @@ import math
 import operator
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression, Untranslatable, is_number
 from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
 from magpy_like.monitor.symbolic.number_guards import NumberGuards
 from magpy_like.native.instance_checks import is_instance
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -73,9 +75,9 @@ class SymbolicNumbers:
             return value
         if not is_instance(twin, torch.SymInt | torch.SymFloat):
             return value
-        assert self._rec.twin is not None
+        assert self._rec.sizes.twin is not None
         try:
-            expression = self._rec.twin.expression(twin)
+            expression = self._rec.sizes.twin.expression(twin)
         except Untranslatable:
             self._guards.require_symbolic(twin == value)
             return value

@@ -53,7 +53,7 @@ def _number(run: MonitorRun, tensor: torch.Tensor, read: Any) -> Any:
 
 
 def _is_seen(run: MonitorRun) -> bool:
-    return run.side is None and not run.recording.inside
+    return run.side is None and not run.recording.running.depth
 
 
 def format_field(run: MonitorRun, step: Step) -> Token | None:

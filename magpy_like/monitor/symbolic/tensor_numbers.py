@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import GraphNumber
 from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
 from magpy_like.monitor.symbolic.number_arithmetic import NumberArithmetic
@@ -21,6 +20,9 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
 from magpy_like.split_points import Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
 
 _DATA_SIZE = (SplitReason.DATA_DEPENDENT_SIZE, "reads a size that depends on a tensor's data")
 _LENGTH = {len, torch.Tensor.__len__}
@@ -51,17 +53,17 @@ class TensorNumbers:
             return self._symbolic.lift(value, known)
         counted = None
         if not self._rec.operators.is_isolated:
-            counted = self._rec.counters.value(self._rec, args[0])
+            counted = self._rec.writes.counted_value(args[0])
         if counted is not None and type(value) is float:
             return self._identities.lift(value, counted)
-        node, twin = self._rec.item(operation, args, value)
+        node, twin = self._rec.graph.add_item(operation, args, value)
         if type(value) is int and args[0].dtype.is_floating_point:
             self._arithmetic.compute_in_python(node, int, float(value), GraphNumber(node.args[0]))
         return self._identities.lift(value, GraphNumber(node), twin)
 
     def lift_items(self, operation: Any, tensor: torch.Tensor, values: Any) -> Any:
         """``values``, the nested lists of a tensor's elements, with numbers of the graph."""
-        nodes = self._rec.items(operation, tensor)
+        nodes = self._rec.graph.add_items(operation, tensor)
 
         def lifted(value: Any) -> Any:
             if type(value) is list:
@@ -82,8 +84,8 @@ class TensorNumbers:
         tensor, *rest = args
         if self._rec.operators.has_data_dependent_shape(tensor):
             return self._lift_data_dependent_shape(operation, tensor, rest, value)
-        twin = self._rec.twin_of(tensor)
-        assert self._rec.twin is not None
+        twin = self._rec.sizes.twin_of(tensor)
+        assert self._rec.sizes.twin is not None
         if twin is None or not has_dynamic_form(twin):
             return None
         try:
@@ -132,18 +134,18 @@ class TensorNumbers:
         Raises:
             Split: they depend on data.
         """
-        if self._rec.inside and self._rec.is_made_inside(tensor):
-            for argument in self._rec.given.values():
+        if self._rec.running.depth and self._rec.graph.is_made_inside(tensor):
+            for argument in self._rec.running.inputs.values():
                 self._specialize_sizes(argument)
         else:
             self._specialize_sizes(tensor)
 
     def _specialize_sizes(self, tensor: torch.Tensor) -> None:
-        twin = self._rec.twin_of(tensor)
+        twin = self._rec.sizes.twin_of(tensor)
         if self._rec.operators.has_data_dependent_shape(tensor):
             self._speculate_on_sizes(tensor)
-        elif twin is not None and self._rec.twin is not None:
-            if not self._rec.twin.specialize(twin):
+        elif twin is not None and self._rec.sizes.twin is not None:
+            if not self._rec.sizes.twin.specialize(twin):
                 raise UnguardableRead(*_DATA_SIZE)
 
     def _speculate_on_sizes(self, tensor: torch.Tensor) -> None:

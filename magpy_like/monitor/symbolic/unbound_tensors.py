@@ -38,10 +38,10 @@ def unbind_into_list(
     dim = kwargs.get("dim", dim)
     if type(tensor) not in _PLAIN or type(dim) is not int or type(each) is not int:
         return False
-    twin = rec.twin_of(tensor)
-    if rec.twin is None or twin is None or rec.operators.has_data_dependent_shape(tensor):
+    twin = rec.sizes.twin_of(tensor)
+    if rec.sizes.twin is None or twin is None or rec.operators.has_data_dependent_shape(tensor):
         return False
-    if run.lifted.any_lifted((dim,)) or not rec.twin.is_dynamic(twin.shape[dim]):
+    if run.lifted.any_lifted((dim,)) or not rec.sizes.twin.is_dynamic(twin.shape[dim]):
         return False
     count = run.lifted.symbolic.lift(tensor.shape[dim], twin.shape[dim])
     if len(result) != count or not run.has_varied((count,)):
@@ -50,7 +50,7 @@ def unbind_into_list(
         return False
     if name == "chunk" and not (each == count and _is_size(run, each, twin.shape[dim])):
         return False
-    source = rec.graph_value(tensor)
+    source = rec.graph.value(tensor)
     row: Callable[[torch.Tensor], torch.Tensor]
     if name == "unbind":
         node = rec.operators.graph.call_function(torch.unbind, (source, dim))
@@ -61,7 +61,11 @@ def unbind_into_list(
     node.meta[LIST] = True
     rec.operators.operator_count += 1
     rec.operators.lists[id(result)] = GraphList(
-        result, node, count, rec.twin.apply(row, twin), lambda: run.lifted.specialize((count,))
+        result,
+        node,
+        count,
+        rec.sizes.twin.apply(row, twin),
+        lambda: run.lifted.specialize((count,)),
     )
     return True
 

@@ -72,17 +72,17 @@ def length_after(length: int, most: int) -> int:
 
 def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
     """What a list is known by; ``begin`` says that it is to be, though its length does not vary."""
-    if type(container) not in KINDS or rec.inside or rec.operators.is_isolated:
+    if type(container) not in KINDS or rec.running.depth or rec.operators.is_isolated:
         return None
-    node = rec.node(container)
+    node = rec.variables.node(container)
     if node is None or node.rewritten:
         return None
-    found = rec.list_values.get(node.node_id)
-    if found is not None or node.changed or not (begin or rec.counts_vary(node)):
+    found = rec.reads.list_values.get(node.node_id)
+    if found is not None or node.changed or not (begin or rec.inspections.counts_vary(node)):
         return found
     entry = EntryValue(node)
     length = _known(rec, len, (entry,), len(container))
-    found = rec.list_values[node.node_id] = ListValue(entry, length, entry)
+    found = rec.reads.list_values[node.node_id] = ListValue(entry, length, entry)
     return found
 
 
@@ -100,7 +100,7 @@ def number_list_value(rec: Recording, container: Any, begin: bool = False) -> Li
         return None
     if not set(map(type, container)) <= NUMBERS:
         return None
-    node = rec.node(container)
+    node = rec.variables.node(container)
     assert node is not None
     if not value.is_asked_for_types:
         before = container if node.contents is None else node.contents
@@ -121,8 +121,8 @@ def list_contents(rec: Recording, value: Any) -> Expression | None:
 def has_varying_lists(run: MonitorRun) -> bool:
     """Whether there may be such lists."""
     rec = run.recording
-    known = rec.list_values or rec.varying_counts or rec.varying_items
-    return bool(known) and not rec.inside and run.side is None
+    known = rec.reads.list_values or run.varying.counts or run.varying.numbers
+    return bool(known) and not rec.running.depth and run.side is None
 
 
 def record_mutation(
@@ -165,11 +165,13 @@ def read_item(run: MonitorRun, container: Any, key: Any) -> Token | None:
         return None
     # At a key that a tensor gives, the graph can have an element of a list that is always the same.
     begins = varies and type(container) is list
-    begins = begins and (run.lifted.is_computable_before_graph(key) or rec.items_vary(container))
+    begins = begins and (
+        run.lifted.is_computable_before_graph(key) or rec.inspections.items_vary(container)
+    )
     value = number_list_value(rec, container, begin=begins)
     if value is None or not -len(container) <= key < len(container):
         return None
-    rec.visit(container, ValueRead.TYPE)
+    rec.inspections.visit(container, ValueRead.TYPE)
     return _finish_take, (value.contents, container, key)
 
 
@@ -189,9 +191,9 @@ def write_item(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | N
     if not is_number(number) or not -len(target) <= key < len(target):
         return None
     varies = run.lifted.is_lifted(key)
-    if not (varies or rec.list_values):
+    if not (varies or rec.reads.list_values):
         return None
-    value, node = number_list_value(rec, target, begin=varies), rec.node(target)
+    value, node = number_list_value(rec, target, begin=varies), rec.variables.node(target)
     if value is None or node is None or not (varies or node.replays):
         return None
     assert value.contents is not None
@@ -199,7 +201,7 @@ def write_item(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | N
     value.contents = run.lifted.arithmetic.expression(
         MutatedCopy(list.__setitem__), given, (value.contents, key, number)
     )
-    rec.visit(target, ValueRead.TYPE)
+    rec.inspections.visit(target, ValueRead.TYPE)
     _repeat(rec, node, list.__setitem__, (key, number))
     return _finish_nothing, None
 
@@ -211,7 +213,7 @@ POPS = {list.pop: -1, deque.pop: -1, deque.popleft: 0}
 def pop(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | None:
     """``container.pop(…)``, of a list of numbers that varies."""
     rec = run.recording
-    value, node = number_list_value(rec, container), rec.node(container)
+    value, node = number_list_value(rec, container), rec.variables.node(container)
     key = keys[0] if keys else POPS[operation]
     if value is None or node is None or type(key) is not int:
         return None
@@ -223,15 +225,15 @@ def pop(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | 
     )
     value.length = _known(rec, operator.sub, (value.length, 1), len(container) - 1)
     value.added = 0
-    rec.visit(container, ValueRead.TYPE)
+    rec.inspections.visit(container, ValueRead.TYPE)
     _repeat(rec, node, operation, keys)
     return _finish_take, (before, copy.copy(container), key)
 
 
 def _repeat(rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]) -> None:
-    rec.snapshot(node)
+    rec.mutations.snapshot(node)
     rec.refs.in_place(node)
-    rec.replays.append((node, operation, args))
+    rec.effects.replays.append((node, operation, args))
     node.replays.append(operation)
 
 
@@ -246,7 +248,7 @@ def read_length(run: MonitorRun, container: Any) -> Token | None:
     value = list_value(run.recording, container)
     if value is None:
         return None
-    run.recording.visit(container, ValueRead.TYPE)
+    run.recording.inspections.visit(container, ValueRead.TYPE)
     return _finish_count, value
 
 

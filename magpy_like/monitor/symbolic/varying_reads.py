@@ -32,7 +32,7 @@ def can_vary(value: Any) -> bool:
 
 def varies(run: MonitorRun, node: ShadowNode, relation: Relation) -> bool:
     """Whether the number at a place outside has varied between calls."""
-    return run.recording.place(node, relation) in run.varying.numbers
+    return run.recording.variables.location(node, relation) in run.varying.numbers
 
 
 def has_varied(run: MonitorRun, numbers: Iterable[Any]) -> bool:
@@ -40,7 +40,7 @@ def has_varied(run: MonitorRun, numbers: Iterable[Any]) -> bool:
     ``dynamic=True`` sizes are lifted before they have differed."""
     return any(
         not is_instance(part, Size)
-        or run.varying.has_varied(run.recording.path(part.node), part.dim)
+        or run.varying.has_varied(run.recording.variables.path(part.node), part.dim)
         for number in numbers
         for part in leaves_of(run.lifted.expression(number))
     )
@@ -54,7 +54,7 @@ def lift_element(
     ``is_updated`` says that the program is about to put another one there."""
     if not is_number(value) or relation in node.written or node.rewritten:
         return None
-    if run.recording.filled.covers(node, relation):
+    if run.recording.reads.filled.covers(node, relation):
         return None
     if not (is_updated or varies(run, node, relation)) or not can_vary(value):
         return None
@@ -74,8 +74,8 @@ def substitute(run: MonitorRun, value: Any, deep: bool = False) -> None:
     if not run.varying.numbers or type(value) not in _SUBSTITUTED_IN:
         return
     rec = run.recording
-    node = rec.node(value)
-    if node is not None and not node.changed and not rec.counts_vary(node):
+    node = rec.variables.node(value)
+    if node is not None and not node.changed and not rec.inspections.counts_vary(node):
         kind = RelationKind.KEY if type(value) is dict else RelationKind.ITEM
         for key, item in [*value.items()] if type(value) is dict else enumerate(value):
             if not (is_number(item) and is_plain(key)):
@@ -84,12 +84,12 @@ def substitute(run: MonitorRun, value: Any, deep: bool = False) -> None:
             if varies(run, node, relation):
                 target = node.first.refs.get(relation)
                 if target is None or Fact.VALUE not in rec.refs.get_node_by_id(target).facts:
-                    rec.record_read(node, relation, item)
+                    rec.reads.record(node, relation, item)
                     number = lift_element(run, node, relation, item)
                     if number is not None:
                         run.found.substitute(value, key, number)
     if deep and any(type(item) in _SUBSTITUTED_IN for item in elements(value)):
-        rec.visit(value, ValueRead.ELEMENTS)
+        rec.inspections.visit(value, ValueRead.ELEMENTS)
         for item in elements(value):
             substitute(run, item, deep)
 
@@ -99,9 +99,9 @@ _SUBSTITUTED_IN = (list, tuple, dict)
 
 def _let_vary(run: MonitorRun, node: ShadowNode) -> bool:
     """Rely no more on a number that was read just now; False if something else does."""
-    if node.node_id not in run.recording.just_read:
+    if node.node_id not in run.recording.reads.just_read:
         return False
-    run.recording.just_read.discard(node.node_id)
+    run.recording.reads.just_read.discard(node.node_id)
     node.facts.discard(Fact.VALUE)
     return True
 
@@ -116,7 +116,11 @@ def lift_read(
     """
     if node is None or not is_number_or_flag(value):
         return None
-    if relation in node.written or node.rewritten or run.recording.filled.covers(node, relation):
+    if (
+        relation in node.written
+        or node.rewritten
+        or run.recording.reads.filled.covers(node, relation)
+    ):
         return None
     target = node.first.refs.get(relation)
     if target is None or target == ABSENT:

@@ -17,8 +17,8 @@ from torch import fx
 from torch.utils.hooks import RemovableHandle
 
 from magpy_like.graph_operators.control_operators import is_control, may_write
+from magpy_like.monitor.effects import Hook
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS
-from magpy_like.monitor.recording import Hook, Recording
 from magpy_like.monitor.torch_state import tensor_metadata
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
@@ -26,6 +26,7 @@ from magpy_like.split_points import AUTOGRAD, Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
     from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
@@ -45,7 +46,7 @@ def read_node(run: MonitorRun, tensor: torch.Tensor) -> Token:
     """
     rec = run.recording
     _note_behind(rec, tensor)
-    if run.side is not None or rec.inside or rec.node(tensor) is not None:
+    if run.side is not None or rec.running.depth or rec.variables.node(tensor) is not None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     _run_as_it_is(rec, tensor)
     return _finish_node, tensor
@@ -53,7 +54,9 @@ def read_node(run: MonitorRun, tensor: torch.Tensor) -> Token:
 
 def _note_behind(rec: Recording, tensor: torch.Tensor) -> None:
     """The segment before this one may have made the tensor."""
-    rec.looks_behind |= rec.node(tensor) is not None and tensor.grad_fn is not None
+    rec.autograd.reads_external |= (
+        rec.variables.node(tensor) is not None and tensor.grad_fn is not None
+    )
 
 
 _CREATE_GRAPH = {torch.Tensor.backward: 3, torch.autograd.backward: 3, torch.autograd.grad: 4}
@@ -84,14 +87,14 @@ def split_at_double_backward(
 
 def _finish_node(run: MonitorRun, tensor: torch.Tensor, node: Any) -> None:
     rec = run.recording
-    if id(node) not in rec.autograd_nodes:
-        made = rec.operators.add_grad_fn(rec.graph_value(tensor))
-        rec.autograd_nodes[id(node)] = node, made
+    if id(node) not in rec.autograd.nodes:
+        made = rec.operators.add_grad_fn(rec.graph.value(tensor))
+        rec.autograd.nodes[id(node)] = node, made
 
 
 def is_node(rec: Recording, value: Any) -> bool:
     """Whether a value is a node of the autograd graph to which operators on the graph have led."""
-    return bool(rec.autograd_nodes) and issubclass(type(value), torch.autograd.graph.Node)
+    return bool(rec.autograd.nodes) and issubclass(type(value), torch.autograd.graph.Node)
 
 
 def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
@@ -102,20 +105,20 @@ def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
             a tensor that the program has asked for it.
     """
     rec = run.recording
-    if id(node) not in rec.autograd_nodes or name not in (*_OF_NODES, "name", "next_functions"):
+    if id(node) not in rec.autograd.nodes or name not in (*_OF_NODES, "name", "next_functions"):
         raise split_at_autograd_graph(rec)
     if name != "next_functions":
         return
     # Where a tensor from outside is none of a leaf, this gives a node from outside.
     inputs = {made: rec.refs.get_node_by_id(i).variable for made, i in _tensors(rec)}
-    _, made = rec.autograd_nodes[id(node)]
+    _, made = rec.autograd.nodes[id(node)]
     for maker in _makers(made.all_input_nodes[0]):
         for source in maker.all_input_nodes:
             if is_instance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
                 if tensor.grad_fn is not None:
                     raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
                 tensor_metadata.guard_metadata(run, operator.attrgetter("grad_fn"), tensor)
-                rec.compare(tensor)
+                rec.inspections.record_comparison(tensor)
 
 
 def _tensors(rec: Recording) -> list[tuple[fx.Node, int]]:
@@ -131,7 +134,7 @@ def call_node_method(
         Split: it does more than to register a hook.
     """
     node, name = args[0], operation.__name__
-    if id(node) in run.recording.autograd_nodes and not kwargs:
+    if id(node) in run.recording.autograd.nodes and not kwargs:
         if name in _OF_NODES and len(args) == 2:
             return _register(run, node, name, args[1:])
         if name == "name":
@@ -141,7 +144,7 @@ def call_node_method(
 
 def split_at_autograd_graph(rec: Recording) -> Split:
     """The program does something with the graph that only eager mode's own one is fit for."""
-    rec.runs_as_is = f"an operator {_REASON}"
+    rec.graph.runs_as_is = f"an operator {_REASON}"
     return Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
 
 
@@ -161,14 +164,14 @@ def register_hook(
     if kwargs or run.side is not None or not is_instance(tensor, torch.Tensor):
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     _note_behind(rec, tensor)
-    if rec.node(tensor) is None and tensor.grad_fn is not None:
+    if rec.variables.node(tensor) is None and tensor.grad_fn is not None:
         _run_as_it_is(rec, tensor)
     return _register(run, tensor, operation.__name__, args[1:])
 
 
 def _register(run: MonitorRun, owner: Any, name: str, args: tuple[Any, ...]) -> Token:
     rec = run.recording
-    if rec.inside or run.side is not None:
+    if rec.running.depth or run.side is not None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     run.suspended += 1
     version = tensor_version(owner) if is_instance(owner, torch.Tensor) else None
@@ -179,7 +182,7 @@ def finish_registration(run: MonitorRun, hook: Hook, handle: Any) -> None:
     """``handle`` removes the hook again; there is none for a gradient that is kept."""
     run.suspended -= 1
     run.account()
-    run.recording.hooks.append(hook._replace(handle=handle))
+    run.recording.effects.hooks.append(hook._replace(handle=handle))
 
 
 def remove_hook(run: MonitorRun, handle: Any) -> Token | None:
@@ -191,16 +194,22 @@ def remove_hook(run: MonitorRun, handle: Any) -> Token | None:
     rec = run.recording
     if is_handle(rec, handle):
         return _register(run, handle, "remove", ())
-    if is_instance(handle, RemovableHandle) and rec.node(handle) is not None:
+    if is_instance(handle, RemovableHandle) and rec.variables.node(handle) is not None:
         hooks = handle.hooks_dict_ref()
-        if hooks is not None and rec.node(hooks) is None and not rec.is_born(hooks):
+        if (
+            hooks is not None
+            and rec.variables.node(hooks) is None
+            and not rec.variables.is_new_object(hooks)
+        ):
             raise Split(SplitReason.AUTOGRAD_GRAPH, "removes an external hook")
     return None
 
 
 def is_handle(rec: Recording, value: Any) -> bool:
     """Whether a value removes a hook that the record has."""
-    return any(hook.handle is value for hook in rec.hooks) and is_instance(value, RemovableHandle)
+    return any(hook.handle is value for hook in rec.effects.hooks) and is_instance(
+        value, RemovableHandle
+    )
 
 
 def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
@@ -222,13 +231,13 @@ def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
     if node is None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     makers = [part for maker in _makers(node) for part in _with_source(maker)]
-    written = storage_of(tensor) in rec.written_memory
+    written = storage_of(tensor) in rec.writes.written_memory
     whole = written and (tensor._is_view() or len(_makers(node)) - 1 != tensor_version(tensor))
     if whole or any(map(is_control, makers)) or _is_used_between(node, makers):
-        rec.runs_as_is = f"an operator {_REASON}"
+        rec.graph.runs_as_is = f"an operator {_REASON}"
     for maker in makers:
         maker.meta[AS_IS] = _REASON
-    rec.operators_as_is.append(_REASON)
+    rec.graph.operators_as_is.append(_REASON)
 
 
 def _makers(node: fx.Node) -> list[fx.Node]:

@@ -87,7 +87,7 @@ def repeat_draw(
         Split: it draws from something else than plain values, or changes what is no list.
     """
     rec, of_a_generator = run.recording, operation not in _MAKERS and operation not in _SEEDS
-    if operation is torch.manual_seed and rec.drawn_from():
+    if operation is torch.manual_seed and rec.state.drawn_from():
         raise Split(SplitReason.RANDOM_GENERATOR, "seeds torch's generator after drawing from it")
     given = args[1:] if of_a_generator else args
     kept = tuple(_snapshot(rec, value) for value in given)
@@ -99,11 +99,15 @@ def repeat_draw(
         kept = (args[0], *kept)
         if run.lifted.expression(args[0]) is None:
             generator = args[0]
-            rec.constant(generator)
+            rec.variables.constant(generator)
     drawing = RepeatedCall(operation, kept, keywords, generator)
     if getattr(operation, "__name__", "") == "shuffle":
         order = args[1] if len(args) == 2 and not kwargs else None
-        if type(order) is not list or rec.node(order) is not None or not _all_numbers(order):
+        if (
+            type(order) is not list
+            or rec.variables.node(order) is not None
+            or not _all_numbers(order)
+        ):
             raise Split(
                 SplitReason.RANDOM_VALUE_DECIDES,
                 "draws random elements of a container, or into one",
@@ -145,13 +149,13 @@ def _snapshot(rec: Recording, value: Any, depth: int = 2) -> Any:
     if is_plain(value) or _is_type(value) or rec.lifted.expression(value) is not None:
         return value
     if type(value) in (list, tuple) and depth:
-        rec.visit(value, ValueRead.ELEMENTS)
+        rec.inspections.visit(value, ValueRead.ELEMENTS)
         return type(value)(_snapshot(rec, item, depth - 1) for item in value)
     if type(value) is np.ndarray and not value.dtype.hasobject:
-        if rec.node(value) is not None or rec.is_born(value):
-            rec.visit(value, ValueRead.ALL)
+        if rec.variables.node(value) is not None or rec.variables.is_new_object(value):
+            rec.inspections.visit(value, ValueRead.ALL)
             copy = value.copy()
-            rec.bear(copy)
+            rec.variables.add_new(copy)
             return copy
     raise Split(
         SplitReason.RANDOM_VALUE_DECIDES, "draws random elements of a container, or into one"
@@ -220,9 +224,9 @@ def _adopt(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     if result is None or result is torch.default_generator:
         lifted.repeat(drawing)
     elif is_instance(result, torch.Tensor):
-        rec.add_drawn(result, lifted.repeat(drawing))
+        rec.graph.add_drawn(result, lifted.repeat(drawing))
     elif type(result) in (np.ndarray, *_MAKERS.values()) and not _holds_objects(result):
-        rec.record_drawn(result)
+        rec.reads.record_drawn(result)
         lifted.identities.register_object(result, lifted.repeat(drawing))
         run.watch_numbers()
     else:
@@ -286,7 +290,7 @@ def repeat_array_call(
     function whose result has a type and shape that follow from those of its arguments; None for any
     other call."""
     lifted, rec = run.lifted, run.recording
-    if not lifted or rec.inside or run.side is not None:
+    if not lifted or rec.running.depth or run.side is not None:
         return None
     if not lifted.any_lifted(tuple(_leaves(args))):
         return None
@@ -319,7 +323,7 @@ def repeat_array_call(
 def _is_known(run: MonitorRun, value: Any) -> bool:
     """Whether the mock can have a value, or an array like it, before the operator graph runs."""
     if is_instance(value, np.ndarray) and run.lifted.expression(value) is None:
-        node = run.recording.node(value)  # the guard compares what it holds
+        node = run.recording.variables.node(value)  # the guard compares what it holds
         return node is not None and not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES
     return run.lifted.is_computable_before_graph(value)
 
@@ -334,7 +338,7 @@ def yields_drawn_numbers(run: MonitorRun, array: Any) -> bool:
     """Whether a loop over an array takes numbers from it that the mock can draw."""
     if type(array) is not np.ndarray or array.ndim != 1 or array.dtype.hasobject:
         return False
-    return not run.recording.inside and run.side is None and run.lifted.is_drawn(array)
+    return not run.recording.running.depth and run.side is None and run.lifted.is_drawn(array)
 
 
 def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -351,7 +355,7 @@ def tensor_index(run: MonitorRun, key: Any) -> Any:
         parts = tuple(tensor_index(run, part) for part in key) if run.lifted else key
         # A copy of a tuple from outside would be one that is relied on without a guard.
         return key if all(map(operator.is_, parts, key)) else parts
-    if run.recording.inside or run.side is not None:
+    if run.recording.running.depth or run.side is not None:
         return key
     if not (_is_drawn_index(run, key) or _is_varying_index(run, key)):
         return key

@@ -51,11 +51,11 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
 
 
 def _read_grad(run: MonitorRun, tensor: torch.Tensor) -> None:
-    node = run.recording.node(tensor)
+    node = run.recording.variables.node(tensor)
     if node is None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, "reads the gradient of an intermediate tensor")
     relation = Relation(RelationKind.SLOT, "grad")
-    run.recording.record_read(node, relation, tensor.grad)
+    run.recording.reads.record(node, relation, tensor.grad)
 
 
 def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
@@ -65,18 +65,18 @@ def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
         if is_instance(descriptor, property):
             return None
         if name == "data" and is_instance(value, torch.Tensor):
-            run.recording.replace_data(tensor, value)
+            run.recording.graph.replace_data(tensor, value)
             return native_results.recorded_tensor_call((tensor, value))
         if name == "requires_grad" and is_instance(value, bool):
             return _require_grad(run, tensor, value)
-        node = run.recording.node(tensor)
+        node = run.recording.variables.node(tensor)
         if name == "grad" and node is not None:
-            run.recording.snapshot(node)
+            run.recording.mutations.snapshot(node)
             return _finish_grad, (node, value)
         raise Split(SplitReason.TENSOR_INTERNALS, f"sets Tensor.{name}")
-    node = run.recording.node(tensor)
+    node = run.recording.variables.node(tensor)
     if node is not None:
-        run.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
+        run.recording.mutations.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
     return None
 
 
@@ -94,4 +94,4 @@ def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) 
     """Torch has accepted a gradient."""
     node, value = payload
     run.account()
-    run.recording.store(node, Relation(RelationKind.SLOT, "grad"), value)
+    run.recording.mutations.store(node, Relation(RelationKind.SLOT, "grad"), value)

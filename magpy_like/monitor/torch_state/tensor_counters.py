@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 import torch
 
+from magpy_like.monitor.objects.variables import Variables
+from magpy_like.monitor.operator_graph.constant_tensors import ConstantTensors
+from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.torch_compat.operators import foreach_add_
-
-if TYPE_CHECKING:
-    from magpy_like.monitor.operator_graph.graph_values import GraphValues
 
 _ADDS = (operator.iadd, torch.Tensor.add_, torch.Tensor.__iadd__, foreach_add_)
 
@@ -40,7 +40,10 @@ _SUMS: dict[torch.dtype, Callable[[float, float], float]] = {
 class TensorCounters:
     """What single values outside have become, as long as nothing but constants was added."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, variables: Variables, constants: ConstantTensors, operators: OperatorGraph
+    ) -> None:
+        self._variables, self._constants, self._operators = variables, constants, operators
         self._writes: dict[int, int] = {}
         """How often operators have written to memory that tensors share."""
         self._sums: dict[int, tuple[int, int, Computed]] = {}
@@ -51,37 +54,44 @@ class TensorCounters:
 
     def note(
         self,
-        rec: GraphValues,
         operation: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        data_replaced: Container[int],
+        versions: Mapping[int, int],
     ) -> None:
-        """An operator has run."""
+        """Note an operator that has run.
+
+        Args:
+            data_replaced: Nodes of tensors whose data the program replaced.
+            versions: torch's version counters of external tensors at entry, by node.
+        """
         if operation not in _ADDS or len(args) != 2 or kwargs.get("alpha", 1) != 1:
             return
         amount = args[1]
-        if is_instance(amount, torch.Tensor) and amount.dim() == 0 and rec.constants.hold(amount):
-            amount = amount.item()
-        if not is_number(amount) or rec.lifted.expression(amount) is not None:
+        if is_instance(amount, torch.Tensor) and amount.dim() == 0:
+            if self._constants.hold(amount):
+                amount = amount.item()
+        if not is_number(amount) or self._operators.expression(amount) is not None:
             return
         for tensor in args[0] if is_instance(args[0], list | tuple) else args[:1]:
-            node = rec.node(tensor)
-            replaced = node is None or node.node_id in rec.data_replaced
+            node = self._variables.node(tensor)
+            replaced = node is None or node.node_id in data_replaced
             if node is not None and not replaced and _is_counter(tensor):
-                self._add(rec, node, tensor, amount)
+                self._add(node, tensor, amount, versions[node.node_id])
 
-    def _add(self, rec: GraphValues, node: ShadowNode, tensor: torch.Tensor, amount: float) -> None:
+    def _add(self, node: ShadowNode, tensor: torch.Tensor, amount: float, first: int) -> None:
         version, writes = tensor_version(tensor), self._writes.get(storage_of(tensor), 0)
         entered = Computed(torch.Tensor.item, (EntryValue(node),))
-        known = self._sums.get(node.node_id, (rec.tensor_versions[node.node_id], 0, entered))
+        known = self._sums.get(node.node_id, (first, 0, entered))
         if known[:2] == (version - 1, writes - 1):
             sum_of = _SUMS[tensor.dtype]
             self._sums[node.node_id] = version, writes, Computed(sum_of, (known[2], amount))
 
-    def value(self, rec: GraphValues, tensor: torch.Tensor) -> Computed | None:
+    def value(self, tensor: torch.Tensor, data_replaced: Container[int]) -> Computed | None:
         """The value of a tensor that was counted up, and changed in no other way."""
-        node = rec.node(tensor) if self._sums else None
-        if node is None or node.node_id not in self._sums or node.node_id in rec.data_replaced:
+        node = self._variables.node(tensor) if self._sums else None
+        if node is None or node.node_id not in self._sums or node.node_id in data_replaced:
             return None
         *known, expression = self._sums[node.node_id]
         now = [tensor_version(tensor), self._writes[storage_of(tensor)]]

@@ -38,8 +38,8 @@ def guard_metadata(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Ten
         Split: the program has changed it, or it is a matter of where another tensor lies.
     """
     rec = run.recording
-    node = rec.node(tensor)
-    if node is not None and not rec.is_written(node):
+    node = rec.variables.node(tensor)
+    if node is not None and not rec.writes.is_written(node):
         run.lifted.guards.conditions.append((Computed(get, (EntryValue(node),)), get(tensor)))
     elif node is not None or (get is torch.Tensor.storage_offset and tensor._is_view()):
         raise Split(

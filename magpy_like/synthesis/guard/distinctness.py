@@ -31,7 +31,7 @@ class Distinctness:
 
     def write_distinct(self) -> None:
         """Variables that the program changed, or found distinct, are distinct objects."""
-        writer, pairs = self._writer, set(self._rec.distinct)
+        writer, pairs = self._writer, set(self._rec.inspections.distinct)
         fetched = [
             n
             for n in self._guarded.order
@@ -50,7 +50,7 @@ class Distinctness:
         for nodes in by_type.values():
             changed = [node.node_id for node in nodes if node.changed]
             if len(changed) > _MAX_PAIRWISE:  # parameters whose gradients an optimizer resets
-                self._rec.compared.update(dict.fromkeys(node.node_id for node in nodes))
+                self._rec.inspections.compared.update(dict.fromkeys(node.node_id for node in nodes))
                 continue
             for a in changed:
                 pairs.update((min(a, n.node_id), max(a, n.node_id)) for n in nodes)
@@ -79,7 +79,7 @@ class Distinctness:
         writer = self._writer
         by_type: dict[type, list[ShadowNode]] = {}
         for node in self._guarded.order:
-            if node.node_id in self._rec.compared:
+            if node.node_id in self._rec.inspections.compared:
                 by_type.setdefault(node.type, []).append(node)
         for nodes in by_type.values():
             if len(nodes) > 1 and any(node.node_id in writer.variables for node in nodes):
@@ -98,7 +98,9 @@ class Distinctness:
             Split: they do in the recorded run.
         """
         nodes = [n for n in self._guarded.order if n.type in FORESEEN]
-        if self._rec.advanced and (len(nodes) > 1 or nodes[0].type in (enumerate, zip)):
+        if self._rec.effects.advanced_iterators and (
+            len(nodes) > 1 or nodes[0].type in (enumerate, zip)
+        ):
             if not separate(*(node.variable for node in nodes)):
                 raise Split(
                     SplitReason.ITERATOR_STATE,
@@ -127,7 +129,7 @@ class Distinctness:
             storages.count(s) > 1 for s, n in zip(storages, nodes, strict=True) if n in changed
         )
         if any(shared):
-            self._rec.runs_as_is = "changes tensors that share memory with others"
+            self._rec.graph.runs_as_is = "changes tensors that share memory with others"
         check = self._source.constant(memory_of, "memory_of")
         expected = self._source.constant(places, "memory")
         test = f"{check}({', '.join(map(writer.name, nodes))}) == {expected}"

@@ -136,17 +136,17 @@ def expected_values(rec: Recording, guarded: GuardedVariables) -> ExpectedValues
     found = ExpectedValues()
     for node in guarded.order:
         if node.type in (list, deque) and Fact.LENGTH in node.facts:
-            path = rec.path(node)
+            path = rec.variables.path(node)
             contents = node.variable if node.contents is None else node.contents
             found.counts[path] = len(contents)
-            root = rec.root(path[0])
+            root = rec.variables.root(path[0])
             if root is not None:
                 found.roots.setdefault(path[0], root)
-        if node.node_id in rec.layouts and not guarded.is_fixed(node):
-            path = rec.path(node)
-            found.layouts[path] = TensorLayout(*rec.layouts[node.node_id])
+        if node.node_id in rec.reads.layouts and not guarded.is_fixed(node):
+            path = rec.variables.path(node)
+            found.layouts[path] = TensorLayout(*rec.reads.layouts[node.node_id])
         elif node.type is list and Fact.LENGTH in node.facts and not guarded.is_fixed(node):
-            path = rec.path(node)
+            path = rec.variables.path(node)
             contents = node.variable if node.contents is None else node.contents
             found.lengths[path] = list.__len__(contents)
         elif node.plain and (is_liftable(node.first.value) or type(node.first.value) is bool):
@@ -157,7 +157,7 @@ def expected_values(rec: Recording, guarded: GuardedVariables) -> ExpectedValues
                 continue
             if type(node.first.value) is str and parent.node_id != EXTERNAL:
                 continue
-            path = rec.place(parent, relation)
+            path = rec.variables.location(parent, relation)
             if Fact.VALUE in node.facts:
                 found.numbers[path] = node.first.value
             elif node.node_id in rec.lifted.external.nodes:
@@ -169,7 +169,7 @@ def expected_values(rec: Recording, guarded: GuardedVariables) -> ExpectedValues
         else:
             continue
         found.paths[node.node_id] = path
-        root = rec.root(path[0])
+        root = rec.variables.root(path[0])
         if root is not None:
             found.roots.setdefault(path[0], root)
     return found

@@ -183,5 +183,5 @@ class FetchedVariables:
         self._source.names[check] = node.first.value or TensorCheck(tensor)
         described = REPLACED_TENSOR if tensor is None else describe_tensor(tensor)
         condition = self._writer.check(Kind.TENSOR, f"{check}({name})", f"{label}: {described}")
-        if self._rec.twin is not None and node.node_id in self._rec.twin.checks:
+        if self._rec.sizes.twin is not None and node.node_id in self._rec.sizes.twin.checks:
             self.dynamic.append((condition, node))

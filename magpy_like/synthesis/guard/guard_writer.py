@@ -152,7 +152,7 @@ class GuardWriter:
             return f"{key} ({above})"
         if kind is RelationKind.TYPE:
             return f"{above}.{key[0] if is_instance(key, tuple) else key}"
-        if kind is RelationKind.KEY and parent.node_id in self.rec.classes:
+        if kind is RelationKind.KEY and parent.node_id in self.rec.classes.by_dictionary:
             return f"{above}.{key}"
         if kind in (RelationKind.KEY, RelationKind.ITEM):
             variable = self.guarded.key_node(relation)
@@ -165,7 +165,7 @@ class GuardWriter:
         return f"{above} → {relation}"
 
     def _label_of_constant(self, node: ShadowNode) -> str:
-        value = self.rec.classes.get(node.node_id, node.variable)
+        value = self.rec.classes.by_dictionary.get(node.node_id, node.variable)
         if is_instance(value, dict):
             return f"{value.get('__name__', 'module')} globals"
         if answers_in_python(value):
@@ -218,7 +218,9 @@ class GuardWriter:
         for part in key:
             if type(part) in (tuple, frozenset):
                 self._check_parts(part)
-            elif not self.is_constant(part) and (self.rec.node(part) or self.rec.is_new(part)):
+            elif not self.is_constant(part) and (
+                self.rec.variables.node(part) or self.rec.variables.is_new(part)
+            ):
                 raise Split(
                     SplitReason.UNGUARDABLE_KEY,
                     f"looks up a key that holds a {type(part).__qualname__}",
@@ -228,7 +230,7 @@ class GuardWriter:
         """True if every call has this very object, or a plain value equal to it."""
         if is_plain(value) or is_identity(value):
             return True
-        node = self.rec.node(value)
+        node = self.rec.variables.node(value)
         return node is not None and self.guarded.is_fixed(node)
 
 

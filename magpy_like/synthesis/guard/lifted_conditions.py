@@ -42,8 +42,8 @@ class LiftedConditions:
             for node in writer.guarded.order
             if node.node_id in self.expected.paths
         }
-        if rec.twin is not None:
-            self.sizes(rec.twin, dynamic)
+        if rec.sizes.twin is not None:
+            self.sizes(rec.sizes.twin, dynamic)
         for number, value in rec.lifted.guards.conditions:
             if is_instance(number, Address) and writer.guarded.is_fixed(number.node):
                 continue  # the record holds the very object
@@ -55,7 +55,7 @@ class LiftedConditions:
         self.expected.conditions += map(_comparable, rec.lifted.guards.conditions)
         for node in writer.guarded.order:
             varies = self.expected.paths.get(node.node_id) in self.expected.lifted
-            if varies or node.node_id in rec.list_values:
+            if varies or node.node_id in rec.reads.list_values:
                 self.lifted.append(writer.label(node))
 
     def sizes(self, twin: SymbolicTwin, dynamic: list[tuple[Condition, ShadowNode]]) -> None:

@@ -55,7 +55,7 @@ class ProcessState:
             )
 
     def _state_check(self) -> StateCheck:
-        classes = self._rec.tensor_classes.items()
+        classes = self._rec.reads.tensor_classes.items()
         state = StateCheck(*((class_entries(cls), entries) for cls, entries in classes))
         if not state():
             raise Split(SplitReason.CLASS_CHANGE, "leaves a tensor class changed")
@@ -68,7 +68,7 @@ class ProcessState:
             Split: such a call received an object that the program created.
         """
         writer, seen = self._writer, list[Any]()
-        for operation, args, kwargs, result in self._rec.state_reads:
+        for operation, args, kwargs, result in self._rec.state.queries:
             if operation in _COVERED:
                 continue
             arguments = (*args, *kwargs.values())
@@ -96,7 +96,7 @@ class ProcessState:
     def _argument(self, value: Any) -> str:
         if self._writer.is_constant(value):
             return self._source.constant(value, "known")
-        node = self._rec.node(value)
+        node = self._rec.variables.node(value)
         if node is None or node.node_id not in self._writer.variables:
             raise Split(
                 SplitReason.UNREACHABLE_VARIABLE,
@@ -106,9 +106,11 @@ class ProcessState:
 
     def write_denied(self) -> None:
         """Classes that are no subclasses of abstract ones have not been registered since."""
-        if self._rec.denied:
-            words = [f"{cls.__name__} is no {base.__name__}" for base, cls in self._rec.denied]
-            check = StillDenied(self._rec.denied)
+        if self._rec.state.denied:
+            words = [
+                f"{cls.__name__} is no {base.__name__}" for base, cls in self._rec.state.denied
+            ]
+            check = StillDenied(self._rec.state.denied)
             self._writer.call(Kind.ABSTRACT_CLASS, check, ", ".join(words), *words)
 
     def write_cached_calls(self) -> None:
@@ -117,7 +119,7 @@ class ProcessState:
         The last conditions, so that only a program that would make these calls fills the cache.
         """
         seen: list[Any] = []
-        for operation, args, kwargs, result in self._rec.cached_calls:
+        for operation, args, kwargs, result in self._rec.state.cached_calls:
             entry = (operation, args, kwargs, [type(v) for v in (*args, *kwargs.values())])
             if any(entry == other for other in seen):
                 continue

@@ -25,9 +25,9 @@ from magpy_like.synthesis.mock.roll_back import EarlyMisspeculation
 def check_before_writing(rec: Recording) -> bool:
     """Let the operator graph check speculated values; False where they are not known in time."""
     order = {node: i for i, node in enumerate(rec.operators.graph.nodes)}
-    memory = [storage_of(node.variable) for node in rec.changed_inputs()]
-    before = [rec.written_memory.get(where) for where in memory]
-    if rec.data_replaced or not all(before):
+    memory = [storage_of(node.variable) for node in rec.writes.changed_inputs()]
+    before = [rec.writes.written_memory.get(where) for where in memory]
+    if rec.writes.data_replaced or not all(before):
         return False
     last = min((node for node in before if node is not None), key=order.__getitem__)
     looks = []

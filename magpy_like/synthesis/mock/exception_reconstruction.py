@@ -40,7 +40,7 @@ class Exceptions:
                 self._source.emit(f"{name}.{slot} = {self._values.value(found)}")
         links = {"__cause__": error.__cause__, "__suppress_context__": error.__suppress_context__}
         context = error.__context__
-        if context is not None and context is not self._rec.handled_outside:
+        if context is not None and context is not self._rec.state.handled_outside:
             links["__context__"] = context
         elif error.__traceback__ is not None:  # it was raised while its caller handled another one
             self._source.emit(f"{self._source.constant(set_context_from_caller)}({name})")

@@ -33,7 +33,7 @@ class Functions:
         self._empty_cells: list[types.CellType] = []
 
     def make_function(self, function: types.FunctionType) -> str:
-        if not self._rec.is_born(function):
+        if not self._rec.variables.is_new_object(function):
             return self._values.remember(
                 function, self._source.constant(function, function.__name__)
             )
@@ -75,7 +75,7 @@ class Functions:
 
     def _fill(self, cell: types.CellType) -> None:
         """Fill a cell once the functions that share it exist: its contents may refer to them."""
-        if self._rec.node(cell) is not None or id(cell) in self._values.unfinished:
+        if self._rec.variables.node(cell) is not None or id(cell) in self._values.unfinished:
             return
         self._values.unfinished.add(id(cell))
         try:

@@ -43,7 +43,7 @@ class Instances:
         """
         cls = type(value)
         self._check_origin(value, cls)
-        if is_instance(value, torch.nn.Module) and not self._rec.is_born(value):
+        if is_instance(value, torch.nn.Module) and not self._rec.variables.is_new_object(value):
             return self._values.remember(value, self._source.constant(value, cls.__name__.lower()))
         class_name = self._source.constant(cls, cls.__name__)
         if is_instance(value, tuple) and hasattr(cls, "n_sequence_fields"):  # a structseq
@@ -53,7 +53,7 @@ class Instances:
         return name
 
     def _check_origin(self, value: Any, cls: type) -> None:
-        if self._rec.is_born(cls):
+        if self._rec.variables.is_new_object(cls):
             raise Split(
                 SplitReason.CLASS_CHANGE, "leaves an instance of a class that it has created"
             )
@@ -64,16 +64,18 @@ class Instances:
             )
         if is_instance(value, torch.nn.Module):
             return
-        if not self._rec.is_born(value) and not is_instance(value, _BASES_OF_ANY_ORIGIN):
+        if not self._rec.variables.is_new_object(value) and not is_instance(
+            value, _BASES_OF_ANY_ORIGIN
+        ):
             raise Split(
                 SplitReason.UNKNOWN_ORIGIN, f"leaves a {cls.__qualname__} of unknown origin"
             )
         if is_instance(value, BaseException):
-            if value is self._rec.handled_outside:
+            if value is self._rec.state.handled_outside:
                 raise Split(
                     SplitReason.EXCEPTION_STATE, "leaves an exception that its caller is handling"
                 )
-            if value.__traceback__ is not None and not self._rec.goes_on:
+            if value.__traceback__ is not None and not self._rec.continues:
                 raise Split(
                     SplitReason.EXCEPTION_STATE, f"leaves a {cls.__qualname__} with its traceback"
                 )
@@ -140,12 +142,12 @@ class Instances:
         )
 
     def make_array(self, array: np.ndarray[Any, Any]) -> str:
-        if not self._rec.is_born(array) or array.dtype.hasobject:
+        if not self._rec.variables.is_new_object(array) or array.dtype.hasobject:
             raise Split(SplitReason.UNKNOWN_ORIGIN, "leaves a NumPy array of unknown origin")
         return self._values.bind(array, f"{self._source.constant(array.copy(), 'array')}.copy()")
 
     def make_proxy(self, proxy: types.MappingProxyType[Any, Any]) -> str:
-        if not self._rec.is_born(proxy):
+        if not self._rec.variables.is_new_object(proxy):
             raise Split(SplitReason.UNKNOWN_ORIGIN, "leaves a mapping proxy of unknown origin")
         make = self._source.constant(types.MappingProxyType, "MappingProxyType")
         return self._values.bind(proxy, f"{make}({self._values.value(proxied_mapping(proxy))})")

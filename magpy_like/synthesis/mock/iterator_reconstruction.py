@@ -40,7 +40,7 @@ class Iterators:
         kind = type(iterator)
         if kind in DICT_ITERATORS:
             mapping = container_of(iterator)
-            node = self._rec.node(mapping)
+            node = self._rec.variables.node(mapping)
             if node is not None and node.changed:
                 if [*map(id, node.contents)] != [*map(id, mapping)]:
                     raise Split(

@@ -109,7 +109,7 @@ class MockBuilder:
         source.lines += [*effects, *self.effects.modes(), f"return {self._result}"]
 
     def _call_graph(self, compiled: CompiledGraph, names: Sequence[str]) -> str:
-        has_device = self.rec.default_device is not None and not self.rec.runs_as_is
+        has_device = self.rec.state.default_device is not None and not self.rec.graph.runs_as_is
         run = without_default_device(compiled.run) if has_device else compiled.run
         self.source.names["run_graph"] = run
         outputs = [f"out{i}" for i in range(len(self.interface.outputs))]
@@ -155,7 +155,7 @@ class MockBuilder:
             SpeculationRefused: the mock cannot roll back earlier effects.
         """
         rec, conditions = self.rec, []
-        if rec.lifted.speculated.values and rec.changed_inputs():
+        if rec.lifted.speculated.values and rec.writes.changed_inputs():
             if not (rec.lifted.speculated.can_roll_back_draws() and check_before_writing(rec)):
                 raise SpeculationRefused(
                     SplitReason.MISSPECULATION_NOT_UNDOABLE,

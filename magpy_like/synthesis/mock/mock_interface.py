@@ -49,7 +49,7 @@ class MockInterface:
 
     def output(self, tensor: torch.Tensor) -> str | None:
         """The name of an output of the operator graph; None for an external tensor."""
-        if self._rec.node(tensor) is not None:
+        if self._rec.variables.node(tensor) is not None:
             return None
         node = self._rec.operators.node_of(tensor)
         return None if node is None else self.graph_output(node)

@@ -93,17 +93,17 @@ class Reconstruction:
         text = literal(value)
         if text is not None:
             return text
-        is_new = is_instance(value, DESCRIPTORS) and self.rec.is_born(value)
+        is_new = is_instance(value, DESCRIPTORS) and self.rec.variables.is_new_object(value)
         if is_plain(value) or (is_identity(value) and not (_is_bound(value) or is_new)):
-            if self.rec.is_born(value if is_instance(value, type) else type(value)):
+            if self.rec.variables.is_new_object(value if is_instance(value, type) else type(value)):
                 raise Split(SplitReason.CLASS_CHANGE, "leaves a class that it has created")
             return self.source.constant(value)
         named = self._names.get(id(value))
         if named is not None:
             return named[1]
-        if id(value) in self.rec.autograd_nodes:
-            return self.remember(value, self._graph_output(self.rec.autograd_nodes[id(value)][1]))
-        if self.rec.hooks and any(hook.handle is value for hook in self.rec.hooks):
+        if id(value) in self.rec.autograd.nodes:
+            return self.remember(value, self._graph_output(self.rec.autograd.nodes[id(value)][1]))
+        if self.rec.effects.hooks and any(hook.handle is value for hook in self.rec.effects.hooks):
             self.hooks()
             return self._names[id(value)][1]
         if id(value) in self.unfinished:
@@ -116,7 +116,7 @@ class Reconstruction:
         gathered = self.rec.operators.lists.get(id(value))
         if is_instance(gathered, GraphList) and gathered.is_unchanged():
             return self.remember(value, self._graph_output(gathered.node))
-        node = self.rec.node(value)
+        node = self.rec.variables.node(value)
         if node is not None:
             return self.remember(value, self.existing(node))
         return self._make(value)
@@ -132,7 +132,7 @@ class Reconstruction:
                 SplitReason.AUTOGRAD_GRAPH, "leaves a hook that refers to the handle of a hook"
             )
         self._emitting_hooks = True
-        for hook in self.rec.hooks[self._emitted_hooks :]:
+        for hook in self.rec.effects.hooks[self._emitted_hooks :]:
             if hook.version is not None and hook.version != tensor_version(hook.owner):
                 raise Split(SplitReason.AUTOGRAD_GRAPH, "changes a tensor in place that has a hook")
             args = ", ".join(map(self.value, hook.args))
@@ -170,7 +170,7 @@ class Reconstruction:
                 attributes = self.containers.dict_text(tensor.__dict__)
                 self.source.emit(f"{output}.__dict__.update({attributes})")
             return output
-        node = self.rec.node(tensor)
+        node = self.rec.variables.node(tensor)
         if node is None:
             raise Split(
                 SplitReason.UNKNOWN_ORIGIN, "leaves a tensor that unmonitored code has created"

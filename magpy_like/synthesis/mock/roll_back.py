@@ -136,7 +136,7 @@ class RollBack:
             source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
             self._undo.append(f"{source.constant(set_grad_enabled)}(mode)")
         self._switch_back = list(self._undo)
-        written = rec.changed_inputs()
+        written = rec.writes.changed_inputs()
         if rec.lifted.arithmetic.may_raise and not rec.lifted.speculated.can_roll_back_draws():
             raise Split(
                 SplitReason.MISSPECULATION_NOT_UNDOABLE,

@@ -63,7 +63,7 @@ class SideEffects:
             Split: a mock cannot repeat one of them.
         """
         self._values.hooks()
-        self.descriptions += [f"{hook.method}(…)" for hook in self._rec.hooks]
+        self.descriptions += [f"{hook.method}(…)" for hook in self._rec.effects.hooks]
         lines = self._advanced_iterators()
         # Warnings are shown before changes of warning filters: see `repeatable`.
         lines += self._repeated_calls()
@@ -84,7 +84,7 @@ class SideEffects:
 
     def _advanced_iterators(self) -> list[str]:
         lines = []
-        for node_id, count in self._rec.advanced.items():
+        for node_id, count in self._rec.effects.advanced_iterators.items():
             node = self._rec.refs.get_node_by_id(node_id)
             step = self._source.constant(advance, "advance")
             lines.append(f"{step}({self._interface.existing(node)}, {count})")
@@ -93,7 +93,7 @@ class SideEffects:
 
     def _repeated_calls(self) -> list[str]:
         lines = []
-        for operation, args, kwargs in self._rec.calls:
+        for operation, args, kwargs in self._rec.effects.calls:
             lines.append(self._call(operation, self._arguments(args, kwargs)))
             self.descriptions.append(f"{operation.__name__}(…)")
         return lines
@@ -101,7 +101,7 @@ class SideEffects:
     def _replayed_calls(self) -> list[str]:
         """Changes of containers that depend on nothing in them, as ``append`` does."""
         lines = []
-        for node, operation, args in self._rec.replays:
+        for node, operation, args in self._rec.effects.replays:
             if node.rewritten:
                 continue
             texts = self._arguments(args, {})
@@ -120,7 +120,7 @@ class SideEffects:
     def _replaced_data(self) -> list[str]:
         """Assignments to ``tensor.data``."""
         lines = []
-        for node_id in self._rec.data_replaced:
+        for node_id in self._rec.writes.data_replaced:
             node = self._rec.refs.get_node_by_id(node_id)
             value = self._rec.operators.node_of(node.variable)
             assert value is not None
@@ -136,10 +136,10 @@ class SideEffects:
             Split: raising changed the cause or context of one.
         """
         lines: list[str] = []
-        for node_id, (error, (traceback, *before)) in self._rec.exceptions.items():
+        for node_id, (error, (traceback, *before)) in self._rec.reads.exceptions.items():
             node = self._rec.refs.get_node_by_id(node_id)
             new_traceback, *now = came(error)
-            if now[1] is self._rec.handled_outside:
+            if now[1] is self._rec.state.handled_outside:
                 now[1] = before[1] = None
             if new_traceback is not traceback:
                 name = self._interface.existing(node)
@@ -215,7 +215,7 @@ class SideEffects:
     def _statement(
         self, node: ShadowNode, owner: str, relation: Relation, value: str | None
     ) -> str:
-        cls = self._rec.classes.get(node.node_id)
+        cls = self._rec.classes.by_dictionary.get(node.node_id)
         if cls is not None:
             return class_write_statement(cls, str(relation.key), value, self._source)
         key = self._key(relation.key)
@@ -255,8 +255,8 @@ class SideEffects:
     def modes(self) -> list[str]:
         """Statements that switch torch's modes and default device as the program leaves them."""
         lines = []
-        if self._rec.devices_left is not None:
-            exits, entered = self._rec.devices_left
+        if self._rec.effects.devices_left is not None:
+            exits, entered = self._rec.effects.devices_left
             function = self._source.constant(switch, "switch")
             devices = self._source.constant(entered, "entered")
             lines.append(f"{function}({exits}, {devices})")
@@ -265,9 +265,9 @@ class SideEffects:
         return [*self._switched_modes(), *lines]
 
     def _switched_modes(self) -> list[str]:
-        if self._rec.modes_left is None:
+        if self._rec.effects.modes_left is None:
             return []
-        found, left = self._rec.modes_left
+        found, left = self._rec.effects.modes_left
         if found.grad is not left.grad:
             self.descriptions.append(f"grad mode = {left.grad}")
         if left == replace(found, grad=left.grad):

@@ -1,0 +1,31 @@
+"""The operator that is running: its inputs, and the effects of its own Python code.
+
+The body of an operator is not recorded; the operator itself is the node on the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class RunningOperator:
+    """The outermost operator that is running, if any."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        """Number of operators that are running, one inside another."""
+        self.inputs: dict[int, torch.Tensor] = {}
+        """The operator's tensor arguments, by id."""
+        self.callees: list[Any] = []
+        """The modules, classes and code of functions that the operator calls."""
+        self.is_dynamic = False
+        """Whether the operator does something dynamic: running it twice has effects."""
+        self.as_is: str | None = None
+        """Why a backend must not compile the operator: it does more than compute."""
+
+    def keep_as_is(self, reason: str) -> None:
+        """Keep the operator on the graph as a whole and uncompiled: it does something dynamic."""
+        self.as_is = reason
+        self.is_dynamic = True

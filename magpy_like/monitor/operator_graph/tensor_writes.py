@@ -1,0 +1,98 @@
+"""Writes to tensors: the data replaced, the memory written, and the counters kept in tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from magpy_like.monitor.objects.variables import Variables
+from magpy_like.monitor.operator_graph.constant_tensors import ConstantTensors
+from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
+from magpy_like.monitor.symbolic.expressions import Computed
+from magpy_like.monitor.torch_state.tensor_counters import TensorCounters
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph import RefGraph, ShadowNode
+from magpy_like.refgraph.plain_values import storage_of, tensor_version
+
+
+class TensorWrites:
+    """Which tensors the program has written to."""
+
+    def __init__(
+        self,
+        refs: RefGraph,
+        variables: Variables,
+        operators: OperatorGraph,
+        constants: ConstantTensors,
+    ) -> None:
+        self._refs, self._operators, self._constants = refs, operators, constants
+        self.data_replaced: dict[int, None] = {}
+        """The nodes of external tensors whose data the program replaced (``tensor.data = …``)."""
+        self.written_memory: dict[int, fx.Node | None] = {}
+        """Storages that operators have written to, through whatever tensor, and the last node of
+        the graph before the first write."""
+        self.versions: dict[int, int] = {}
+        """torch's version counters of external tensors when they were first read, by node."""
+        self._counters = TensorCounters(variables, constants, operators)
+
+    def note_operator(
+        self,
+        operation: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        """Note an operator that has been added to the graph."""
+        self._constants.note(operation, args, kwargs, result, self._is_lifted)
+        self._counters.note(operation, args, kwargs, self.data_replaced, self.versions)
+
+    def _is_lifted(self, value: Any) -> bool:
+        return self._operators.expression(value) is not None
+
+    def counted_value(self, tensor: torch.Tensor) -> Computed | None:
+        """The value of an external tensor that was only counted up; None for any other."""
+        return self._counters.value(tensor, self.data_replaced)
+
+    def is_written(self, node: ShadowNode) -> bool:
+        """True if the program has changed the contents of an external tensor."""
+        tensor = node.variable
+        return (
+            node.node_id in self.data_replaced
+            or tensor_version(tensor) != self.versions.get(node.node_id)
+            or (bool(self.written_memory) and storage_of(tensor) in self.written_memory)
+        )
+
+    def note_write(self, tensor: torch.Tensor) -> bool:
+        """Note that an operator, not on the graph yet, has written to a tensor.
+
+        Returns:
+            True if the tensor has memory of its own or shares some.
+        """
+        memory = storage_of(tensor)
+        if not memory:
+            return False
+        last = next(iter(reversed(self._operators.graph.nodes)), None)
+        self.written_memory.setdefault(memory, last)
+        self._counters.note_write(memory)
+        self._constants.note_write(tensor)
+        return True
+
+    def changed_inputs(self) -> list[ShadowNode]:
+        """The external tensors that operators have changed in place."""
+        return [
+            node
+            for _, shadow in self._operators.inputs
+            if is_instance(shadow, int)
+            and is_instance((node := self._refs.get_node_by_id(shadow)).variable, torch.Tensor)
+            and self.is_written(node)
+        ]
+
+    def changed_arrays(self) -> bool:
+        """True if a NumPy array that the record relies on has changed since it was read."""
+        seen = [(n.variable, n.contents) for n in self._refs if is_instance(n.contents, np.ndarray)]
+        pairs = [*seen, *self._operators.shared_arrays]
+        return any(array.tobytes() != before.tobytes() for array, before in pairs)
