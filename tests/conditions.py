@@ -13,6 +13,8 @@ from unittest import mock
 from magpy_like.monitor.symbolic.expressions import Size
 from magpy_like.native import Watch
 from magpy_like.records.dispatcher import Dispatcher
+from magpy_like.records.graph_backend import GraphBackend
+from magpy_like.records.record_cache import RecordCache
 from magpy_like.synthesis import record
 from magpy_like.synthesis.guard import guard_builder, lifted_conditions
 from magpy_like.synthesis.guard.conditions import Condition, Kind, Part
@@ -195,19 +197,20 @@ def _see(number: int) -> Callable[[bool], bool]:
     return seen
 
 
-_synthesise, _try, _look = Dispatcher.synthesise, Dispatcher._try, early_checks._look
-_run_after, _backend = Dispatcher._run_after, Dispatcher._backend
-_misspeculated = Dispatcher._misspeculated
+_synthesise, _look = Dispatcher.synthesise, early_checks._look
+_try_guard, _compile = RecordCache.try_guard, GraphBackend.compile
+_run_after_failure = Dispatcher._run_after_failure
+_note_misspeculation = Dispatcher._note_misspeculation
 
 
 def _synthesise_noted(dispatcher: Dispatcher, *args: Any) -> Any:
-    _run.where = "at entry" if dispatcher._is_program else "behind a split"
+    _run.where = "behind a split" if dispatcher.is_continuation else "at entry"
     _run.place = dispatcher.name
     return _synthesise(dispatcher, *args)
 
 
-def _try_noted(dispatcher: Dispatcher, found: Any, args: Any, kwargs: Any) -> Any:
-    result = _try(dispatcher, found, args, kwargs)
+def _try_noted(cache: RecordCache, found: Any, args: Any, kwargs: Any) -> Any:
+    result = _try_guard(cache, found, args, kwargs)
     numbers = _numbers.get(id(found.numbered), (None, {}))[1]
     if type(result) is int and result in numbers:
         _run.failed[numbers[result]] = None
@@ -216,21 +219,21 @@ def _try_noted(dispatcher: Dispatcher, found: Any, args: Any, kwargs: Any) -> An
 
 def _run_after_noted(dispatcher: Dispatcher, *args: Any) -> Any:
     _run.raised += 1
-    return _run_after(dispatcher, *args)
+    return _run_after_failure(dispatcher, *args)
 
 
 def _misspeculated_noted(dispatcher: Dispatcher, places: Any, raised: str) -> None:
     _run.raised += bool(raised)
-    _misspeculated(dispatcher, places, raised)
+    _note_misspeculation(dispatcher, places, raised)
 
 
-def _backend_noted(dispatcher: Dispatcher, graph: Any, inputs: Any) -> CompiledGraph:
-    compiled, promise = _backend(dispatcher, graph, inputs), Promise(inputs)
+def _compile_noted(backend: GraphBackend, graph: Any, inputs: Any, program: Any) -> CompiledGraph:
+    compiled, promise = _compile(backend, graph, inputs, program), Promise(inputs)
 
     def run(*given: Any) -> Any:
         broken = promise.broken_by(given)
         if broken is not None:
-            _run.broken.append(f"{dispatcher.name}: {broken}")
+            _run.broken.append(f"{backend.name}: {broken}")
         return compiled.run(*given)
 
     return CompiledGraph(compiled.graph, run, compiled.may_fail)
@@ -265,10 +268,10 @@ def noted(run: Run) -> Iterator[None]:
             (record, "MockBuilder", _MockBuilder),
             (early_checks, "_look", _look_noted),
             (Dispatcher, "synthesise", _synthesise_noted),
-            (Dispatcher, "_try", _try_noted),
-            (Dispatcher, "_run_after", _run_after_noted),
-            (Dispatcher, "_misspeculated", _misspeculated_noted),
-            (Dispatcher, "_backend", _backend_noted),
+            (RecordCache, "try_guard", _try_noted),
+            (Dispatcher, "_run_after_failure", _run_after_noted),
+            (Dispatcher, "_note_misspeculation", _misspeculated_noted),
+            (GraphBackend, "compile", _compile_noted),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         try:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from magpy_like.annotation import RelationKind
+from magpy_like.config import config
 from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.iterators import is_native_iterator
-from magpy_like.monitor.objects.outside_reads import GUARDED_BYTES
 from magpy_like.monitor.symbolic.expressions import distinct_copy
 from magpy_like.monitor.symbolic.variation import argument_path
 from magpy_like.monitor.symbolic.varying_reads import can_vary
@@ -131,7 +131,7 @@ class ProgramArguments:
             run.lifted.external.register_argument(value, node)
             run.watch_numbers()
         elif type(value) is np.ndarray and (relation,) in run.varying.numbers:
-            if not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES:
+            if not value.dtype.hasobject and value.nbytes <= config.max_guarded_array_bytes:
                 run.lifted.external.register_array(value, node)
                 run.watch_numbers()
         return node

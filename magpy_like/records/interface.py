@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magpy_like.config import config
 from magpy_like.errors import CompileError
 from magpy_like.split_points import SplitPoint
 from magpy_like.split_reasons import SplitCause, SplitReason
-
-MAX_LISTED = 20
-"""The number of items of one kind that the text of an explanation lists."""
 
 
 class CacheInfo(NamedTuple):
@@ -109,19 +107,21 @@ def _split_points_by_reason(points: list[SplitPoint]) -> str:
     for reason in dict.fromkeys(point.reason for point in points):
         lines.append(f"  {reason.title}:")
         of_reason = [point for point in points if point.reason is reason]
-        lines += [f"    {point}" for point in of_reason[:MAX_LISTED]]
-        if len(of_reason) > MAX_LISTED:
-            lines.append(f"    … and {len(of_reason) - MAX_LISTED} more")
-        remedies = dict.fromkeys(point.cause.remedy for point in of_reason[:MAX_LISTED])
+        lines += [f"    {point}" for point in of_reason[: config.max_listed_items]]
+        if len(of_reason) > config.max_listed_items:
+            lines.append(f"    … and {len(of_reason) - config.max_listed_items} more")
+        remedies = dict.fromkeys(
+            point.cause.remedy for point in of_reason[: config.max_listed_items]
+        )
         lines += [f"      to remove it: {remedy}" for remedy in remedies if remedy]
     return "\n".join(lines)
 
 
 def _listed(title: str, items: list[Any]) -> str:
     lines = [f"{title}: {len(items) or 'none'}"]
-    lines += [f"  {item}" for item in items[:MAX_LISTED]]
-    if len(items) > MAX_LISTED:
-        lines.append(f"  … and {len(items) - MAX_LISTED} more")
+    lines += [f"  {item}" for item in items[: config.max_listed_items]]
+    if len(items) > config.max_listed_items:
+        lines.append(f"  … and {len(items) - config.max_listed_items} more")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
-"""Misses generalise: what caused them varies from then on (design, section 6; MagPy, section 6.2).
+"""Generalisation of misses (MagPy, section 6.2): the values that caused a miss are lifted.
 
-The variables that a call has otherwise than the records there are, and nothing else, are lifted by
-the next monitor run: numbers one by one, sizes dimension by dimension.
+The next monitor run lifts the values in which a call differs from the records, and no others:
+numbers one by one, sizes dimension by dimension.
 """
 
 from __future__ import annotations
@@ -12,37 +12,32 @@ from typing import Any
 
 import torch
 
+from magpy_like.config import config
 from magpy_like.errors import DynamicDimensionError
 from magpy_like.monitor.symbolic.dynamic_marks import has_marked_tensors, marked_dimensions
 from magpy_like.monitor.symbolic.variation import Path, Variation
 from magpy_like.synthesis.guard.expected_values import differences, other_lengths
 from magpy_like.synthesis.record import Record
 
-RECORD_LIMIT = 8
-"""Records per compiled function, after which it runs eagerly. What follows a split may have as many
-for each of the modules that a loop comes to there."""
-GENERALISE_AFTER = 1
-"""Records per compiled function, after which what varies is lifted."""
-
 
 @dataclass(frozen=True)
 class Limits:
-    """``record_limit`` and ``generalise_after`` of one compiled function."""
+    """``record_limit`` and ``generalise_after`` of one compiled function: see ``Config``."""
 
-    records: int = RECORD_LIMIT
-    generalise_after: int = GENERALISE_AFTER
+    records: int
+    generalise_after: int
 
     @classmethod
     def of(cls, options: dict[str, Any] | None) -> tuple[Limits, dict[str, Any] | None]:
-        """The limits among the options, and what is left for the backend.
+        """The limits among the options of ``compile``, and the options for the backend.
 
         Raises:
-            ValueError: a limit is no positive number.
+            ValueError: a limit is not a positive int.
         """
         rest = dict(options or {})
         given = {
-            "records": rest.pop("record_limit", RECORD_LIMIT),
-            "generalise_after": rest.pop("generalise_after", GENERALISE_AFTER),
+            "records": rest.pop("record_limit", config.record_limit),
+            "generalise_after": rest.pop("generalise_after", config.generalise_after),
         }
         for name, value in given.items():
             if type(value) is not int or value < 1:
@@ -51,112 +46,122 @@ class Limits:
 
 
 class Varying:
-    """What has varied between the calls of one compiled function."""
+    """The access paths at which values have varied between calls of one compiled function."""
 
-    def __init__(self, dynamic: bool | None, inner: bool) -> None:
-        """``inner`` says whether the arguments are what open frames hold. There text varies as
-        numbers do, for it is in the making; one that a program is given is a mode, most likely. And
-        a list that varies in length may cut the program, for it is cut already."""
-        self.dynamic, self._inner = dynamic, inner
-        self._cuts_at_lists = inner
+    def __init__(self, dynamic: bool | None, *, is_continuation: bool) -> None:
+        """In a continuation, whose arguments are the contents of active frames, strings vary as
+        numbers do: they are intermediate results, whereas an argument of a program is most likely
+        a mode. And a list of varying length may split the program, which is split already."""
+        self.dynamic, self._is_continuation = dynamic, is_continuation
+        self._splits_at_lists = is_continuation
         self.counts: set[Path] = set()
-        """Where lists and deques are whose length has varied."""
+        """Lists and deques whose length has varied."""
         self.lengths: set[Path] = set()
-        self._just_learnt: set[Path] = set()
-        """The lengths that the last miss was the first to vary."""
+        """Lists of varying length at which the program is split."""
+        self._new_lengths: set[Path] = set()
+        """The lengths that varied first in the last miss."""
         self.numbers: set[Path] = set()
+        """Numbers that have varied."""
         self.dims: dict[Path, set[int]] = {}
+        """Dimensions of tensors whose size has varied."""
         self._names: dict[Path, str] = {}
         self._marked: dict[Path, Collection[int]] = {}
 
-    def expect(self, place: Path) -> None:
-        """The number at a place is a result, so it will be another one every time."""
+    def expect(self, path: Path) -> None:
+        """The number at a path is a result, which varies with every call."""
         if self.dynamic is not False:
-            self.numbers.add(place)
+            self.numbers.add(path)
 
-    def expect_sizes(self, place: Path, dims: Collection[int]) -> None:
-        """The tensor at a place is a result, of other sizes in these dimensions every time."""
+    def expect_sizes(self, path: Path, dims: Collection[int]) -> None:
+        """The tensor at a path is a result, whose size in these dimensions varies."""
         if self.dynamic is not False and dims:
-            self.dims.setdefault(place, set()).update(dims)
+            self.dims.setdefault(path, set()).update(dims)
 
     def learn(
         self, records: Iterable[Record], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """A call has missed all records."""
+        """Note how a call that missed differs from the records."""
         if self.dynamic is False:
             return
         known = set(self.lengths)
         for record in records:
-            for place, dim in differences(record.expected, args, kwargs):
-                if dim is None and not self._counts(record.expected.numbers[place]):
+            for path, dim in differences(record.expected, args, kwargs):
+                if dim is None and not self._may_vary(record.expected.numbers[path]):
                     continue
-                self._names[place] = record.expected.names[place]
+                self._names[path] = record.expected.names[path]
                 if dim is None:
-                    self.numbers.add(place)
+                    self.numbers.add(path)
                 else:
-                    self.dims.setdefault(place, set()).add(dim)
+                    self.dims.setdefault(path, set()).add(dim)
             found = record.expected
             self.counts.update(other_lengths(found, found.counts, args, kwargs))
-            if self._cuts_at_lists:
+            if self._splits_at_lists:
                 self.lengths.update(other_lengths(found, found.lengths, args, kwargs))
-        self._just_learnt = self.lengths - known
+        self._new_lengths = self.lengths - known
 
     def outdates(self, record: Record) -> bool:
-        """Whether a record relies on a length that has varied: the program is cut there. Where it
-        could not be, records that are made since rely on it too, and are as good as others."""
-        return not self._just_learnt.isdisjoint(record.expected.lengths)
+        """True if a record relies on a length that varied first in the last miss.
+
+        The program is split there from now on. Where that fails, later records rely on the length
+        as well, and are kept.
+        """
+        return not self._new_lengths.isdisjoint(record.expected.lengths)
 
     def keep_lengths(self) -> bool:
-        """From now on lists have the lengths that they have; whether any varied before."""
-        varied, self.lengths, self._cuts_at_lists = bool(self.lengths), set(), False
+        """Stop splitting at lists of varying length; True if there were any."""
+        varied, self.lengths, self._splits_at_lists = bool(self.lengths), set(), False
         return varied
 
     def learn_from(self, record: Record, others: Iterable[Record]) -> None:
-        """A new record expects other numbers than those before, or counts some up itself."""
+        """Note how a new record differs from earlier ones, and which numbers it replaces itself."""
         if self.dynamic is False:
             return
         self.numbers |= record.rewritten
         for other in others:
-            for place, value in record.expected.numbers.items():
-                before = other.expected.numbers.get(place, value)
-                if type(before) is type(value) and before != value and self._counts(value):
-                    self.numbers.add(place)
-                    self._names[place] = record.expected.names[place]
+            for path, value in record.expected.numbers.items():
+                before = other.expected.numbers.get(path, value)
+                if type(before) is type(value) and before != value and self._may_vary(value):
+                    self.numbers.add(path)
+                    self._names[path] = record.expected.names[path]
 
-    def _counts(self, value: Any) -> bool:
-        return self._inner or type(value) is not str
+    def _may_vary(self, value: Any) -> bool:
+        return self._is_continuation or type(value) is not str
 
     def in_words(self) -> list[str]:
-        """The numbers and sizes that have varied."""
-        numbers = [self._names[place] for place in self.numbers if place in self._names]
+        """Labels of the numbers and sizes that have varied."""
+        numbers = [self._names[path] for path in self.numbers if path in self._names]
         sizes = [
-            f"{self._names[place]}.size({dim})"
-            for place, dims in self.dims.items()
+            f"{self._names[path]}.size({dim})"
+            for path, dims in self.dims.items()
             for dim in dims
-            if place in self._names
+            if path in self._names
         ]
         return sorted([*numbers, *sizes])
 
     def check_marks(self, record: Record) -> None:
-        """Raises DynamicDimensionError: a marked dimension does not vary in a new record."""
+        """
+        Raises:
+            DynamicDimensionError: a dimension marked as dynamic is specialized in a new record.
+        """
         marks, self._marked = self._marked, {}
         found = record.expected
-        for place, dims in marks.items():
+        for path, dims in marks.items():
             for dim in dims:
-                size = found.layouts[place].sizes[dim] if place in found.layouts else None
-                least, most = found.free.get(place, {}).get(dim, (size, size))
+                size = found.layouts[path].sizes[dim] if path in found.layouts else None
+                least, most = found.free.get(path, {}).get(dim, (size, size))
                 if size is not None and least == most:
-                    at = found.reasons.get((place, dim)) or "it is not followed through the program"
-                    reason = "0 and 1 are sizes like no others" if size < 2 else at
-                    name = found.names.get(place, "a tensor")
+                    location = found.reasons.get((path, dim))
+                    location = location or "it is not followed through the program"
+                    reason = "0 and 1 are sizes like no others" if size < 2 else location
+                    name = found.names.get(path, "a tensor")
                     raise DynamicDimensionError(f"dimension {dim} of {name}", size, reason)
 
     def variation(self) -> Variation:
-        """What a monitor run must not rely on."""
+        """The values that a monitor run lifts."""
         numbers = frozenset(self.numbers)
         lists = frozenset(self.lengths), frozenset(self.counts)
         if self.dynamic:
-            varied = {place: frozenset(dims) for place, dims in self.dims.items()}
+            varied = {path: frozenset(dims) for path, dims in self.dims.items()}
             return Variation(numbers, _all_dims, *lists, varied)
         if self.dynamic is False or not (self.dims or numbers or has_marked_tensors()):
             return Variation(numbers, None, *lists)

@@ -1,9 +1,9 @@
-"""Records of programs that split: a segment, the dynamic instruction, and what follows.
+"""Segments of programs that split: one monitor run cut into records.
 
-The record of a segment ends in the state of the program's open frames. A call runs the segment's
-mock, then the dynamic instruction natively, and hands the frames on to the dispatcher of the
-continuation, which has records of its own. One monitor run records all segments that it comes
-through: where one ends, the frames' state becomes the arguments of the next.
+The record of a segment ends in the state of the active frames. A call runs the segment's mock, then
+the dynamic instruction natively, and passes the frames' state to the dispatcher of the
+continuation, which has records of its own. One monitor run records all segments: where one ends,
+the frames' state becomes the arguments of the next.
 """
 
 from __future__ import annotations
@@ -44,12 +44,9 @@ from magpy_like.splitting.continuation import (
     original_function,
     state_after,
 )
-from magpy_like.splitting.dynamic_instruction import DynamicInstruction
 from magpy_like.splitting.frame_layout import Layout, UnresumableState, lay_out
 from magpy_like.splitting.frame_state import FrameState, has_handler
-from magpy_like.splitting.resumption import Raised, run_chain
 from magpy_like.synthesis.record import Record
-from magpy_like.synthesis.shared_graphs import SharedGraphs
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _splits_log = topic("splits")
@@ -58,34 +55,34 @@ if TYPE_CHECKING:
     from magpy_like.records.dispatcher import Dispatcher
 
 
-class Ends(Exception):
-    """An object may die that a segment would hold for too long; the text says which."""
+class ObservableFinalizer(Exception):
+    """A segment would keep an object alive whose finalizer the program observes; names its type."""
 
 
-class Segment:
-    """One segment of a program in a monitor run, from the state that it was entered in."""
+class SegmentRecording:
+    """One segment of a program in a monitor run, with the state at its begin."""
 
     def __init__(
         self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.dispatcher, self.args, self.kwargs = dispatcher, args, kwargs
         self.recorded = False
-        """Whether there is a record of it already."""
+        """Whether it has a record already."""
         self.is_first = True
-        """Whether no other one came before in this run."""
-        self._is_as_before = StateCheck()
+        """Whether the run began with it."""
+        self._state_check = StateCheck()
         self._modes = Modes.now()
         self._devices = default_device.modes()
-        self._turns = (
+        self._foreign_traces = (
             None if TRACING_LOCK.is_held_elsewhere() else TRACING_LOCK.count_by_other_threads()
         )
 
     def is_disturbed(self) -> bool:
-        """Whether torch has traced in another thread since, so that what was read may be its."""
-        return TRACING_LOCK.count_by_other_threads() != self._turns
+        """True if another thread has traced with torch since: reads may have seen its state."""
+        return TRACING_LOCK.count_by_other_threads() != self._foreign_traces
 
     def record(self, rec: Recording, result: Any) -> Record:
-        """The record of what has been recorded since, with ``result`` as what its mock returns.
+        """The segment's record, whose mock returns ``result``.
 
         Raises:
             Split: no record can be made.
@@ -93,7 +90,7 @@ class Segment:
         if self.is_disturbed():
             raise Split(SplitReason.THREADS, "another thread traces with torch at the same time")
         if rec.autograd.reads_external:
-            self.dispatcher.show_nodes()
+            self.dispatcher.expose_autograd_graph()
         rec.operators.drawn_from = rec.state.drawn_from()
         special_methods.read_compared_special_methods(rec)
         self._note_modes(rec)
@@ -102,63 +99,68 @@ class Segment:
     def _note_modes(self, rec: Recording) -> None:
         left, after = Modes.now(), default_device.modes()
         with self._at_entry():
-            if not self._is_as_before():
+            if not self._state_check():
                 raise Split(SplitReason.MODE_CHANGE, "leaves torch's global state changed")
         if left != self._modes:
             rec.effects.modes_left = self._modes, left
         if after != self._devices:
             rec.effects.devices_left = default_device.mode_changes(self._devices, after)
 
-    def has_from_outside(self, rec: Recording, value: Any) -> bool:
-        """Whether somebody else than the program holds something."""
+    def is_held_outside(self, rec: Recording, value: Any) -> bool:
+        """True if anything outside the program refers to the object."""
         node = rec.variables.node(value)
         if node is None or id(value) in rec.mutations.losing:
             return False
-        begin, *way = rec.variables.path(node) or (None,)
-        if begin is None:
+        root, *path = rec.variables.path(node) or (None,)
+        if root is None:
             return False
-        own = begin.kind is RelationKind.LOCAL and begin.key in self.dispatcher.own
-        return not own or (bool(way) and is_instance(value, torch.nn.Module))
+        is_owned = root.kind is RelationKind.LOCAL and root.key in self.dispatcher.owned_arguments
+        return not is_owned or (bool(path) and is_instance(value, torch.nn.Module))
 
-    def take_back(self, rec: Recording) -> bool:
-        """Whether what the program has done since the segment began is as if it had not been: it
-        has only drawn random numbers from torch, which is undone."""
+    def roll_back(self, rec: Recording) -> bool:
+        """Roll back the segment's effects; True if that succeeds.
+
+        It does if the program has only drawn random numbers from torch.
+        """
         if self.recorded or rec.split is not None or rec.has_effects() or not self.is_first:
             return False
-        if not (self._is_as_before() and Modes.now() == self._modes):
+        if not (self._state_check() and Modes.now() == self._modes):
             return False
         restore_generators(rec.state.random_states)
         return True
 
     @contextlib.contextmanager
     def _at_entry(self) -> Iterator[None]:
-        """Torch's modes as they were when the segment began."""
+        """Switch torch's modes to those at the segment's begin."""
         with self._modes.held(), default_device.held(self._devices):
             yield
 
 
 class SegmentCut:
-    """Cuts a monitored program into segments and makes a record of each: a monitor's ``Cut``."""
+    """Cuts a monitored program into segments, each with a record: the monitor's ``Cut``."""
 
     def __init__(
         self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         target = dispatcher.target
         self._continues = is_instance(target, Continuation)
-        self.segment = Segment(dispatcher, args, kwargs)
+        self.segment = SegmentRecording(dispatcher, args, kwargs)
         self._frames: list[types.FrameType] = []
         self._states: list[FrameState] = []
 
     def release(self) -> None:
-        """Let go of what the last segment began with: the frames that an exception there came
-        through would hold this frame's callers, and so the exception, until they are collected."""
+        """Release the state at the last segment's begin.
+
+        Frames in the traceback of an exception there refer to this frame's callers, and so to the
+        exception, until they are collected.
+        """
         self.segment.args, self.segment.kwargs = (), {}
         self._frames, self._states = [], []
 
-    def no_record(self, point: SplitPoint, obstacle: str) -> None:
-        """No record of the segment could be made, which says nothing of one that was disturbed."""
+    def note_unrecorded(self, point: SplitPoint, obstacle: str) -> None:
+        """The segment has no record; ignored if another thread has disturbed it."""
         if not self.segment.is_disturbed():
-            self.segment.dispatcher.no_record(point, obstacle)
+            self.segment.dispatcher.note_unrecorded(point, obstacle)
 
     def speculates(self, place: SourcePosition) -> bool:
         return self.segment.dispatcher.may_speculate(place)
@@ -185,7 +187,7 @@ class SegmentCut:
             run.arguments.read_rest(run)
             self._frames, states = active_frames(frame, run.root_frame, run.step_of, handled)
             run.recording.operators.inspect_all_lists()
-            self._held = self._look_at_ends(run, states)
+            self._held = self._check_held_objects(run, states)
             layout, values = lay_out(states)
             if not self.segment.recorded:
                 run.recording.continues = True
@@ -194,16 +196,16 @@ class SegmentCut:
                 dispatcher.add(record, self.segment.args, self.segment.kwargs)
                 self.segment.recorded = True
         except (SpeculationRefused, BranchRefused) as obstacle:
-            dispatcher.refrain(obstacle, run.recording)
+            dispatcher.skip_fast_path(obstacle, run.recording)
             return False
-        except Ends as obstacle:
+        except ObservableFinalizer as obstacle:
             dispatcher.note_split(SplitPoint.at(frame, cause))
-            dispatcher.run_natively(str(obstacle))
+            dispatcher.program.run_natively(str(obstacle))
             return False
         except (UnresumableState, Split) as obstacle:
             if dispatcher.varying.keep_lengths():
-                return False  # it may have been cut for that alone
-            self.no_record(SplitPoint.at(frame, cause), str(obstacle))
+                return False  # a varying length may be the only reason for the split
+            self.note_unrecorded(SplitPoint.at(frame, cause), str(obstacle))
             return False
         dispatcher.note_split(SplitPoint.at(frame, cause))
         if dispatcher.fullgraph or dispatcher.is_eager:
@@ -213,22 +215,22 @@ class SegmentCut:
         self._states, self._joins = states, cause.reason is SplitReason.VARYING_LIST
         return True
 
-    def _look_at_ends(self, run: MonitorRun, states: Sequence[FrameState]) -> set[int]:
-        """The ids of what others than the program hold of these states.
+    def _check_held_objects(self, run: MonitorRun, states: Sequence[FrameState]) -> set[int]:
+        """The ids of objects in these states that anything outside the program refers to.
 
         Raises:
-            Ends: the program may end the life of an object, and notice that.
+            ObservableFinalizer: the program observes the finalizer of one of the others.
         """
         held = {id(run.handled_outside)}
 
         def is_held(value: Any) -> bool:
-            if self.segment.has_from_outside(run.recording, value):
+            if self.segment.is_held_outside(run.recording, value):
                 held.add(id(value))
             return id(value) in held
 
         for state in states:
-            is_held(state.function)  # and with it what its closure has
-        _look_at_ends(states, is_held)
+            is_held(state.function)  # and with it its closure
+        _check_finalizers(states, is_held)
         return held
 
     def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:
@@ -240,29 +242,29 @@ class SegmentCut:
             _splits_log.info("what follows runs natively: %s", obstacle)
             run.end()
             return
-        self._go_on(run, frames, states)
+        self._begin_next(run, frames, states)
 
     def after_raise(self, run: MonitorRun, exception: BaseException) -> None:
         states, frames = self._states, self._frames
         self._states, self._frames = [], []
         if has_handler(states):
-            self._go_on(run, frames, states, exception)
+            self._begin_next(run, frames, states, exception)
         else:
             run.end()
 
-    def _go_on(
+    def _begin_next(
         self,
         run: MonitorRun,
         frames: Sequence[types.FrameType],
         states: Sequence[FrameState],
         raised: BaseException | None = None,
     ) -> None:
-        """The next segment begins, in these states of the open frames."""
+        """Begin the next segment in these states of the active frames."""
         held = self._held
         try:
-            _look_at_ends(states, lambda value: id(value) in held, raised)
-        except Ends as obstacle:
-            self.segment.dispatcher.run_natively(str(obstacle))
+            _check_finalizers(states, lambda value: id(value) in held, raised)
+        except ObservableFinalizer as obstacle:
+            self.segment.dispatcher.program.run_natively(str(obstacle))
             run.end()
             return
         layout, values = lay_out(states, raised)
@@ -273,10 +275,10 @@ class SegmentCut:
             elif is_instance(value, torch.Tensor):
                 dims = run.recording.sizes.varying_dims(value)
                 if self._joins and position == layout.result_position and value.dim():
-                    dims = [0]  # along which lists are joined, most likely
+                    dims = [0]  # the dimension that lists are most likely joined along
                 dispatcher.varying.expect_sizes(argument_path(position), dims)
         arguments = tuple(values)
-        covered = dispatcher.covers(arguments)
+        covered = dispatcher.cache.covers(arguments)
         if dispatcher.is_eager and not covered:
             run.end()
             return
@@ -294,9 +296,9 @@ class SegmentCut:
         if varying:
             arguments = tuple(values)
         run.release()
-        self.segment = Segment(dispatcher, arguments, {})
+        self.segment = SegmentRecording(dispatcher, arguments, {})
         self.segment.is_first = False
-        dispatcher.own = {i for i, value in enumerate(values) if id(value) not in held}
+        dispatcher.owned_arguments = {i for i, value in enumerate(values) if id(value) not in held}
         self.segment.recorded = covered
         functions = [state.function for state in states]
         variation = dataclasses.replace(variation, numbers=frozenset(varying))
@@ -304,103 +306,39 @@ class SegmentCut:
 
 
 def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], number: Any) -> bool:
-    """Put a number where an open frame has an equal one; whether that can be done."""
+    """Replace an equal number in an active frame; True if that is possible."""
     found = layout.slot_of(position)
     if found is None:
         return False
     frame, slot, depth = found
     if slot is not None:
         frame_set_local(frames[frame], slot, number)
-    elif frame == 0 and not layout.raised:  # an instruction that raises has taken its operands
+    elif frame == 0 and not layout.raised:  # an instruction that raises has popped its operands
         frame_set_operand(frames[0], depth, number)
     else:
-        return False  # the operand stack of a frame that called another cannot be seen
+        return False  # the operand stack of a calling frame is not accessible
     return True
 
 
-class Segments:
-    """The continuations of one compiled function, by where they go on."""
-
-    def __init__(
-        self,
-        make: Callable[[Continuation], Dispatcher],
-        run_natively: Callable[[str], None],
-        forget: Callable[[], None],
-    ) -> None:
-        self._make = make
-        self.run_natively, self._forget = run_natively, forget
-        self.dispatchers: dict[Layout, Dispatcher] = {}
-        self.graphs = SharedGraphs()
-        self.misspeculations: set[SourcePosition] = set()
-        """Where the program has gone another way than speculated."""
-        self.says_compiling = True
-        """Whether the program hears in monitored runs that it is in a compiled region."""
-        self.shows_nodes = False
-        """Whether the program looks at the autograd graph of what an earlier segment has made, so
-        that each runs operator by operator."""
-        self.eager_with_gradients = False
-        """Whether a segment writes to what an earlier one may have saved for the backward pass, so
-        that each runs operator by operator when gradients are recorded."""
-        self._dynamic_instructions: dict[int, DynamicInstruction] = {}
-
-    def following(self, layout: Layout) -> Dispatcher:
-        """The dispatcher of what is to be run from a state of this layout."""
-        found = self.dispatchers.get(layout)
-        if found is None:
-            found = self.dispatchers[layout] = self._make(Continuation(layout))
-        return found
-
-    def show_nodes(self) -> None:
-        if not self.shows_nodes:
-            self.shows_nodes = True
-            self._forget()
-
-    def run_eagerly_with_gradients(self) -> None:
-        if not self.eager_with_gradients:
-            self.eager_with_gradients = True
-            self._forget()
-
-    def cross(self, layout: Layout, values: Sequence[Any]) -> tuple[Dispatcher | None, Any]:
-        """Run the dynamic instruction at the end of a segment.
-
-        Returns the dispatcher of what follows, with its arguments; or None and the program's
-        result, when the rest had to run natively.
-        """
-        # Every record has a layout object of its own, which lives as long as these segments.
-        instruction = self._dynamic_instructions.get(id(layout))
-        if instruction is None:
-            instruction = self._dynamic_instructions[id(layout)] = DynamicInstruction(layout)
-        outcome = instruction.run(values)
-        if not is_instance(outcome, Raised):
-            ahead, following = outcome
-        elif instruction.raising is not None:
-            ahead, following = instruction.raising, (*values, outcome.exception)
-        else:
-            return None, run_chain(layout.build(values), outcome.exception)
-        if ahead.following is None:
-            ahead.following = self.following(ahead.layout)
-        return ahead.following, following
-
-
-def _look_at_ends(
+def _check_finalizers(
     states: Sequence[FrameState],
     is_held: Callable[[Any], bool],
     raised: BaseException | None = None,
 ) -> None:
-    """A segment keeps what it begins with until it ends.
+    """Check the objects that a segment keeps alive from its begin to its end.
 
     Raises:
-        Ends: the program may end the life of an object in these states, and notice that.
+        ObservableFinalizer: the program observes the finalizer of one of them.
     """
     values: list[Any] = [raised]
     for state in states:
         if state.code in _RUN_GENERATOR:
-            continue  # to where it waits in a `with` block, or to its end
+            continue  # runs to its `yield` in a `with` block, or to its end
         values += [*state.locals, state.handled_exception, state.pending and state.pending.complete]
-        values += [value for value in state.stack if not _ends_a_with(value)]
+        values += [value for value in state.stack if not _is_exit_method(value)]
     noticed = noticed_in(values, is_held)
     if noticed is not None:
-        raise Ends(f"the end of a {type(noticed).__qualname__} is noticed")
+        raise ObservableFinalizer(f"the end of a {type(noticed).__qualname__} is noticed")
 
 
 _RUN_GENERATOR = (
@@ -409,8 +347,7 @@ _RUN_GENERATOR = (
 )
 
 
-def _ends_a_with(value: Any) -> bool:
-    """Whether it is the method that a ``with`` block calls at its end, and its object finishes
-    then what it would do when it dies."""
+def _is_exit_method(value: Any) -> bool:
+    """True for the ``__exit__`` of a ``with`` block whose object has no destructor of its own."""
     method = is_instance(value, types.MethodType | types.BuiltinMethodType)
     return method and value.__name__ == "__exit__" and not has_destructor(value.__self__)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import magpy_like as magpy
+from magpy_like.config import config
 from tests.programs import Twins, check_made, check_right, one, tensor
 
 
@@ -352,7 +353,7 @@ def test_a_program_is_split_only_where_a_value_was_misspeculated():
 
 
 def test_a_program_that_keeps_going_other_ways_is_speculated_on_no_more(monkeypatch):
-    monkeypatch.setattr("magpy_like.records.dispatcher.MISSPECULATION_LIMIT", 1)
+    monkeypatch.setattr(config, "misspeculation_limit", 1)
 
     def program(x):
         a = x + 1 if x[0].item() > 0 else x - 1
@@ -363,7 +364,7 @@ def test_a_program_that_keeps_going_other_ways_is_speculated_on_no_more(monkeypa
     for values in ((1.0, 1.0, 1.0), (-1.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, 1.0)):
         assert torch.equal(fast(tensor(*values)), program(tensor(*values)))
     dispatcher = magpy.api._dispatcher(fast)
-    records = [r for d in (dispatcher, *dispatcher._following()) for r in d.records]
+    records = [r for d in (dispatcher, *dispatcher.continuations()) for r in d.records]
     assert records and not any(record.speculates for record in records)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.records.miss_analysis import RECORD_LIMIT
+from magpy_like.config import config
 from tests.compare import assert_same
 from tests.programs import Twins, matrix, tensor
 
@@ -56,14 +56,14 @@ def test_limit_of_records_gives_one_warning_and_runs_eagerly():
     x = tensor(1, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for n in range(RECORD_LIMIT + 4):
+        for n in range(config.record_limit + 4):
             assert_same(fast(x, "a" * n), scale(x, "a" * n))
     told = [w for w in caught if "magpy_like" in str(w.message)]
     assert len(told) == 1
     text = str(told[0].message)
     assert "scale" in text and "eagerly" in text and "args[1]" in text
     info = magpy.cache_info(fast)
-    assert info.records == RECORD_LIMIT and info.hits == 0
+    assert info.records == config.record_limit and info.hits == 0
     assert_same(fast(x, "aaa"), scale(x, "aaa"))
     assert magpy.cache_info(fast).hits == 1, "records that are there still serve"
 

@@ -280,7 +280,7 @@ def test_a_program_that_never_handles_what_is_raised_is_not_watched_for_ever():
         with pytest.raises(ValueError, match="refused"):
             fast(torch.ones(2))
     dispatcher = magpy.api._dispatcher(fast)
-    assert any(d.is_eager for d in dispatcher._segments.dispatchers.values())
+    assert any(d.is_eager for d in dispatcher.program.dispatchers.values())
 
 
 def test_autocast_and_its_depth_are_left_as_by_the_program():

@@ -67,7 +67,7 @@ PROGRAMS = {
 
 
 def splits_of(dispatcher):
-    everywhere = [dispatcher, *dispatcher._segments.dispatchers.values()]
+    everywhere = [dispatcher, *dispatcher.program.dispatchers.values()]
     return {(p.filename, p.lineno) for d in everywhere for p in d.split_points}
 
 
@@ -107,7 +107,7 @@ def test_a_steered_program_does_what_eager_mode_does(name, backend, order):
     info, dispatcher = magpy.cache_info(fast), magpy.api._dispatcher(fast)
     assert 1 <= info.graphs <= len(splits_of(dispatcher)) + 1
     # A value that was misspeculated takes one run, and so does one that could not be speculated on.
-    steering = len(dispatcher._segments.misspeculations) + (not dispatcher.speculates)
+    steering = len(dispatcher.program.misspeculations) + (not dispatcher.fast_paths.speculates)
     assert info.misses <= 1 + steering + 2
     if name == "training":
         assert info.misses == 1  # the log splits it, and nothing else

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation.schema import RelationKind
+from magpy_like.config import config
 from magpy_like.monitor.effects import Effects
 from magpy_like.monitor.objects.containers import (
     SCALARS,
@@ -50,9 +51,6 @@ from magpy_like.split_reasons import SplitReason
 if TYPE_CHECKING:
     from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
     from magpy_like.monitor.symbolic.varying_lists import ListValue
-
-GUARDED_BYTES = 1 << 16
-"""The largest NumPy array whose contents are compared at every call."""
 
 
 Came = tuple[types.TracebackType | None, BaseException | None, BaseException | None, bool]
@@ -297,7 +295,7 @@ class OutsideReads:
     def _record_array(self, node: ShadowNode, array: np.ndarray[Any, Any]) -> None:
         if node in self.drawn:
             raise Split(SplitReason.RANDOM_VALUE_DECIDES, "reads a random NumPy array in Python")
-        if array.nbytes > GUARDED_BYTES or array.dtype.hasobject:
+        if array.nbytes > config.max_guarded_array_bytes or array.dtype.hasobject:
             raise Split(
                 SplitReason.NUMPY_ARRAY, f"reads an external NumPy array of {array.nbytes} bytes"
             )

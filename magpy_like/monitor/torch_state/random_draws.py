@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead
-from magpy_like.monitor.objects.outside_reads import GUARDED_BYTES
+from magpy_like.config import config
 from magpy_like.monitor.symbolic.expressions import DrawnValue, is_liftable, is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
@@ -324,7 +324,11 @@ def _is_known(run: MonitorRun, value: Any) -> bool:
     """Whether the mock can have a value, or an array like it, before the operator graph runs."""
     if is_instance(value, np.ndarray) and run.lifted.expression(value) is None:
         node = run.recording.variables.node(value)  # the guard compares what it holds
-        return node is not None and not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES
+        return (
+            node is not None
+            and not value.dtype.hasobject
+            and value.nbytes <= config.max_guarded_array_bytes
+        )
     return run.lifted.is_computable_before_graph(value)
 
 

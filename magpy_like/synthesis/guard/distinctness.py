@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from magpy_like.config import config
 from magpy_like.monitor.objects.iterators import FORESEEN, separate
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
@@ -17,9 +18,6 @@ from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.guard.guard_checks import memory_of, share_no_memory
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
-
-_MAX_PAIRWISE = 2
-"""Changed objects of one type up to which each is compared with all others, pair by pair."""
 
 
 class Distinctness:
@@ -49,7 +47,8 @@ class Distinctness:
             by_type.setdefault(node.type, []).append(node)
         for nodes in by_type.values():
             changed = [node.node_id for node in nodes if node.changed]
-            if len(changed) > _MAX_PAIRWISE:  # parameters whose gradients an optimizer resets
+            if len(changed) > config.max_pairwise_distinct:
+                # For example parameters whose gradients an optimizer resets.
                 self._rec.inspections.compared.update(dict.fromkeys(node.node_id for node in nodes))
                 continue
             for a in changed:

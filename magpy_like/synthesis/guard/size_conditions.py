@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
+from magpy_like.config import config
 from magpy_like.monitor.symbolic.expressions import (
     EntryValue,
     Expression,
@@ -84,10 +85,6 @@ def _range(twin: SymbolicTwin, symbol: sympy.Symbol) -> Any:
     return twin.env.var_to_range[symbol]
 
 
-_MAX_SEARCHED = 1 << 12
-"""Values of a number below that of the run which are tried one by one for a lower bound."""
-
-
 def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: SymbolicTwin) -> None:
     """Turn a guard on one number into a lower bound, if it is false for all smaller values."""
     if len(guard.free_symbols) != 1:
@@ -97,7 +94,7 @@ def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: SymbolicTwin) -> 
         return
     lower, upper = ranges[symbol].lower, ranges[symbol].upper
     first, seen = _whole(lower), hint(twin.numbers[twin.sources[symbol]])
-    if not 0 <= seen - first <= _MAX_SEARCHED:
+    if not 0 <= seen - first <= config.max_searched_sizes:
         return
     least = seen
     while least > first and guard.xreplace({symbol: sympy.Integer(least - 1)}) == sympy.true:

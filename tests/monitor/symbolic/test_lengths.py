@@ -105,7 +105,7 @@ def test_an_operator_on_a_list_of_any_length_cuts_and_all_lengths_share_what_fol
 
 def everywhere(compiled):
     dispatcher = magpy.api._dispatcher(compiled)
-    return [dispatcher, *dispatcher._following()]
+    return [dispatcher, *dispatcher.continuations()]
 
 
 def test_a_list_that_a_program_is_given_does_not_cut_it():

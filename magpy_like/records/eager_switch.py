@@ -1,0 +1,27 @@
+"""Giving up: when a compiled function runs eagerly for good, and why."""
+
+from __future__ import annotations
+
+from magpy_like.config import config
+
+
+class EagerSwitch:
+    """Counts runs without a record, and turns eager execution on."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        """Why the function runs eagerly from now on; None if it does not."""
+        self._unrecorded = 0
+
+    def __bool__(self) -> bool:
+        return self.reason is not None
+
+    def turn_on(self, reason: str) -> None:
+        """Run eagerly from now on."""
+        self.reason = reason
+
+    def note_unrecorded(self, reason: str) -> None:
+        """A monitor run ended without a record; too many turn eager execution on."""
+        self._unrecorded += 1
+        if self._unrecorded >= config.split_limit:
+            self.reason = reason

@@ -1,0 +1,109 @@
+"""A call that misses: one native run under the monitor, and a record of each segment."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.control_flow.branches import Branches
+from magpy_like.errors import FullGraphError
+from magpy_like.monitor.run import MonitorRun
+from magpy_like.native import call_as_caller
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.records.segments import SegmentCut
+from magpy_like.split_points import BranchRefused, SpeculationRefused, Split, SplitPoint
+
+if TYPE_CHECKING:
+    from magpy_like.records.dispatcher import Dispatcher
+
+
+class MonitoredCall:
+    """One call of a dispatcher's target under the monitor."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._dispatcher, self._args, self._kwargs = dispatcher, args, kwargs
+        self._cut = cut = SegmentCut(dispatcher, args, kwargs)
+        self._branches = Branches(lambda: cut.segment.dispatcher.fast_paths.merges_branches)
+        variation = dispatcher.variation(args, kwargs)
+        reports_compiling = dispatcher.program.reports_compiling
+        self._run = MonitorRun(
+            dispatcher.target,
+            args,
+            dict(kwargs),
+            variation,
+            cut,
+            self._branches,
+            reports_compiling,
+        )
+
+    def run(self) -> Any:
+        """The program's result, or the exception that it raises.
+
+        Raises:
+            FullGraphError: the program splits, and must not.
+            DynamicDimensionError: a dimension marked as dynamic is specialized.
+        """
+        run, cut, program = self._run, self._cut, self._dispatcher.program
+        try:
+            result = run.run()
+        except Exception:
+            cut.segment.dispatcher.note_escape()
+            # The program may raise only because `is_compiling` returned True, which it does not
+            # in a native run.
+            if not (run.told_compiling and cut.segment.roll_back(run.recording)):
+                program.reports_compiling &= not run.told_compiling
+                run.give_back(None, run.recording.changed_objects())
+                raise
+        except BaseException:
+            cut.segment.dispatcher.note_escape()
+            raise
+        else:
+            return self._finish(result)
+        self._branches.restore_result(None)
+        run.release()
+        cut.release()
+        result = call_as_caller(self._dispatcher.target, self._args, self._kwargs)
+        program.reports_compiling = False
+        return result
+
+    def _finish(self, result: Any) -> Any:
+        """Record the last segment, and restore the program's own objects in the result."""
+        dispatcher, run, cut = self._dispatcher, self._run, self._cut
+        changed = run.recording.changed_objects()
+        self._record_last_segment(result)
+        result = run.give_back(result, changed)
+        cut.release()
+        if dispatcher.fullgraph and dispatcher.split_points:
+            point = dispatcher.split_points[-1]
+            raise FullGraphError(point.function, point.filename, point.lineno, point.cause)
+        return self._branches.restore_result(result, changed)
+
+    def _record_last_segment(self, result: Any) -> None:
+        run, cut, segment = self._run, self._cut, self._cut.segment
+        last = segment.dispatcher
+        if run.refrained is not None:
+            last.fast_paths.disproved.append(str(run.refrained))
+        elif run.recording.split is not None:
+            cut.note_unrecorded(run.recording.split, "")
+        elif not segment.recorded:
+            try:
+                record = segment.record(run.recording, result)
+                last.add(record, segment.args, segment.kwargs)
+                self._dispatcher.varying.check_marks(record)
+            except (SpeculationRefused, BranchRefused) as obstacle:
+                last.skip_fast_path(obstacle, run.recording)
+            except Split as split:
+                code = _code_of(self._dispatcher.target)
+                point = SplitPoint.of(self._dispatcher.name, code, split.cause)
+                cut.note_unrecorded(point, "")
+
+
+def _code_of(target: Any) -> types.CodeType | None:
+    if is_instance(target, torch.nn.Module):
+        target = type(target).forward
+    target = getattr(target, "__func__", target)
+    return getattr(target, "__code__", None)

@@ -1,0 +1,99 @@
+"""State shared by the dispatchers of one program: its continuations and its execution modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.split_points import SourcePosition
+from magpy_like.splitting.continuation import Continuation
+from magpy_like.splitting.dynamic_instruction import DynamicInstruction
+from magpy_like.splitting.frame_layout import Layout
+from magpy_like.splitting.resumption import Raised, run_chain
+from magpy_like.synthesis.shared_graphs import SharedGraphs
+
+if TYPE_CHECKING:
+    from magpy_like.records.dispatcher import Dispatcher
+
+
+class ProgramState:
+    """Continuations of one compiled function by layout, and facts about the whole program."""
+
+    def __init__(
+        self, entry: Dispatcher, make_dispatcher: Callable[[Continuation], Dispatcher]
+    ) -> None:
+        """``entry`` is the dispatcher of the compiled function itself."""
+        self._entry, self._make_dispatcher = entry, make_dispatcher
+        self.dispatchers: dict[Layout, Dispatcher] = {}
+        """The dispatchers of the continuations."""
+        self.graphs = SharedGraphs()
+        self.misspeculations: set[SourcePosition] = set()
+        """Where values were misspeculated."""
+        self.reports_compiling = True
+        """Whether ``is_compiling`` returns True to the program in monitor runs."""
+        self.exposes_autograd_graph = False
+        """Whether the program inspects the autograd graph of an earlier segment, so that each
+        segment runs operator by operator."""
+        self.eager_with_gradients = False
+        """Whether a segment writes to tensors that an earlier one may have saved for backward, so
+        that each runs operator by operator while gradients are recorded."""
+        self._dynamic_instructions: dict[int, DynamicInstruction] = {}
+
+    def all_dispatchers(self) -> Iterable[Dispatcher]:
+        """The dispatchers of the entry and of all continuations."""
+        return (self._entry, *self.dispatchers.values())
+
+    def following(self, layout: Layout) -> Dispatcher:
+        """The dispatcher of the continuation from active frames with this layout."""
+        found = self.dispatchers.get(layout)
+        if found is None:
+            found = self.dispatchers[layout] = self._make_dispatcher(Continuation(layout))
+        return found
+
+    def expose_autograd_graph(self) -> None:
+        """From now on run all segments operator by operator."""
+        if not self.exposes_autograd_graph:
+            self.exposes_autograd_graph = True
+            self._clear_records()
+
+    def run_eagerly_with_gradients(self) -> None:
+        """From now on run all segments operator by operator while gradients are recorded."""
+        if not self.eager_with_gradients:
+            self.eager_with_gradients = True
+            self._clear_records()
+
+    def _clear_records(self) -> None:
+        for dispatcher in self.all_dispatchers():
+            dispatcher.cache.clear()
+
+    def run_natively(self, reason: str) -> None:
+        """Record the program no more: its calls run it natively."""
+        self._entry.note_native(reason)
+        for dispatcher in self.all_dispatchers():
+            dispatcher.cache.clear()
+            dispatcher.eager.turn_on(reason)
+
+    def run_dynamic_instruction(
+        self, layout: Layout, values: Sequence[Any]
+    ) -> tuple[Dispatcher | None, Any]:
+        """Run the dynamic instruction at the end of a segment.
+
+        Returns:
+            The dispatcher of the continuation and its arguments; or None and the program's result,
+            if the rest had to run natively.
+        """
+        # Every record has a layout object of its own, which lives as long as this object.
+        instruction = self._dynamic_instructions.get(id(layout))
+        if instruction is None:
+            instruction = self._dynamic_instructions[id(layout)] = DynamicInstruction(layout)
+        outcome = instruction.run(values)
+        if not is_instance(outcome, Raised):
+            ahead, following = outcome
+        elif instruction.raising is not None:
+            ahead, following = instruction.raising, (*values, outcome.exception)
+        else:
+            return None, run_chain(layout.build(values), outcome.exception)
+        if ahead.following is None:
+            ahead.following = self.following(ahead.layout)
+        return ahead.following, following
