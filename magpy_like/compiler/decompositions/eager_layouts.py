@@ -293,7 +293,7 @@ def _to_first_layout(result: Tensor, a: Tensor, *args: Any) -> Tensor:
 
 
 def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
-    if a.device.type == "cpu":  # on a GPU, eager aborts the process
+    if a.device.type == "cpu":  # on a GPU, eager fails with a device-side assertion
         a = PROBABILITIES(a, "input")
         target = PROBABILITIES(target, "target")
     return torch_decomposition(aten.binary_cross_entropy.default)(a, target, *args)

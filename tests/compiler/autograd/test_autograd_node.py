@@ -65,8 +65,8 @@ def test_what_changes_its_arguments_runs_nothing_of_aot_autograd_and_counts_each
     theirs = torch.zeros(3), torch.ones(3)
     mine = torch.zeros(3), torch.ones(3)
     got = traced(normed, x, *mine)(x, *mine)
-    find_executed_inputs = normed(x, *theirs)
-    torch.testing.assert_close([got, *mine], [find_executed_inputs, *theirs])
+    expected = normed(x, *theirs)
+    torch.testing.assert_close([got, *mine], [expected, *theirs])
 
 
 def test_the_graph_of_the_backward_pass_may_be_kept_whenever():
@@ -194,9 +194,9 @@ def test_results_without_gradients_ask_for_none():
         return x.sin(), x.argmax(), x.detach().cos()
 
     x = leaf(3)
-    got, find_executed_inputs = traced(program, x)(x), program(x)
-    assert [t.requires_grad for t in got] == [t.requires_grad for t in find_executed_inputs]
-    torch.testing.assert_close(got, find_executed_inputs)
+    got, expected = traced(program, x)(x), program(x)
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in expected]
+    torch.testing.assert_close(got, expected)
     got[0].sum().backward()
     torch.testing.assert_close(x.grad, x.cos())
 

@@ -112,13 +112,13 @@ def promised(program, *args):
     return strides
 
 
-def match_eager_layout(shape, order):
+def laid_out(shape, order):
     """A tensor whose memory goes through its dimensions in an order of its own."""
     back = [order.index(d) for d in range(len(order))]
     return torch.ones([shape[d] for d in order]).permute(back)
 
 
-ELEMENTWISE_LOOPS = {
+LOOPS = {
     "copysign": torch.copysign,
     "floor_divide": torch.floor_divide,
     "div, rounded": lambda a, b: torch.div(a, b, rounding_mode="floor"),
@@ -136,15 +136,15 @@ ELEMENTWISE_LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE_LOOPS)
+@pytest.mark.parametrize("name", LOOPS)
 def test_loops_over_transposed_and_broadcast_arguments(name):
     def program(a, b):
-        return ELEMENTWISE_LOOPS[name](a, b)
+        return LOOPS[name](a, b)
 
     drawn = random.Random(name)
     for _ in range(2):
         shape = drawn.sample((2, 3, 4, 5), 3)
-        one, other = (match_eager_layout(shape, drawn.sample(range(3), 3)) for _ in range(2))
+        one, other = (laid_out(shape, drawn.sample(range(3), 3)) for _ in range(2))
         other = other[drawn.choice([0, slice(0, 1), (slice(None), slice(0, 1))])]
         for args in ((one, other), (other, one), (one.transpose(0, 2), other.mT)):
             try:
@@ -202,7 +202,7 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (1, 0, 2)])
 def test_results_of_transposed_arguments(name, order):
-    x = match_eager_layout((2, 3, 4), order)
+    x = laid_out((2, 3, 4), order)
     assert promised(ROWS[name], x) == [t.stride() for t in tensors(ROWS[name](x))]
 
 
@@ -229,7 +229,7 @@ def test_what_is_laid_out_anew_holds_eagers_values():
     def program(x, y):
         return torch.copysign(x, y), F.one_hot(y.long(), 5), F.max_pool1d(x, 2, 1), x[y.long()]
 
-    same(program, seeded(4, 5, 3).transpose(1, 2), match_eager_layout((4, 3, 1), (1, 2, 0)))
+    same(program, seeded(4, 5, 3).transpose(1, 2), laid_out((4, 3, 1), (1, 2, 0)))
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -3])

@@ -316,9 +316,9 @@ def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, floa
                 return no, condition, "drop", _constant_number(yes)  # type: ignore[return-value]
     elif name in _ADD and _argument(node, 2, "alpha", default=1) == 1:
         left, right = _argument(node, 0, "input", "self"), _argument(node, 1, "other")
-        has_inplace_flag = str(name).endswith(("add_", "iadd", "iadd__"))
+        is_in_place = str(name).endswith(("add_", "iadd", "iadd__"))
         for scores, mask in (
-            ((left, right),) if has_inplace_flag else ((left, right), (right, left))
+            ((left, right),) if is_in_place else ((left, right), (right, left))
         ):
             if not isinstance(scores, Node) or not isinstance(mask, Node):
                 continue

@@ -2,7 +2,7 @@
 
 Except for an LSTM that oneDNN supports, AOTAutograd would trace torch's decompositions, which
 unroll a layer over its time steps and leave cuDNN unused. (As of torch 2.13 that of an LSTM also
-returns states with a superfluous dimension of size one.) The backward pass runs the layer once
+returns states with one dimension too many.) The backward pass runs the layer once
 more, with dropout on a CPU from the same state of the random generator; cuDNN has its own state.
 """
 

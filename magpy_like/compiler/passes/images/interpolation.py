@@ -39,7 +39,7 @@ def resize(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales:
     scales = [None] * len(size) if scales is None else scales
     varies = any(isinstance(n, torch.SymInt) for n in (*image.shape, *size))
     functional = is_under_transform()
-    # The backward operators have no meta kernels for symbolic sizes.
+    # Torch cannot infer the result of the backward operators for symbolic sizes.
     if functional or (varies and not _copies_gradients(image, size, mode)):
         return _pixels(image, size, mode, corners, scales)
     return _Resized.apply(image, size, mode, corners, scales)

@@ -41,7 +41,7 @@ def reject_metadata_mutations(gm: GraphModule) -> None:
     for node in written:
         if node.op == "call_function" and isinstance(node.kwargs.get("out"), Node):
             if _DRAWS not in _tags(node):
-                node.target = _check_out_size(node.target)
+                node.target = _with_checked_out(node.target)
                 gm.recompile()
 
 
@@ -50,8 +50,8 @@ def is_mutating(node: Node) -> bool:
     if not node.op.startswith("call"):
         return False
     name = _name(node)
-    has_inplace_flag = name.endswith("_") and not name.endswith("__")
-    return has_inplace_flag or name.strip("_") in _MUTATING_OPERATORS or "out" in node.kwargs
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or name.strip("_") in _MUTATING_OPERATORS or "out" in node.kwargs
 
 
 def find_returned_object(node: Node) -> Node:
@@ -83,10 +83,12 @@ def _is_external(node: Node) -> bool:
     return node.op in ("placeholder", "get_attr")
 
 
-def _check_out_size(function: Any) -> Any:
-    def put(*args: Any, out: Tensor, **kwargs: Any) -> Any:
+def _with_checked_out(function: Any) -> Any:
+    """``function``; raises Unsupported if its ``out=`` tensor has another size than the result."""
+
+    def checked(*args: Any, out: Tensor, **kwargs: Any) -> Any:
         if function(*args, **kwargs).shape != out.shape:
             raise Unsupported("a graph", "an `out=` tensor has another size than the result")
         return function(*args, out=out, **kwargs)
 
-    return put
+    return checked
