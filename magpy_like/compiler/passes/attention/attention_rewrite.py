@@ -317,9 +317,7 @@ def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, floa
     elif name in _ADD and _argument(node, 2, "alpha", default=1) == 1:
         left, right = _argument(node, 0, "input", "self"), _argument(node, 1, "other")
         is_in_place = str(name).endswith(("add_", "iadd", "iadd__"))
-        for scores, mask in (
-            ((left, right),) if is_in_place else ((left, right), (right, left))
-        ):
+        for scores, mask in ((left, right),) if is_in_place else ((left, right), (right, left)):
             if not isinstance(scores, Node) or not isinstance(mask, Node):
                 continue
             inner = _skip_sole_identities(scores, vals)
