@@ -26,7 +26,8 @@ from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.launcher.launcher import Launcher
 from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph_parts import compile_in_parts, make_interpreter
-from magpy_like.compiler.lowering.graph_lowering import Graph, assumptions, find_shape_env
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.lowering.traced_graph import assumptions, find_shape_env
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler

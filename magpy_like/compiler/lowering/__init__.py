@@ -1,8 +1,10 @@
 """Lowerings: the table from ATen operators to loop IR, one module per family."""
 
 from magpy_like.compiler.lowering import (  # noqa: F401 (each module adds to the table)
+    activations,
     complex_memory,
     concatenation,
+    conversions,
     fractional_pooling,
     grid_sampling,
     histogram,

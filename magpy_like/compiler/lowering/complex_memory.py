@@ -16,7 +16,7 @@ from magpy_like.compiler.lowering.views import slice_box, squeeze
 @lower(aten.view_as_real.default, aten.view_as_complex.default)
 def reinterpret(graph: Graph, a: Box) -> Box:
     """The same memory: a call that makes a view, and moves nothing."""
-    origin = graph._origin
+    origin = graph.origin
     assert origin is not None
     return graph.fallback(origin.target, (a,), {}, origin.meta["val"])
 
@@ -25,8 +25,8 @@ def reinterpret(graph: Graph, a: Box) -> Box:
 def complex_(graph: Graph, real: Box, imaginary: Box) -> Box:
     """Parts that are still to be computed are written where they belong. Parts that are memory
     already ATen interleaves faster."""
-    assert graph._origin is not None
-    meta: torch.Tensor = graph._origin.meta["val"]
+    assert graph.origin is not None
+    meta: torch.Tensor = graph.origin.meta["val"]
     parts = (real, imaginary)
     if all(part.strided() is not None for part in parts) or real.dtype != imaginary.dtype:
         raise Unsupported("aten.complex", "of parts in memory, or of two dtypes")

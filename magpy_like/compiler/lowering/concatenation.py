@@ -12,7 +12,8 @@ from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Box, Computed, Cost, Index, pointwise
 from magpy_like.compiler.ir.ops import Value, ops
-from magpy_like.compiler.lowering.graph_lowering import Graph, dense_stride
+from magpy_like.compiler.lowering.conversions import clone, full, to_dtype
+from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
     aten,
     canonical_dim,
@@ -20,14 +21,14 @@ from magpy_like.compiler.lowering.lowering_table import (
     lower,
     sizes,
 )
-from magpy_like.compiler.lowering.pointwise import clone, full, to_dtype
+from magpy_like.compiler.lowering.traced_graph import dense_stride
 from magpy_like.compiler.lowering.views import from_end, reshape, slice_box, slice_start
 
 
 @lower(aten.cat.default)
 def cat(graph: Graph, tensors: Sequence[Box], dim: int = 0) -> Box:
-    assert graph._origin is not None
-    meta = graph._origin.meta["val"]
+    assert graph.origin is not None
+    meta = graph.origin.meta["val"]
     # Eager ignores empty 1-d tensors, whatever the others' rank.
     parts = [t for t in tensors if not (len(t.size) == 1 and t.size[0] == 0 and meta.dim() != 1)]
     common_device(list(tensors))
@@ -48,8 +49,8 @@ def cat(graph: Graph, tensors: Sequence[Box], dim: int = 0) -> Box:
 @lower(aten.constant_pad_nd.default)
 def constant_pad_nd(graph: Graph, a: Box, pad: Sequence[Any], value: Any = 0) -> Box:
     """Masked reads; a negative amount crops."""
-    assert graph._origin is not None
-    size = sizes(graph._origin.meta["val"].shape)
+    assert graph.origin is not None
+    size = sizes(graph.origin.meta["val"].shape)
     rank = len(a.size)
     low: list[Expr] = [sympy.S.Zero] * rank
     high: list[Expr] = [sympy.S.Zero] * rank

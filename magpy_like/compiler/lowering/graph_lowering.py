@@ -31,10 +31,23 @@ from magpy_like.compiler.ir.loop_ir import (
 )
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 from magpy_like.compiler.ir.size_names import SizeNames, expr, using_size_names
+from magpy_like.compiler.lowering.traced_graph import (
+    assumptions,
+    checkpointed_function_of,
+    dense_stride,
+    example_values,
+    find_shape_env,
+    has_effect,
+    has_symbols,
+    is_conjugate_or_negative,
+    is_program_input,
+    is_returned,
+    mutated_arguments,
+    reads_number,
+    returns_alias,
+    tensors_in,
+)
 from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
-from magpy_like.compiler.passes.graph_queries import is_known_equal, is_view
-from magpy_like.torch_compat.operators import HigherOrderOperator, OpOverload
-from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
 #: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
 COMPLEX_PART_OPERATORS = frozenset(
@@ -82,7 +95,7 @@ class Graph:
         self._counts: dict[str, int] = {}  # buffers by the first letters of their names
         self._hint_cache: dict[Expr, int] = {}
         self._bytes: dict[str, int] = {}
-        self._origin: fx.Node | None = None
+        self.origin: fx.Node | None = None
         self.shape_env = find_shape_env(gm)
         self.size_names = SizeNames(self.is_known)
         self.assumed = assumptions(self.shape_env)
@@ -96,7 +109,7 @@ class Graph:
 
     def _lower(self) -> Graph:
         for node in self.gm.graph.nodes:
-            self._origin = node
+            self.origin = node
             if node.op == "placeholder":
                 self._env[node] = self._placeholder(node)
             elif node.op == "get_attr":
@@ -146,7 +159,7 @@ class Graph:
             if store.args[3] is not None:
                 check_accumulating(self.buffers[store.args[0]], store.args[3])
         name = f"op{len(self.operations)}"
-        node = self._origin if self.backward else None
+        node = self.origin if self.backward else None
         again = None if node is None else checkpointed_function_of(node)
         self.operations.append(LoopOp(name, body, self._origins(), again))
 
@@ -185,7 +198,7 @@ class Graph:
             return int(e)
         found = self._hint_cache.get(e)
         if found is None:
-            known = self._example_values()
+            known = example_values(self.shape_env)
             meant = self.size_names.expand(e)
             value = meant.xreplace({s: known.get(s, sympy.Integer(64)) for s in meant.free_symbols})
             found = self._hint_cache[e] = int(value)
@@ -225,17 +238,8 @@ class Graph:
         if not self.is_known(relation):
             self.assumed.append(self.size_names.expand(relation))
 
-    def _example_values(self) -> dict[Expr, Expr]:
-        env = self.shape_env
-        if env is None:
-            return {}
-        table = getattr(env, "backed_var_to_val", None)
-        if table is None:
-            table = env.var_to_val
-        return table
-
     def _origins(self) -> list[str]:
-        node = self._origin
+        node = self.origin
         return [] if node is None else [f"{node.name}: {node.target}"]
 
     # --- leaves --------------------------------------------------------------------------------
@@ -275,7 +279,7 @@ class Graph:
     def _leaf_buffer(self, value: torch.Tensor, kind: str) -> Buffer:
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             raise Unsupported(f"a {kind} tensor", f"layout {value.layout} is not strided")
-        if _is_marked(value):
+        if is_conjugate_or_negative(value):
             raise Unsupported(f"a {kind} tensor", "it is a conjugate or negative view")
         size = [expr(s) for s in value.shape]
         return self.new_buffer(
@@ -290,9 +294,9 @@ class Graph:
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             number = expr(value) if isinstance(value, torch.SymInt) else value.node.expr
-            if not self._defines_symbol(node, number):
+            if not reads_number(node):
                 return self._float(node) if isinstance(value, torch.SymFloat) else number
-        elif isinstance(value, (int, float, bool)) and not _has_effect(node.target):
+        elif isinstance(value, (int, float, bool)) and not has_effect(node.target):
             return value
         if getattr(node.target, "__name__", "") == "getitem":
             source, index = node.args
@@ -300,7 +304,7 @@ class Graph:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self._env[n])
         lowering = LOWERINGS.get(node.target)
         name = str(node.target)
-        if lowering is not None and self._loopable(node):
+        if lowering is not None and _is_loopable(node):
             # What a lowering stored before it gave up stays: boxes may refer to it, and the
             # scheduler drops what nobody reads.
             try:
@@ -310,7 +314,7 @@ class Graph:
             except Unsupported:
                 pass
             except TypeError:  # asks of a number what only a known one can answer
-                if not any(_has_symbols(a) for a in (*args, *kwargs.values())):
+                if not any(has_symbols(a) for a in (*args, *kwargs.values())):
                     raise
         self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
         return self.fallback(node.target, args, kwargs, value)
@@ -324,26 +328,6 @@ class Graph:
             ExternOp(f"op{len(self.operations)}", node.target, args, kwargs, [result], False)
         )
         return result
-
-    def _defines_symbol(self, node: fx.Node, number: Expr) -> bool:
-        """Does this node read a number out of a tensor?"""
-        return any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes) and (
-            not isinstance(node.target, OpOverload) or "sym_" not in node.target.name()
-        )
-
-    def _loopable(self, node: fx.Node) -> bool:
-        """Are all tensors of this node strided, of dtypes that loops compute, on one device?"""
-        if node.target in COMPLEX_PART_OPERATORS:
-            return True
-        devices = set()
-        for value in _tensors([node.meta.get("val"), *(a.meta.get("val") for a in
-                                                       node.all_input_nodes)]):  # fmt: skip
-            if value.dtype not in loop_ir.LOOP_DTYPES or value.layout != torch.strided:
-                return False
-            if _is_marked(value):
-                return False
-            devices.add(value.device)
-        return len(devices) <= 1
 
     def _conform(self, result: Any, value: Any, name: str) -> Any:
         """Hold a lowering to what the operator's meta function says: sizes, dtype, layout."""
@@ -373,16 +357,16 @@ class Graph:
     def fallback(self, target: Any, args: Any, kwargs: Any, value: Any) -> Any:
         """Call ``target`` through ATen; ``value`` is its fake result."""
         schema = getattr(target, "_schema", None)
-        mutated = _mutated_arguments(schema, args, kwargs)
+        mutated = mutated_arguments(schema, args, kwargs)
         for box in mutated:
             if isinstance(box, Box):
                 self.realize_readers(box.realize().buffer)
-        args, kwargs = self._extern_arguments((args, kwargs))
+        args, kwargs = _extern_arguments((args, kwargs))
         mutates = [
-            s.buffer for s in loop_ir.strided_leaves(_mutated_arguments(schema, args, kwargs))
+            s.buffer for s in loop_ir.strided_leaves(mutated_arguments(schema, args, kwargs))
         ]
         self.mutated_inputs.update(mutates)
-        if _returns_alias(schema):
+        if returns_alias(schema):
             for window in loop_ir.strided_leaves((args, kwargs)):
                 self.buffers[window.buffer].aliased = True
         outputs: list[Any] = []
@@ -392,43 +376,34 @@ class Graph:
         for k, item in enumerate(value if multiple else [value]):
             if used is not None and k not in used and isinstance(item, torch.Tensor):
                 item = None  # it may well be no tensor at run time
-            name, result = self._extern_output(item, _returns_alias(schema))
+            name, result = self._extern_output(item, returns_alias(schema))
             outputs.append(name)
             results.append(result)
         if mutated and not multiple and isinstance(mutated[0], Box) and len(mutated) == 1:
             # An in-place operator returns the tensor that it wrote.
             if isinstance(value, torch.Tensor):
                 outputs, results = [None], [mutated[0]]
-        dynamic = self._origin is not None and "unbacked_bindings" in self._origin.meta
+        dynamic = self.origin is not None and "unbacked_bindings" in self.origin.meta
         operation = ExternOp(
             f"op{len(self.operations)}", target, args, kwargs, outputs, multiple,
-            mutates, _has_effect(target), dynamic, self._origins(),
+            mutates, has_effect(target), dynamic, self._origins(),
         )  # fmt: skip
         self.operations.append(operation)
         return results if multiple else results[0]
 
     def used_results(self, target: Any) -> set[Any] | None:
         """Which results of the operator being lowered anybody takes; None: not known."""
-        node = self._origin
+        node = self.origin
         if node is None or node.target is not target or "unbacked_bindings" in node.meta:
             return None
         if any(user.target is not operator.getitem for user in node.users):
             return None
         return {user.args[1] for user in node.users}
 
-    def _extern_arguments(self, tree: Any) -> Any:
-        if isinstance(tree, Box):
-            return tree.realize()
-        if isinstance(tree, (tuple, list)):
-            return type(tree)(self._extern_arguments(t) for t in tree)
-        if isinstance(tree, dict):
-            return {k: self._extern_arguments(v) for k, v in tree.items()}
-        return tree
-
     def _extern_output(self, item: Any, alias: bool) -> tuple[Any, Any]:
         if isinstance(item, torch.Tensor):
             if item.layout != torch.strided:
-                raise Unsupported(str(self._origin and self._origin.target), "a sparse result")
+                raise Unsupported(str(self.origin and self.origin.target), "a sparse result")
             size = [expr(s) for s in item.shape]
             stride = [expr(s) for s in item.stride()]
             buffer = self.new_buffer(item.dtype, item.device, size, stride, "extern")
@@ -438,7 +413,7 @@ class Graph:
             return item.node.expr, item.node.expr
         if item is None or isinstance(item, (int, float, bool)):
             return None, item
-        raise Unsupported(str(self._origin and self._origin.target), f"returns {type(item)}")
+        raise Unsupported(str(self.origin and self.origin.target), f"returns {type(item)}")
 
     # --- laziness ------------------------------------------------------------------------------
 
@@ -459,7 +434,7 @@ class Graph:
             while isinstance(source.data, View):
                 source = source.data.base
             # For the caller, too: what it is made of is in a cache now, and not kept to the end.
-            returned = source.stride_hint is not None and _is_returned(node)
+            returned = source.stride_hint is not None and is_returned(node)
             if large or returned or (shared and self._without_cached_reads(cost, box).is_expensive):
                 source.realize()
 
@@ -527,6 +502,32 @@ def _rounded(box: Box, data: Computed) -> Box:
     return Box(box.graph, box.dtype, box.device, box.size, rounded, box.stride_hint)
 
 
+def _extern_arguments(tree: Any) -> Any:
+    """Arguments of an ATen call: every box realized."""
+    if isinstance(tree, Box):
+        return tree.realize()
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_extern_arguments(t) for t in tree)
+    if isinstance(tree, dict):
+        return {k: _extern_arguments(v) for k, v in tree.items()}
+    return tree
+
+
+def _is_loopable(node: fx.Node) -> bool:
+    """True if all tensors of a node are strided, of dtypes of the loop IR, and on one device."""
+    if node.target in COMPLEX_PART_OPERATORS:
+        return True
+    devices = set()
+    for value in tensors_in([node.meta.get("val"), *(a.meta.get("val") for a in
+                                                   node.all_input_nodes)]):  # fmt: skip
+        if value.dtype not in loop_ir.LOOP_DTYPES or value.layout != torch.strided:
+            return False
+        if is_conjugate_or_negative(value):
+            return False
+        devices.add(value.device)
+    return len(devices) <= 1
+
+
 #: What a GPU adds to memory in one step. Low precision would round at every step.
 ATOMIC_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
@@ -539,122 +540,3 @@ def check_accumulating(buffer: Buffer, mode: str) -> None:
         raise Unsupported("a scatter", f"{mode} of {buffer.dtype} on {buffer.device.type}")
     if torch.are_deterministic_algorithms_enabled() and buffer.dtype.is_floating_point:
         raise Unsupported("a scatter", "the order of its sums is not fixed")
-
-
-def dense_stride(value: torch.Tensor) -> list[Expr] | None:
-    """Strides of a tensor whose elements fill their memory exactly, else None."""
-    size = [expr(s) for s in value.shape]
-    stride = [expr(s) for s in value.stride()]
-    if 0 in size:
-        return stride
-    # Eager steps over an empty dimension as over one element; then there are no elements.
-    steps = [e.replace(_is_at_least_one, _without_one) for e in stride]
-    dims = [d for d in range(len(size)) if size[d] != 1]
-    step: Expr = sympy.S.One
-    while dims:
-        found = next((d for d in dims if steps[d] == step), None)
-        if found is None:
-            return None
-        step = step * size[found]
-        dims.remove(found)
-    return stride
-
-
-def _is_at_least_one(e: Expr) -> bool:
-    return isinstance(e, sympy_functions.Max) and sympy.S.One in e.args
-
-
-def _without_one(e: Expr) -> Expr:
-    return sympy_functions.Max(*(a for a in e.args if a != 1))
-
-
-def _has_symbols(tree: Any) -> bool:
-    if isinstance(tree, (tuple, list)):
-        return any(_has_symbols(t) for t in tree)
-    return isinstance(tree, sympy.Basic) and bool(tree.free_symbols)
-
-
-def assumptions(env: Any) -> list[Any]:
-    """The relations that tracing took for granted of numbers read from tensors. Eager need not
-    agree: it broadcasts where one size happens to be 1, say."""
-    if env is None:
-        return []
-    found = (env.replace(a.expr) for many in env.deferred_runtime_asserts.values() for a in many)
-    return [relation for relation in dict.fromkeys(found) if relation is not sympy.true]
-
-
-def find_shape_env(gm: fx.GraphModule) -> Any:
-    for node in gm.graph.nodes:
-        for value in _tensors([node.meta.get("val")]):
-            mode = getattr(value, "fake_mode", None)
-            if mode is not None and mode.shape_env is not None:
-                return mode.shape_env
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            return value.node.shape_env
-    return None
-
-
-def checkpointed_function_of(node: fx.Node) -> int | None:
-    """The number of the checkpointed function that a node is part of, and computed again with."""
-    return node.meta.get("ac_graph_id") if "recompute" in node.meta else None
-
-
-def is_program_input(node: fx.Node) -> bool:
-    """Whether an input is one of the program's, not a gradient or what was saved for this pass."""
-    return node.name.startswith("primals")
-
-
-def _is_returned(node: fx.Node) -> bool:
-    """Whether the caller gets the elements of a result, in one view of it or another."""
-    return any(
-        user.op == "output"
-        or (is_view(user) and _has_equal_numel(node, user) and _is_returned(user))
-        for user in node.users
-    )
-
-
-def _has_equal_numel(node: fx.Node, view: fx.Node) -> bool:
-    sizes = [n.meta["val"].numel() if isinstance(n.meta["val"], torch.Tensor) else None
-             for n in (node, view)]  # fmt: skip
-    return is_known_equal(*sizes)
-
-
-def _is_marked(value: torch.Tensor) -> bool:
-    """Does its memory hold the conjugates, or the negatives, of its elements?"""
-    return value.is_conj() or value.is_neg()
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, (tuple, list)):
-        return [t for item in tree for t in _tensors(item)]
-    return []
-
-
-def _mutated_arguments(schema: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an operator writes, by its schema."""
-    if schema is None or not schema.is_mutable:
-        return []
-    found = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        if position < len(args):
-            found.append(args[position])
-        elif argument.name in kwargs:
-            found.append(kwargs[argument.name])
-    return found
-
-
-def _returns_alias(schema: Any) -> bool:
-    """May a result share memory with an argument that is not written?"""
-    return schema is None or any(r.alias_info is not None for r in schema.returns)
-
-
-def _has_effect(target: Any) -> bool:
-    """Random numbers, and operators with an effect beyond their results."""
-    if not isinstance(target, OpOverload):
-        return isinstance(target, HigherOrderOperator)
-    return torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns

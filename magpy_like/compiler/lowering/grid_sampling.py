@@ -21,15 +21,11 @@ from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, ops
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.lowering.lowering_table import aten, lower
+from magpy_like.compiler.lowering.lowering_table import aten, const, lower
 
 LINEAR, NEAREST = range(2)
 ZEROS, BORDER, REFLECTION = range(3)
 FITS = 2**23  # what float32 counts to
-
-
-def _c(number: float, like: Value) -> Value:
-    return ops.constant(number, like.dtype)
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,13 @@ class Sampling:
 
     def taps(self, x: Value) -> list[Tap]:
         """The elements that position ``x`` takes from."""
-        one = _c(1, x)
+        one = const(1, x)
         if self.mode == NEAREST:
             at = ops.round(x)
             return [Tap(at, one, self._inside(at))]
         first = ops.floor(x)
         second = ops.add(first, one)
-        behind = ops.le(second, _c(self.size - 1, x))  # of a position that was brought inside
+        behind = ops.le(second, const(self.size - 1, x))  # of a position that was brought inside
         return [
             Tap(first, ops.sub(second, x), self._inside(first)),
             Tap(second, ops.sub(x, first), behind if self.padding else self._inside(second)),
@@ -71,10 +67,13 @@ class Sampling:
 
     def _unnormalized(self, x: Value) -> Value:
         """From [-1, 1] to elements: between the centres of the outer ones, or their outer edges."""
-        x = ops.add(x, _c(1, x))
+        x = ops.add(x, const(1, x))
         if self.corners:
-            return ops.mul(ops.truediv(x, _c(2, x)), _c(self.size - 1, x))
-        return ops.truediv(ops.sub(ops.mul(x, _c(self.size, x)), _c(1, x)), _c(2, x))
+            return ops.mul(ops.truediv(x, const(2, x)), const(self.size - 1, x))
+        return ops.truediv(
+            ops.sub(ops.mul(x, const(self.size, x)), const(1, x)),
+            const(2, x),
+        )
 
     def _bounded(self, x: Value) -> Value:
         """Brought inside, where the padding asks for that; NaN becomes the last element."""
@@ -82,7 +81,7 @@ class Sampling:
             return x
         if self.padding == REFLECTION:
             x = self._reflected(x)
-        zero, last = _c(0, x), _c(self.size - 1, x)
+        zero, last = const(0, x), const(self.size - 1, x)
         x = ops.where(ops.lt(x, zero), zero, x)
         return ops.where(ops.lt(x, last), x, last)
 
@@ -90,19 +89,19 @@ class Sampling:
         """Turned back at the centres of the outer elements, or at their outer edges."""
         low, span = (0.0, self.size - 1) if self.corners else (-0.5, self.size)
         if span == 0:
-            return _c(0, x)
-        low_, span_ = _c(low, x), _c(span, x)
+            return const(0, x)
+        low_, span_ = const(low, x), const(span, x)
         distance = ops.abs(ops.sub(x, low_))
         rest = ops.fmod(distance, span_)
         times = ops.floor(ops.truediv(distance, span_))
-        turn = ops.eq(ops.fmod(times, _c(2, x)), _c(1, x))
+        turn = ops.eq(ops.fmod(times, const(2, x)), const(1, x))
         return ops.add(ops.where(turn, ops.sub(span_, rest), rest), low_)
 
     def _inside(self, at: Value) -> Value | None:
         """Whether there is such an element; None for positions that were brought inside."""
         if self.padding != ZEROS:
             return None
-        return ops.logical_and(ops.ge(at, _c(0, at)), ops.le(at, _c(self.size - 1, at)))
+        return ops.logical_and(ops.ge(at, const(0, at)), ops.le(at, const(self.size - 1, at)))
 
 
 def _element(
@@ -119,7 +118,7 @@ def _element(
 
 def _kept(inside: Value | None, value: Value) -> Value:
     """``value`` inside, and zero elsewhere."""
-    return value if inside is None else ops.where(inside, value, _c(0, value))
+    return value if inside is None else ops.where(inside, value, const(0, value))
 
 
 def _whole(x: Value) -> Value:
@@ -128,7 +127,7 @@ def _whole(x: Value) -> Value:
     wide = x.dtype == torch.float64
     digits, integer = (52, torch.int64) if wide else (23, torch.int32)
     start = struct.unpack("<q" if wide else "<i", struct.pack("<d" if wide else "<f", 2.0**digits))
-    bits = ops.bitcast(ops.add(x, _c(2.0**digits, x)), integer)
+    bits = ops.bitcast(ops.add(x, const(2.0**digits, x)), integer)
     return ops.sub(bits, ops.constant(start[0], integer))
 
 

@@ -13,6 +13,7 @@ from magpy_like.compiler.ir import loop_ir
 from magpy_like.compiler.ir.index_arithmetic import Expr, contiguous_strides
 from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, ops
+from magpy_like.compiler.lowering.conversions import clone, full, to_dtype
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
     Kind,
@@ -27,7 +28,6 @@ from magpy_like.compiler.lowering.lowering_table import (
     is_number,
     lower,
 )
-from magpy_like.compiler.lowering.pointwise import clone, full, to_dtype
 from magpy_like.compiler.lowering.views import reshape, squeeze, unsqueeze
 from magpy_like.torch_compat.fake_tensors import unset_fake_temporarily
 

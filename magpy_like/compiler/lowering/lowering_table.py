@@ -29,7 +29,7 @@ LOWERINGS: dict[Any, Lowering] = {}
 aten = torch.ops.aten
 
 __all__ = [
-    "LOWERINGS", "Kind", "aten", "broadcast_shapes", "canonical_dim", "convert", "expand",
+    "LOWERINGS", "Kind", "aten", "broadcast_shapes", "canonical_dim", "const", "convert", "expand",
     "is_number", "lower", "promote", "scalar_dtype_like", "view_of",
 ]  # fmt: skip
 
@@ -67,6 +67,11 @@ def convert(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
     if compute_dtype(target) == value.dtype:
         return value
     return ops.to_dtype(value, compute_dtype(target))
+
+
+def const(number: float, like: Value) -> Value:
+    """A constant of the dtype of another value."""
+    return ops.constant(number, like.dtype)
 
 
 def scalar_dtype_like(number: Any) -> Any:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir import loop_ir
 from magpy_like.compiler.ir.loop_ir import Box
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value, ops
+from magpy_like.compiler.lowering.conversions import to_dtype
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
     LOW_PRECISION,
@@ -21,16 +21,13 @@ from magpy_like.compiler.lowering.lowering_table import (
     broadcast_index,
     broadcast_shapes,
     common_device,
+    const,
     convert,
     elementwise,
-    expand,
     is_number,
     lower,
     promote,
-    sizes,
 )
-
-prims = torch.ops.prims
 
 _DEFAULT = Kind.DEFAULT
 _FLOAT = Kind.INT_TO_FLOAT
@@ -217,9 +214,9 @@ def _power(x: Value, y: Value) -> Value:
     """C compilers make a root of a power that is known, and so lose those of -inf and -0.0."""
     if y.op != "constant" or y.args[0] not in (0.5, -0.5):
         return ops.pow(x, y)
-    infinite = ops.eq(x, _c(-math.inf, x))
-    root = ops.abs(ops.sqrt(ops.where(infinite, _c(math.inf, x), x)))
-    return root if y.args[0] > 0 else ops.truediv(_c(1, x), root)
+    infinite = ops.eq(x, const(-math.inf, x))
+    root = ops.abs(ops.sqrt(ops.where(infinite, const(math.inf, x), x)))
+    return root if y.args[0] > 0 else ops.truediv(const(1, x), root)
 
 
 def _small_power(graph: Graph, a: Box, n: int, dtype: torch.dtype | None = None) -> Box:
@@ -306,16 +303,16 @@ def frexp(graph: Graph, a: Box) -> list[Box]:
     up = 128 if wide else 64  # makes the smallest numbers have an exponent of their own
 
     def parts(x: Value) -> tuple[Value, Value]:
-        small = ops.lt(ops.abs(x), _c(2.0 ** (2 - bias), x))
-        scaled = ops.where(small, ops.mul(x, _c(2.0**up, x)), x)
+        small = ops.lt(ops.abs(x), const(2.0 ** (2 - bias), x))
+        scaled = ops.where(small, ops.mul(x, const(2.0**up, x)), x)
         word = ops.bitcast(scaled, bits)
-        raised = ops.shift_right(ops.bitwise_and(word, _c(field, word)), _c(digits, word))
-        exponent = ops.sub(raised, _c(bias, word))
-        exponent = ops.where(small, ops.sub(exponent, _c(up, word)), exponent)
-        fraction = ops.bitwise_and(word, _c(~field, word))
-        mantissa = ops.bitcast(ops.bitwise_or(fraction, _c(bias << digits, word)), x.dtype)
-        other = ops.logical_or(ops.eq(x, _c(0, x)), ops.logical_or(ops.isnan(x), ops.isinf(x)))
-        return ops.where(other, x, mantissa), ops.where(other, _c(0, word), exponent)
+        raised = ops.shift_right(ops.bitwise_and(word, const(field, word)), const(digits, word))
+        exponent = ops.sub(raised, const(bias, word))
+        exponent = ops.where(small, ops.sub(exponent, const(up, word)), exponent)
+        fraction = ops.bitwise_and(word, const(~field, word))
+        mantissa = ops.bitcast(ops.bitwise_or(fraction, const(bias << digits, word)), x.dtype)
+        other = ops.logical_or(ops.eq(x, const(0, x)), ops.logical_or(ops.isnan(x), ops.isinf(x)))
+        return ops.where(other, x, mantissa), ops.where(other, const(0, word), exponent)
 
     return [
         elementwise(graph, [a], _DEFAULT, lambda x: parts(x)[0], operations=12),
@@ -337,7 +334,7 @@ def angle(graph: Graph, a: Box) -> Box:
     """0 or pi by the sign; NaN stays."""
 
     def function(x: Value) -> Value:
-        turned = ops.where(ops.lt(x, _c(0, x)), _c(math.pi, x), _c(0, x))
+        turned = ops.where(ops.lt(x, const(0, x)), const(math.pi, x), const(0, x))
         return ops.where(ops.isnan(x), x, turned)
 
     return elementwise(graph, [a], _FLOAT, function, operations=3)
@@ -432,234 +429,3 @@ def clamp_min(graph: Graph, a: Box, low: Any) -> Box:
 @lower(aten.clamp_max)
 def clamp_max(graph: Graph, a: Box, high: Any) -> Box:
     return clamp(graph, a, None, high)
-
-
-# --- conversion, copies and constants -------------------------------------------------------------
-
-
-def to_dtype(graph: Graph, a: Box, dtype: torch.dtype) -> Box:
-    """A converted copy; conversion to a low precision dtype rounds, as in eager."""
-
-    def inner(index: Any) -> Value:
-        value = a.load(index)
-        return value if a.dtype == dtype else ops.to_dtype(value, dtype)
-
-    if dtype not in loop_ir.LOOP_DTYPES:
-        raise Unsupported("conversion", f"to {dtype}")
-    return loop_ir.pointwise(graph, a.device, dtype, a.size, inner, [a])
-
-
-@lower(prims.convert_element_type.default)
-def convert_element_type(graph: Graph, a: Box, dtype: torch.dtype) -> Box:
-    return to_dtype(graph, a, dtype)
-
-
-@lower(aten._to_copy.default)
-def _to_copy(
-    graph: Graph, a: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
-    pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,
-) -> Box:  # fmt: skip
-    if is_number(a):  # as `vmap` traces one that meets its tensors
-        return scalar_tensor(graph, a)
-    if device is not None and torch.device(device) != a.device:
-        raise Unsupported("aten._to_copy", "moves between devices")
-    if pin_memory:
-        raise Unsupported("aten._to_copy", "pinned memory")
-    return to_dtype(graph, a, dtype or a.dtype)
-
-
-@lower(aten.clone.default, aten.lift_fresh_copy.default)
-def clone(graph: Graph, a: Box, *, memory_format: Any = None) -> Box:
-    return to_dtype(graph, a, a.dtype)
-
-
-@lower(aten.copy.default)
-def copy(graph: Graph, target: Box, source: Box, non_blocking: bool = False) -> Box:
-    if source.device != target.device:
-        raise Unsupported("aten.copy", "moves between devices")
-    return to_dtype(graph, expand(source, target.size), target.dtype)
-
-
-@lower(aten.copy_.default)
-def copy_(graph: Graph, target: Box, source: Box, non_blocking: bool = False) -> Box:
-    """Update an input of the graph; whatever still wants its old contents is stored first."""
-    window = target.strided()
-    if window is None or source.device != target.device:
-        raise Unsupported("aten.copy_", "to something computed, or to another device")
-    graph.realize_readers(window.buffer)
-    new = to_dtype(graph, expand(source, target.size), target.dtype)
-    if window.buffer in source.cost().reads:
-        new.stride_hint = source.stride_hint
-        new.realize()  # the scheduler fuses both steps where every element reads only itself
-    graph.store_into(new, target)
-    graph.mutated_inputs.add(window.buffer)
-    return target
-
-
-def full(graph: Graph, size: Any, value: Any, dtype: torch.dtype, device: torch.device) -> Box:
-    """A tensor of one number."""
-    if dtype not in loop_ir.LOOP_DTYPES:
-        raise Unsupported("a constant", f"dtype {dtype}")
-    if isinstance(value, sympy.Basic) and not value.is_integer:
-        raise Unsupported("a constant", "a symbolic float")
-    return loop_ir.pointwise(
-        graph, device, dtype, sizes(size), lambda index: ops.constant(value, dtype), []
-    )
-
-
-def _result(graph: Graph) -> torch.Tensor:
-    assert graph._origin is not None
-    return graph._origin.meta["val"]
-
-
-@lower(
-    aten.full.default, aten.full_like.default, aten.new_full.default, prims.full.default
-)  # fmt: skip
-def full_(graph: Graph, like: Any, *args: Any, **kwargs: Any) -> Box:
-    value = kwargs.get("fill_value", args[-1] if args else None)
-    meta = _result(graph)
-    if graph._origin is not None and graph._origin.target is prims.full.default:
-        value = args[0]
-    elif graph._origin is not None and graph._origin.target is aten.new_full.default:
-        value = args[1]
-    else:
-        value = args[0]
-    if isinstance(value, Box):
-        raise Unsupported("aten.full", "fill value in a tensor")
-    return full(graph, meta.shape, value, meta.dtype, meta.device)
-
-
-@lower(
-    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
-    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
-    aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
-    aten._efficientzerotensor.default,
-)  # fmt: skip
-def zeros(graph: Graph, *args: Any, **kwargs: Any) -> Box:
-    """Zeros; uninitialised memory may as well be zero, and then never is memory at all."""
-    meta = _result(graph)
-    return full(graph, meta.shape, 0, meta.dtype, meta.device)
-
-
-@lower(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(graph: Graph, *args: Any, **kwargs: Any) -> Box:
-    meta = _result(graph)
-    return full(graph, meta.shape, 1, meta.dtype, meta.device)
-
-
-@lower(aten.scalar_tensor.default)
-def scalar_tensor(graph: Graph, value: Any, **kwargs: Any) -> Box:
-    meta = _result(graph)
-    return full(graph, [], value, meta.dtype, meta.device)
-
-
-@lower(prims.iota.default)
-def iota(
-    graph: Graph, length: Any, *, start: Any, step: Any, dtype: torch.dtype,
-    device: torch.device, requires_grad: bool,
-) -> Box:  # fmt: skip
-    if dtype.is_floating_point:
-        raise Unsupported("prims.iota", "floating point")
-
-    def inner(index: Any) -> Value:
-        return ops.index_expr(index[0] * step + start, dtype)
-
-    meta = _result(graph)
-    return loop_ir.pointwise(graph, meta.device, dtype, sizes([length]), inner, [])
-
-
-@lower(aten.arange.start_step)
-def arange(graph: Graph, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Box:
-    meta = _result(graph)
-    if not meta.dtype.is_floating_point and any(isinstance(v, float) for v in (start, end, step)):
-        raise Unsupported("aten.arange", "integers from floats")
-
-    def inner(index: Any) -> Value:
-        if not meta.dtype.is_floating_point:
-            return ops.index_expr(index[0] * step + start, meta.dtype)
-        position = ops.index_expr(index[0], torch.float64)
-        first, distance = (ops.constant(v, torch.float64) for v in (start, step))
-        return ops.to_dtype(ops.add(first, ops.mul(position, distance)), meta.dtype)
-
-    return loop_ir.pointwise(graph, meta.device, meta.dtype, sizes(meta.shape), inner, [])
-
-
-# --- activations ---------------------------------------------------------------------------------
-
-
-def _activation(packet: Any, operations: int = 6) -> Callable[..., Any]:
-    def register(function: Callable[..., Value]) -> Callable[..., Value]:
-        @lower(packet)
-        def lowering(graph: Graph, *args: Any, **kwargs: Any) -> Box:
-            boxes = [a for a in args if isinstance(a, Box)]
-            rest = [a for a in args if not isinstance(a, Box)]
-            return elementwise(
-                graph, boxes, _DEFAULT, lambda *v: function(*v, *rest, **kwargs),
-                operations=operations, expensive=True,
-            )  # fmt: skip
-
-        return function
-
-    return register
-
-
-def _c(number: float, like: Value) -> Value:
-    return ops.constant(number, like.dtype)
-
-
-@_activation(aten.gelu.default)
-def gelu(x: Value, approximate: str = "none") -> Value:
-    if approximate == "tanh":
-        half = ops.mul(x, _c(0.5, x))
-        cube = ops.mul(ops.mul(x, x), x)
-        inner = ops.mul(_c(math.sqrt(2 / math.pi), x), ops.add(x, ops.mul(_c(0.044715, x), cube)))
-        return ops.mul(half, ops.add(_c(1, x), ops.tanh(inner)))
-    return ops.mul(x, ops.normal_cdf(x))
-
-
-@_activation(aten.gelu_backward.default, 12)
-def gelu_backward(grad: Value, x: Value, approximate: str = "none") -> Value:
-    if approximate == "tanh":
-        beta, kappa = math.sqrt(2 / math.pi), 0.044715
-        square = ops.mul(x, x)
-        inner = ops.mul(_c(beta, x), ops.add(x, ops.mul(_c(kappa, x), ops.mul(square, x))))
-        tanh = ops.tanh(inner)
-        left = ops.mul(_c(0.5, x), x)
-        right = ops.add(_c(1, x), tanh)
-        slope = ops.sub(_c(1, x), ops.mul(tanh, tanh))
-        inner_slope = ops.mul(_c(beta, x), ops.add(_c(1, x), ops.mul(_c(3 * kappa, x), square)))
-        return ops.mul(
-            grad,
-            ops.add(ops.mul(_c(0.5, x), right), ops.mul(ops.mul(left, slope), inner_slope)),
-        )
-    density = ops.mul(
-        ops.exp(ops.mul(ops.mul(x, x), _c(-0.5, x))), _c(1 / math.sqrt(2 * math.pi), x)
-    )
-    return ops.mul(grad, ops.add(ops.normal_cdf(x), ops.mul(x, density)))
-
-
-@_activation(aten.silu.default)
-def silu(x: Value) -> Value:
-    return ops.truediv(x, ops.add(_c(1, x), ops.exp(ops.neg(x))))
-
-
-@_activation(aten.silu_backward.default)
-def silu_backward(grad: Value, x: Value) -> Value:
-    s = ops.sigmoid(x)
-    slope = ops.add(_c(1, x), ops.mul(x, ops.sub(_c(1, x), s)))
-    return ops.mul(ops.mul(grad, s), slope)
-
-
-@_activation(aten.sigmoid_backward.default, 3)
-def sigmoid_backward(grad: Value, y: Value) -> Value:
-    return ops.mul(grad, ops.mul(ops.sub(_c(1, y), y), y))
-
-
-@_activation(aten.tanh_backward.default, 3)
-def tanh_backward(grad: Value, y: Value) -> Value:
-    return ops.mul(grad, ops.sub(_c(1, y), ops.mul(y, y)))
-
-
-@_activation(aten.threshold_backward.default, 2)
-def threshold_backward(grad: Value, x: Value, threshold: float) -> Value:
-    return ops.where(ops.le(x, _c(threshold, x)), _c(0, grad), grad)

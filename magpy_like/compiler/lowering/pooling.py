@@ -28,10 +28,10 @@ from magpy_like.compiler.ir.index_arithmetic import (
 from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, compute_dtype, ops
 from magpy_like.compiler.ir.size_names import expr
+from magpy_like.compiler.lowering.conversions import full
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.indexed_access import lowest
 from magpy_like.compiler.lowering.lowering_table import aten, lower, sizes
-from magpy_like.compiler.lowering.pointwise import full
 
 MAX_WINDOW = 64  # elements that are unrolled; a larger window is a loop
 
@@ -202,8 +202,8 @@ def _overlap(graph: Graph, axes: Sequence[Axis]) -> bool:
 
 
 def _meta(graph: Graph) -> Any:
-    assert graph._origin is not None
-    return graph._origin.meta["val"]
+    assert graph.origin is not None
+    return graph.origin.meta["val"]
 
 
 # --- maximum --------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _max_pool(graph: Graph, a: Box, axes: Sequence[Axis]) -> list[Box]:
     a.realize()
     count = math.prod(axis.elements for axis in axes)
     if count > MAX_WINDOW:
-        origin = graph._origin
+        origin = graph.origin
         used = graph.used_results(origin.target) if origin else None
         if used is None or 1 in used or _overlap(graph, axes):
             raise Unsupported("pooling", "large windows that overlap, or positions in large ones")
@@ -366,7 +366,7 @@ lower(aten.max_pool3d_with_indices_backward.default)(_max_pool_backward(3))
 
 @lower(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default)
 def _adaptive_max_pool_backward(graph: Graph, grad: Box, a: Box, indices: Box) -> Box:
-    rank = 2 if graph._origin and "2d" in str(graph._origin.target) else 3
+    rank = 2 if graph.origin and "2d" in str(graph.origin.target) else 3
     axes = [_adaptive(*p) for p in zip(a.size[-rank:], grad.size[-rank:], strict=True)]
     return _max_backward(graph, grad, a, indices, axes)
 
@@ -512,6 +512,6 @@ def _adaptive_avg_pool(graph: Graph, a: Box, out: Sequence[Any]) -> Box:
 
 @lower(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
 def _adaptive_avg_pool_backward(graph: Graph, grad: Box, a: Box) -> Box:
-    rank = 2 if graph._origin and "2d" in str(graph._origin.target) else 3
+    rank = 2 if graph.origin and "2d" in str(graph.origin.target) else 3
     axes = [_adaptive(*p) for p in zip(a.size[-rank:], grad.size[-rank:], strict=True)]
     return _average_backward(graph, grad, a, axes)

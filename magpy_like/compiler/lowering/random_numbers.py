@@ -14,9 +14,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir.loop_ir import Box
 from magpy_like.compiler.ir.ops import ops
+from magpy_like.compiler.lowering.conversions import clone, full
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import Kind, aten, elementwise, lower
-from magpy_like.compiler.lowering.pointwise import clone, full
 
 
 def is_in_order(tensor: torch.Tensor) -> bool:
@@ -33,15 +33,15 @@ def is_in_order(tensor: torch.Tensor) -> bool:
 def native_dropout(graph: Graph, a: Box, p: float, train: bool | None) -> list[Box]:
     if train is False:
         return [clone(graph, a), full(graph, a.size, True, torch.bool, a.device)]
-    assert graph._origin is not None
+    assert graph.origin is not None
     if a.device.type != "cpu" or 0 in a.size:
         raise Unsupported("aten.native_dropout", "eager draws differently there")
-    value: Any = graph._origin.meta["val"][1]
+    value: Any = graph.origin.meta["val"][1]
     if not is_in_order(value):
-        given: Any = graph._origin.args[0]
+        given: Any = graph.origin.args[0]
         laid_out = graph.with_eager_strides(a, given.meta["val"])
         args = (laid_out, p, train)
-        return graph.fallback(aten.native_dropout.default, args, {}, graph._origin.meta["val"])
+        return graph.fallback(aten.native_dropout.default, args, {}, graph.origin.meta["val"])
     kept = 1.0 - p
     scale = 0.0 if kept == 0 else 1.0 / kept
     mask = graph.fallback(

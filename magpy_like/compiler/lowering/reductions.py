@@ -13,6 +13,7 @@ from magpy_like.compiler.ir import index_arithmetic, loop_ir
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Box
 from magpy_like.compiler.ir.ops import Value, compute_dtype, ops
+from magpy_like.compiler.lowering.conversions import full, to_dtype
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
     Kind,
@@ -22,7 +23,6 @@ from magpy_like.compiler.lowering.lowering_table import (
     elementwise,
     lower,
 )
-from magpy_like.compiler.lowering.pointwise import full, to_dtype
 from magpy_like.compiler.lowering.views import squeeze, unsqueeze
 
 NEAR = 8192  # elements that the nearest cache of a core holds

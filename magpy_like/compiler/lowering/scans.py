@@ -13,9 +13,9 @@ from magpy_like.compiler.ir import loop_ir
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Box
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops
+from magpy_like.compiler.lowering.conversions import clone, full
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import aten, canonical_dim, convert, lower
-from magpy_like.compiler.lowering.pointwise import clone, full
 
 
 def _scan(

@@ -12,6 +12,7 @@ from magpy_like.compiler.ir import loop_ir
 from magpy_like.compiler.ir.index_arithmetic import flatten, product
 from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, ops
+from magpy_like.compiler.lowering.conversions import full, to_dtype
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
     aten,
@@ -20,7 +21,6 @@ from magpy_like.compiler.lowering.lowering_table import (
     expand,
     lower,
 )
-from magpy_like.compiler.lowering.pointwise import full, to_dtype
 from magpy_like.compiler.lowering.scans import cumsum
 from magpy_like.compiler.lowering.value_checks import indices
 from magpy_like.compiler.lowering.views import reshape

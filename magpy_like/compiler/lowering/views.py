@@ -92,11 +92,11 @@ def reshape(a: Box, size: Sequence[Expr]) -> Box:
 
 @lower(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
-    assert graph._origin is not None
-    before, after = (node.meta["val"] for node in (graph._origin.args[0], graph._origin))
+    assert graph.origin is not None
+    before, after = (node.meta["val"] for node in (graph.origin.args[0], graph.origin))
     size, source, stride = sizes(after.shape), sizes(before.stride()), sizes(after.stride())
     seen = reshape(a, size)
-    if graph._origin.target is aten.reshape.default or not isinstance(seen.data, View):
+    if graph.origin.target is aten.reshape.default or not isinstance(seen.data, View):
         return seen
     by_sizes = seen.data.restride
 
@@ -112,8 +112,8 @@ def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
 @lower(aten.resize.default)
 def resize(graph: Graph, a: Box, size: Sequence[Any], *, memory_format: Any = None) -> Box:
     """A copy of as many elements; where there are more or fewer, memory shows what it held."""
-    assert graph._origin is not None
-    meta = graph._origin.args[0].meta["val"]
+    assert graph.origin is not None
+    meta = graph.origin.args[0].meta["val"]
     same = sizes(size) == a.size
     if not same and (
         not meta.is_contiguous() or index_arithmetic.product(sizes(size)) != a.numel()
@@ -204,12 +204,12 @@ def from_end(graph: Graph, position: Expr, size: Expr) -> Expr:
 def slice_(
     graph: Graph, a: Box, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Box:
-    assert graph._origin is not None
-    if graph._origin.meta.get("unbacked_bindings"):  # torch 2.11; later ones have an expression
+    assert graph.origin is not None
+    if graph.origin.meta.get("unbacked_bindings"):  # torch 2.11; later ones have an expression
         raise Unsupported("aten.slice", "only its result tells how long that is")
     dim = canonical_dim(dim, len(a.size))
     low = slice_start(graph, a.size[dim], start)
-    length = expr(graph._origin.meta["val"].shape[dim])
+    length = expr(graph.origin.meta["val"].shape[dim])
     return slice_box(a, dim, low, expr(step), length)
 
 
@@ -235,9 +235,9 @@ def split_with_sizes(graph: Graph, a: Box, lengths: Sequence[Any], dim: int = 0)
 
 @lower(aten.split.Tensor)
 def split(graph: Graph, a: Box, length: Any, dim: int = 0) -> list[Box]:
-    assert graph._origin is not None
+    assert graph.origin is not None
     dim = canonical_dim(dim, len(a.size))
-    lengths = [v.shape[dim] for v in graph._origin.meta["val"]]
+    lengths = [v.shape[dim] for v in graph.origin.meta["val"]]
     return split_with_sizes(graph, a, lengths, dim)
 
 
@@ -249,17 +249,17 @@ def unbind(graph: Graph, a: Box, dim: int = 0) -> list[Box]:
 
 @lower(aten.unfold.default)
 def unfold(graph: Graph, a: Box, dim: int, length: Any, step: Any) -> Box:
-    assert graph._origin is not None
+    assert graph.origin is not None
     if not a.size:
         a = unsqueeze(graph, a, 0)
-        shape = sizes(graph._origin.meta["val"].shape)
+        shape = sizes(graph.origin.meta["val"].shape)
         return (
             reshape(a, shape)
             if shape == [1]
             else slice_box(a, 0, sympy.S.Zero, sympy.S.One, shape[0])
         )
     dim = canonical_dim(dim, len(a.size))
-    size = sizes(graph._origin.meta["val"].shape)
+    size = sizes(graph.origin.meta["val"].shape)
 
     def reindex(index: Index) -> Index:
         *rest, last = index
@@ -275,8 +275,8 @@ def unfold(graph: Graph, a: Box, dim: int, length: Any, step: Any) -> Box:
 
 @lower(aten.diagonal.default)
 def diagonal(graph: Graph, a: Box, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Box:
-    assert graph._origin is not None
-    size = sizes(graph._origin.meta["val"].shape)
+    assert graph.origin is not None
+    size = sizes(graph.origin.meta["val"].shape)
     first, second = canonical_dim(dim1, len(a.size)), canonical_dim(dim2, len(a.size))
     rest = [d for d in range(len(a.size)) if d not in (first, second)]
     down, right = max(-int(offset), 0), max(int(offset), 0)
@@ -304,8 +304,8 @@ def as_strided(
 ) -> Box:
     """On memory only: addresses the buffer under ``a``, whose layout must be eager's."""
     window = a.realize()
-    assert graph._origin is not None
-    source = graph._origin.args[0].meta["val"]
+    assert graph.origin is not None
+    source = graph.origin.args[0].meta["val"]
     if [expr(s) for s in source.stride()] != window.stride:
         raise Unsupported("aten.as_strided", "the layout differs from eager's")
     base = source.storage_offset()

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
-from magpy_like.compiler.lowering.graph_lowering import (
+from magpy_like.compiler.lowering.traced_graph import (
     checkpointed_function_of,
     find_shape_env,
     is_program_input,
