@@ -1,4 +1,25 @@
-"""Lowerings: the table from ATen operators to loop IR, one module per family."""
+"""Lowerings from ATen operators to the loop IR, one module per family of operators.
+
+``graph_lowering``: the ATen graph as buffers and operations, node by node
+``traced_graph``: properties of the traced ATen graph
+``lowering_table``: the table of lowerings; promotion, broadcasting, views
+``views``: views as index arithmetic
+``conversions``: conversions, copies and constant tensors
+``pointwise``: elementwise operators
+``activations``: activation functions and their gradients
+``special_math``: special functions
+``reductions``: sums, extrema, variance, softmax
+``scans``: running sums, products and extrema
+``concatenation``: concatenation, padding, and writes to slices
+``indexed_access``: gathers and scatters
+``sorted_search``: binary search, and elements placed in the order of a mask
+``histogram``: counts per bin
+``pooling``, ``fractional_pooling``: pooling and its gradients
+``grid_sampling``: samples of a volume at computed positions
+``random_numbers``: dropout
+``complex_memory``: complex tensors as pairs of reals
+``value_checks``: range checks of indices and probabilities
+"""
 
 from magpy_like.compiler.lowering import (  # noqa: F401 (each module adds to the table)
     activations,

@@ -1,5 +1,5 @@
-"""Complex memory as pairs of reals: a kernel reads and writes the parts, and the launcher shows the
-memory with the other dtype."""
+"""Complex tensors as pairs of reals: kernels access the parts, the launcher reinterprets the
+memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from magpy_like.compiler.lowering.views import slice_box, squeeze
 
 @lower(aten.view_as_real.default, aten.view_as_complex.default)
 def reinterpret(graph: Graph, a: Box) -> Box:
-    """The same memory: a call that makes a view, and moves nothing."""
+    """The same memory in the other dtype: a view through ATen."""
     origin = graph.origin
     assert origin is not None
     return graph.fallback(origin.target, (a,), {}, origin.meta["val"])
@@ -23,8 +23,8 @@ def reinterpret(graph: Graph, a: Box) -> Box:
 
 @lower(aten.complex.default)
 def complex_(graph: Graph, real: Box, imaginary: Box) -> Box:
-    """Parts that are still to be computed are written where they belong. Parts that are memory
-    already ATen interleaves faster."""
+    """Computed parts are stored in place. Parts that are memory already are left to ATen, which
+    interleaves them faster."""
     assert graph.origin is not None
     meta: torch.Tensor = graph.origin.meta["val"]
     parts = (real, imaginary)

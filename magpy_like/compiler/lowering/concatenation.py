@@ -1,4 +1,5 @@
-"""Concatenation, written in place: each part's loops store straight into the result."""
+"""Concatenation, padding and writes to slices; concatenated parts are stored straight into the
+result."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from magpy_like.compiler.lowering.views import from_end, reshape, slice_box, sli
 def cat(graph: Graph, tensors: Sequence[Box], dim: int = 0) -> Box:
     assert graph.origin is not None
     meta = graph.origin.meta["val"]
-    # Eager ignores empty 1-d tensors, whatever the others' rank.
+    # Eager ignores empty 1-d tensors, whatever the rank of the others.
     parts = [t for t in tensors if not (len(t.size) == 1 and t.size[0] == 0 and meta.dim() != 1)]
     common_device(list(tensors))
     dim = canonical_dim(dim, meta.dim())
@@ -48,7 +49,7 @@ def cat(graph: Graph, tensors: Sequence[Box], dim: int = 0) -> Box:
 
 @lower(aten.constant_pad_nd.default)
 def constant_pad_nd(graph: Graph, a: Box, pad: Sequence[Any], value: Any = 0) -> Box:
-    """Masked reads; a negative amount crops."""
+    """Padding as masked loads; a negative amount crops."""
     assert graph.origin is not None
     size = sizes(graph.origin.meta["val"].shape)
     rank = len(a.size)

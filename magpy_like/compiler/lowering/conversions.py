@@ -39,7 +39,7 @@ def _to_copy(
     graph: Graph, a: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,
 ) -> Box:  # fmt: skip
-    if is_number(a):  # as `vmap` traces one that meets its tensors
+    if is_number(a):  # vmap traces conversions of numbers that meet its tensors
         return scalar_tensor(graph, a)
     if device is not None and torch.device(device) != a.device:
         raise Unsupported("aten._to_copy", "moves between devices")
@@ -62,7 +62,7 @@ def copy(graph: Graph, target: Box, source: Box, non_blocking: bool = False) -> 
 
 @lower(aten.copy_.default)
 def copy_(graph: Graph, target: Box, source: Box, non_blocking: bool = False) -> Box:
-    """Update an input of the graph; whatever still wants its old contents is stored first."""
+    """Update an input of the graph; values that depend on its old contents are stored first."""
     window = target.strided()
     if window is None or source.device != target.device:
         raise Unsupported("aten.copy_", "to something computed, or to another device")
@@ -70,7 +70,7 @@ def copy_(graph: Graph, target: Box, source: Box, non_blocking: bool = False) ->
     new = to_dtype(graph, expand(source, target.size), target.dtype)
     if window.buffer in source.cost().reads:
         new.stride_hint = source.stride_hint
-        new.realize()  # the scheduler fuses both steps where every element reads only itself
+        new.realize()  # the scheduler fuses both steps if each element reads only itself
     graph.store_into(new, target)
     graph.mutated_inputs.add(window.buffer)
     return target
@@ -116,7 +116,7 @@ def full_(graph: Graph, like: Any, *args: Any, **kwargs: Any) -> Box:
     aten._efficientzerotensor.default,
 )  # fmt: skip
 def zeros(graph: Graph, *args: Any, **kwargs: Any) -> Box:
-    """Zeros; uninitialised memory may as well be zero, and then never is memory at all."""
+    """Zeros. Uninitialised tensors are zeros too, which then need no memory."""
     meta = _result(graph)
     return full(graph, meta.shape, 0, meta.dtype, meta.device)
 

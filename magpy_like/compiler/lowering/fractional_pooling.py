@@ -1,4 +1,4 @@
-"""Maxima of windows at random distances: fractional pooling. ATen places its gradients faster."""
+"""Fractional max pooling: windows at random distances. Its gradient is faster in ATen."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ from magpy_like.compiler.ir.index_arithmetic import Expr, product
 from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, ops
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.lowering.indexed_access import lowest
+from magpy_like.compiler.lowering.indexed_access import lowest_value
 from magpy_like.compiler.lowering.lowering_table import aten, lower, sizes
 from magpy_like.compiler.lowering.pooling import MAX_WINDOW
 from magpy_like.compiler.lowering.views import reshape
 
-_NARROW = torch.int32  # of positions in a plane
+_POSITION_DTYPE = torch.int32  # of positions in a plane
 _FLOATS = (torch.float32, torch.float64)
 
 
 def _starts(graph: Graph, samples: Box, k: int, size: Expr, out: Expr, window: int) -> Box:
-    """[..., out]: where the windows of each plane start, as its ``k``-th random number says."""
+    """[..., out]: start of each window of a plane, by the plane's ``k``-th random number."""
     last = int(size) - window
 
     def inner(index: Index) -> Value:
         *plane, o = index
-        end = ops.constant(last, _NARROW)
+        end = ops.constant(last, _POSITION_DTYPE)
         if out == 1:
             return end
         sample = samples.load([*plane, sympy.Integer(k)])
         step = ops.truediv(ops.constant(last, sample.dtype), ops.constant(out - 1, sample.dtype))
         at = ops.to_dtype(ops.index_expr(o, torch.int64), sample.dtype)
-        position = ops.to_dtype(ops.mul(ops.add(at, sample), step), _NARROW)
-        start = ops.sub(position, ops.to_dtype(ops.mul(sample, step), _NARROW))
+        position = ops.to_dtype(ops.mul(ops.add(at, sample), step), _POSITION_DTYPE)
+        start = ops.sub(position, ops.to_dtype(ops.mul(sample, step), _POSITION_DTYPE))
         behind = ops.eq(ops.index_expr(o, torch.int64), ops.constant(out - 1, torch.int64))
         return ops.where(behind, end, start)
 
     starts = loop_ir.pointwise(
-        graph, samples.device, _NARROW, [*samples.size[:-1], out], inner, [samples],
+        graph, samples.device, _POSITION_DTYPE, [*samples.size[:-1], out], inner, [samples],
         operations=12,
     )  # fmt: skip
     starts.realize()
     return starts
 
 
-def _forward(order: Sequence[int]) -> Callable[..., list[Box]]:
-    """``order``: which random number of a plane belongs to each dimension."""
+def _max_pool(order: Sequence[int]) -> Callable[..., list[Box]]:
+    """Lowering for planes of ``len(order)`` dimensions; ``order``: random number of each
+    dimension."""
     rank = len(order)
 
     def lowering(
@@ -77,16 +78,16 @@ def _forward(order: Sequence[int]) -> Callable[..., list[Box]]:
         def best(index: Index) -> tuple[Value, Value]:
             plane, outer = list(index[:-rank]), index[-rank:]
             begin = [s.load([*plane, o]) for s, o in zip(starts, outer, strict=True)]
-            top: Value = ops.constant(lowest(a.dtype), a.dtype)
+            top: Value = ops.constant(lowest_value(a.dtype), a.dtype)
             where: Value | None = None
             for offsets in itertools.product(*(range(int(n)) for n in window)):
                 at = [
-                    ops.add(b, ops.constant(offset, _NARROW))
+                    ops.add(b, ops.constant(offset, _POSITION_DTYPE))
                     for b, offset in zip(begin, offsets, strict=True)
                 ]
                 flat = at[0]
                 for place, size in zip(at[1:], extent[1:], strict=True):
-                    flat = ops.add(ops.mul(flat, ops.constant(size, _NARROW)), place)
+                    flat = ops.add(ops.mul(flat, ops.constant(size, _POSITION_DTYPE)), place)
                 position = [ops.indirect(p, size) for p, size in zip(at, extent, strict=True)]
                 value = a.load([*plane, *position])
                 better = ops.logical_or(ops.gt(value, top), ops.isnan(value))
@@ -107,5 +108,5 @@ def _forward(order: Sequence[int]) -> Callable[..., list[Box]]:
     return lowering
 
 
-lower(aten.fractional_max_pool2d.default)(_forward((1, 0)))
-lower(aten.fractional_max_pool3d.default)(_forward((0, 1, 2)))
+lower(aten.fractional_max_pool2d.default)(_max_pool((1, 0)))
+lower(aten.fractional_max_pool3d.default)(_max_pool((0, 1, 2)))

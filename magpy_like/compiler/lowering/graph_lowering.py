@@ -1,8 +1,8 @@
-"""From an ATen graph to buffers and loop nests: one lowering per operator (PyTorch 2, 4.3).
+"""Lowering of an ATen graph to buffers and loop nests, one operator at a time (PyTorch 2, 4.3).
 
 :class:`Graph` interprets the FX graph node by node. An operator with a lowering becomes a lazy
-:class:`~magpy_like.compiler.ir.loop_ir.Box`; any other one becomes an ATen call (``ExternOp``) of
-its own, so one unknown operator never costs the rest of the graph.
+:class:`~magpy_like.compiler.ir.loop_ir.Box`; any other becomes an ATen call (``ExternOp``) of its
+own, so an unknown operator does not affect the rest of the graph.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from magpy_like.compiler.lowering.traced_graph import (
 )
 from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
 
-#: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
+#: Operators on complex tensors without complex arithmetic: loops see pairs of reals.
 COMPLEX_PART_OPERATORS = frozenset(
     (
         torch.ops.aten.view_as_real.default, torch.ops.aten.view_as_complex.default,
@@ -57,12 +57,11 @@ COMPLEX_PART_OPERATORS = frozenset(
     )
 )  # fmt: skip
 
-# Beyond these a computation is stored rather than repeated in each consumer.
+# Limits of inlining. Beyond them a computation is stored rather than repeated in each consumer.
 MAX_INLINE_OPERATIONS = 64
 MAX_INLINE_READS = 12
-MIN_CACHED_RATIO = (
-    16  # times as large is what a buffer is computed into that costs nothing to read again
-)
+#: A buffer this many times smaller than the result stays cached: reading it again is free.
+MIN_CACHED_RATIO = 16
 
 
 class Graph:
@@ -75,15 +74,15 @@ class Graph:
     def __init__(self, gm: fx.GraphModule, *, backward: bool = False) -> None:
         self.gm = gm
         self.backward = backward
-        self.freed: set[str] = set()  # inputs whose memory is free behind their last use
+        self.freed: set[str] = set()  # inputs whose memory is free after their last use
         self.buffers: dict[str, Buffer] = {}
         self.operations: list[loop_ir.Operation] = []
         self.inputs: list[str | Expr | None] = []
         self.outputs: list[Any] = []
-        self.results: list[Any] = []  # what stood in the place of each output before any pass
-        self.saved: set[int] = set()  # places of outputs that only the backward pass gets
+        self.results: list[Any] = []  # each output's node before any pass
+        self.saved: set[int] = set()  # positions of outputs only the backward pass receives
         self.constants: dict[str, torch.Tensor] = {}
-        self.attributes: dict[str, str | None] = {}  # of ``gm``: constants not made by compiling
+        self.attributes: dict[str, str | None] = {}  # constant -> attribute of ``gm``; None: folded
         self.fallbacks: dict[str, int] = {}  # operator -> calls that run through ATen
         self.lowered: dict[str, int] = {}
         self.mutated_inputs: set[str] = set()
@@ -91,8 +90,8 @@ class Graph:
         self.numbers = 0  # floats computed at run time so far
         self._env: dict[fx.Node, Any] = {}
         self._lazy: list[Box] = []
-        self._readers: dict[str, list[Box]] = {}  # buffer -> lazy boxes that read it when made
-        self._counts: dict[str, int] = {}  # buffers by the first letters of their names
+        self._readers: dict[str, list[Box]] = {}  # buffer -> lazy boxes that read it when created
+        self._counts: dict[str, int] = {}  # buffers by name prefix
         self._hint_cache: dict[Expr, int] = {}
         self._bytes: dict[str, int] = {}
         self.origin: fx.Node | None = None
@@ -103,7 +102,7 @@ class Graph:
     # --- building ------------------------------------------------------------------------------
 
     def run(self) -> Graph:
-        """Lower every node. Raises Unsupported when the graph as a whole cannot be taken."""
+        """Lower every node. Raises Unsupported for a graph that cannot be compiled as a whole."""
         with using_size_names(self.size_names):
             return self._lower()
 
@@ -131,7 +130,7 @@ class Graph:
         stride: Sequence[Expr] | None = None,
         kind: str = "computed",
     ) -> Buffer:
-        """Add a buffer, row-major unless ``stride`` says otherwise."""
+        """Add a buffer, row-major unless ``stride`` is passed."""
         prefix = {"input": "arg", "constant": "const"}.get(kind, "buf")
         count = self._counts.get(prefix, 0)
         self._counts[prefix] = count + 1
@@ -141,7 +140,7 @@ class Graph:
         return buffer
 
     def box(self, buffer: Buffer) -> Box:
-        """The whole of a buffer as a box."""
+        """A whole buffer as a box."""
         window = Strided(buffer.name, buffer.size, buffer.stride, sympy.S.Zero)
         return Box(self, buffer.dtype, buffer.device, list(buffer.size), window)
 
@@ -151,7 +150,7 @@ class Graph:
         reduction_sizes: Sequence[Expr],
         function: Any,
     ) -> None:
-        """Record a loop nest ``function(xs, rs)`` and append it, unless it runs zero times."""
+        """Record a loop nest ``function(xs, rs)`` and append it, unless it has no iterations."""
         if any(s == 0 for s in sizes):
             return
         body = record(sizes, reduction_sizes, function, lambda b: self.buffers[b].dtype)
@@ -164,13 +163,13 @@ class Graph:
         self.operations.append(LoopOp(name, body, self._origins(), again))
 
     def store_computed(self, box: Box) -> str:
-        """Write a lazy box to a new buffer; its name."""
+        """Write a lazy box to a new buffer; returns its name."""
         buffer = self.new_buffer(box.dtype, box.device, box.size, box.stride_hint)
         self.store_into(box, self.box(buffer))
         return buffer.name
 
     def store_into(self, source: Box, target: Box) -> None:
-        """Copy ``source`` to memory: loops in the order of the target's strides."""
+        """Copy ``source`` to the memory of ``target``, with loops in the order of its strides."""
         window = target.strided()
         assert window is not None
         order = self.stride_order(window.stride, target.size)
@@ -188,12 +187,12 @@ class Graph:
         self.add_loops([target.size[d] for d in order], [], loops)
 
     def stride_order(self, stride: Sequence[Expr], size: Sequence[Expr]) -> list[int]:
-        """Dimensions from the largest stride to the smallest, ties in given order."""
+        """Dimensions from the largest stride to the smallest, ties in their given order."""
         dims = range(len(stride))
         return sorted(dims, key=lambda d: (-self.hint(stride[d]), self.hint(size[d]) == 1, d))
 
     def hint(self, e: Expr) -> int:
-        """The value of an expression for the example inputs (a guess where there is none)."""
+        """The value of an expression for the example inputs (a guess for unbacked symbols)."""
         if e.is_Integer:
             return int(e)
         found = self._hint_cache.get(e)
@@ -205,7 +204,8 @@ class Graph:
         return found
 
     def bytes_of(self, name: str) -> int:
-        """What a buffer takes for the example inputs; asked for many pairs of few buffers."""
+        """Bytes of a buffer for the example inputs. Cached: fusion asks for many pairs of few
+        buffers."""
         found = self._bytes.get(name)
         if found is None:
             buffer = self.buffers[name]
@@ -213,12 +213,12 @@ class Graph:
         return found
 
     def allocated_bytes(self, name: str) -> int:
-        """What the graph allocates for a buffer, or frees of it."""
+        """Bytes of a buffer that the graph allocates or may free; 0 for others."""
         own = name in self.freed or self.buffers[name].kind in ("computed", "extern")
         return self.bytes_of(name) if own else 0
 
     def is_known(self, relation: Any) -> bool:
-        """Does a relation between sizes hold for all sizes that the guards admit?"""
+        """True if a relation between sizes holds for all sizes that the guards admit."""
         if not isinstance(relation, sympy.Basic):
             return bool(relation)
         if relation in (sympy.true, sympy.false):
@@ -234,7 +234,7 @@ class Graph:
         return self.hint(size) == 1 and self.is_known(sympy.Eq(size, 1))
 
     def assume(self, relation: Any) -> None:
-        """A relation between sizes holds, or the call is eager's."""
+        """Require a relation between sizes; calls for which it fails run in eager."""
         if not self.is_known(relation):
             self.assumed.append(self.size_names.expand(relation))
 
@@ -305,22 +305,22 @@ class Graph:
         lowering = LOWERINGS.get(node.target)
         name = str(node.target)
         if lowering is not None and _is_loopable(node):
-            # What a lowering stored before it gave up stays: boxes may refer to it, and the
-            # scheduler drops what nobody reads.
+            # Buffers stored by a lowering before it fails stay: boxes may refer to them, and the
+            # scheduler removes unused ones.
             try:
                 result = self._conform(lowering(self, *args, **kwargs), value, name)
                 self.lowered[name] = self.lowered.get(name, 0) + 1
                 return result
             except Unsupported:
                 pass
-            except TypeError:  # asks of a number what only a known one can answer
+            except TypeError:  # a comparison that symbolic numbers do not decide
                 if not any(has_symbols(a) for a in (*args, *kwargs.values())):
                     raise
         self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
         return self.fallback(node.target, args, kwargs, value)
 
     def _float(self, node: fx.Node) -> Expr:
-        """Arithmetic on Python floats happens as in eager, step by step: SymPy would reorder it."""
+        """Arithmetic on Python floats runs step by step as in eager: SymPy would reorder it."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self._env[n])
         result = sympy.Symbol(f"f{self.numbers}", real=True)
         self.numbers += 1
@@ -330,7 +330,7 @@ class Graph:
         return result
 
     def _conform(self, result: Any, value: Any, name: str) -> Any:
-        """Hold a lowering to what the operator's meta function says: sizes, dtype, layout."""
+        """Check a lowering's result against the meta function's: sizes, dtype, layout."""
         if isinstance(value, torch.Tensor):
             if not isinstance(result, Box):
                 raise Unsupported(name, "its lowering gave no tensor")
@@ -340,7 +340,7 @@ class Graph:
             for a, b in zip(size, result.size, strict=True):
                 if a.is_Integer and b.is_Integer and a != b:
                     raise Unsupported(name, f"lowered to size {result.size}, eager has {size}")
-            # Operators broadcast what guards say is 1, in whatever terms.
+            # Operators broadcast sizes that guards prove to be 1, however they are expressed.
             result.size = [sympy.S.One if self._is_one(s) else s for s in result.size]
             if result.dtype in LOW_PRECISION and isinstance(result.data, Computed):
                 result = _rounded(result, result.data)
@@ -375,12 +375,12 @@ class Graph:
         used = self.used_results(target) if multiple else None
         for k, item in enumerate(value if multiple else [value]):
             if used is not None and k not in used and isinstance(item, torch.Tensor):
-                item = None  # it may well be no tensor at run time
+                item = None  # may be no tensor at run time
             name, result = self._extern_output(item, returns_alias(schema))
             outputs.append(name)
             results.append(result)
         if mutated and not multiple and isinstance(mutated[0], Box) and len(mutated) == 1:
-            # An in-place operator returns the tensor that it wrote.
+            # An in-place operator returns the tensor it writes.
             if isinstance(value, torch.Tensor):
                 outputs, results = [None], [mutated[0]]
         dynamic = self.origin is not None and "unbacked_bindings" in self.origin.meta
@@ -392,7 +392,7 @@ class Graph:
         return results if multiple else results[0]
 
     def used_results(self, target: Any) -> set[Any] | None:
-        """Which results of the operator being lowered anybody takes; None: not known."""
+        """The used results of the operator being lowered; None if unknown."""
         node = self.origin
         if node is None or node.target is not target or "unbacked_bindings" in node.meta:
             return None
@@ -418,7 +418,7 @@ class Graph:
     # --- laziness ------------------------------------------------------------------------------
 
     def _maybe_realize(self, node: fx.Node) -> None:
-        """Store what would be recomputed too often or grows too large, and what is returned."""
+        """Store boxes that would be recomputed too often or grow too large, and those returned."""
         result = self._env[node]
         for box in result if isinstance(result, list) else [result]:
             if not isinstance(box, Box) or isinstance(box.data, Strided):
@@ -427,20 +427,23 @@ class Graph:
             cost = box.cost()
             for buffer in cost.reads:
                 self._readers.setdefault(buffer, []).append(box)
-            # Who takes apart what is in pieces reads each of its elements once.
+            # A consumer that unpacks a list reads each element once.
             shared = len(node.users) > 1 and not isinstance(result, list)
             large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
             source = box
             while isinstance(source.data, View):
                 source = source.data.base
-            # For the caller, too: what it is made of is in a cache now, and not kept to the end.
+            # A returned box too: its inputs are cached now, and then need not be kept to the end.
             returned = source.stride_hint is not None and is_returned(node)
             if large or returned or (shared and self._without_cached_reads(cost, box).is_expensive):
                 source.realize()
 
     def _without_cached_reads(self, cost: Cost, box: Box) -> Cost:
-        """The cost but for reading what is much smaller than ``box``, as a mean for each row: it
-        stays in a cache. One read is left: what is computed of memory is not made of positions."""
+        """The cost without reads much smaller than ``box``, such as a mean per row, which stay
+        cached.
+
+        One read remains: a computation from memory is not one from positions.
+        """
         size = self.hint(box.numel())
         by_size = sorted(cost.reads, key=lambda b: self.hint(self.buffers[b].numel()))
         small = [
@@ -450,7 +453,7 @@ class Graph:
 
     def realize_readers(self, buffer: str) -> None:
         """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
-        # Only views change what they read: once their base is stored, a computed buffer.
+        # Only views change what they read, once their base is stored in a computed buffer.
         computed = self.buffers[buffer].kind == "computed"
         for box in self._lazy if computed else self._readers.get(buffer, ()):
             if not isinstance(box.data, Strided) and buffer in box.cost().reads:
@@ -478,10 +481,10 @@ class Graph:
             self.is_known(sympy.Eq(a, b)) or n == 1
             for a, b, n in zip(window.stride, stride, size, strict=True)
         )
-        # A constant is the graph's own: a caller that writes to what it got must not reach it.
+        # Constants belong to the graph: a caller that writes to its result must not reach them.
         if (same and self.buffers[window.buffer].kind != "constant") or 0 in size:
             return Strided(window.buffer, size, stride if same else window.stride, window.offset)
-        # What is expanded there is stored once, and shown as often.
+        # Expanded elements are stored once and shown repeatedly.
         shown = [d for d, (n, step) in enumerate(zip(size, stride, strict=True))
                  if step == 0 and n != 1]  # fmt: skip
         once = [sympy.S.One if d in shown else n for d, n in enumerate(size)]
@@ -493,7 +496,7 @@ class Graph:
 
 
 def _rounded(box: Box, data: Computed) -> Box:
-    """``box`` as eager's kernel leaves it: computed in float32, rounded to its dtype."""
+    """The box rounded to its dtype, as eager's kernel stores it; computed in float32."""
 
     def function(index: loop_ir.Index) -> Value:
         return ops.to_dtype(data.function(index), box.dtype)
@@ -528,12 +531,12 @@ def _is_loopable(node: fx.Node) -> bool:
     return len(devices) <= 1
 
 
-#: What a GPU adds to memory in one step. Low precision would round at every step.
+#: dtypes of atomic additions on GPUs. Low precision would round at every addition.
 ATOMIC_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 def check_accumulating(buffer: Buffer, mode: str) -> None:
-    """Raise Unsupported where many threads cannot combine values in one place of ``buffer``."""
+    """Raise Unsupported if threads cannot combine values atomically in ``buffer``."""
     if buffer.device.type == "cpu":
         return
     if mode != "add" or buffer.dtype not in ATOMIC_DTYPES:

@@ -1,8 +1,8 @@
-"""Sampling a volume at the positions that a grid holds.
+"""Samples of a volume at the positions of a grid.
 
-ATen's kernel for images uses the processor's gathers, computes each position once for all channels,
-and stays; so do the gradients. The one for volumes does an element at a time; its order of steps
-is kept, and with it what NaN and infinite positions give.
+ATen's kernel for images uses the processor's gathers and computes each position once for all
+channels, so it stays, as do the gradients. ATen's kernel for volumes processes one element at a
+time; its order of operations is kept, and with it the results for NaN and infinite positions.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from magpy_like.compiler.lowering.lowering_table import aten, const, lower
 
 LINEAR, NEAREST = range(2)
 ZEROS, BORDER, REFLECTION = range(3)
-FITS = 2**23  # what float32 counts to
+#: Integers up to this are exact in float32.
+MAX_EXACT_FLOAT = 2**23
 
 
 @dataclass(frozen=True)
 class Tap:
-    """An element along one dimension that a position takes from: where it is, its weight, and
-    whether there is such an element (None: there is)."""
+    """An element along one dimension that a sample reads: its index, its weight, and the test that
+    it exists (None: always)."""
 
     at: Value
     weight: Value
-    inside: Value | None
+    is_inside: Value | None
 
 
 @dataclass(frozen=True)
@@ -48,24 +49,24 @@ class Sampling:
     corners: bool
 
     def position(self, x: Value) -> Value:
-        """Where ``x`` of the grid lies among the elements."""
-        return self._bounded(self._unnormalized(x))
+        """The position, in elements, of a normalised grid coordinate ``x``."""
+        return self._apply_padding(self._unnormalize(x))
 
     def taps(self, x: Value) -> list[Tap]:
-        """The elements that position ``x`` takes from."""
+        """The elements that a sample at position ``x`` reads."""
         one = const(1, x)
         if self.mode == NEAREST:
             at = ops.round(x)
-            return [Tap(at, one, self._inside(at))]
+            return [Tap(at, one, self._is_inside(at))]
         first = ops.floor(x)
         second = ops.add(first, one)
-        behind = ops.le(second, const(self.size - 1, x))  # of a position that was brought inside
+        behind = ops.le(second, const(self.size - 1, x))  # for positions clamped by the padding
         return [
-            Tap(first, ops.sub(second, x), self._inside(first)),
-            Tap(second, ops.sub(x, first), behind if self.padding else self._inside(second)),
+            Tap(first, ops.sub(second, x), self._is_inside(first)),
+            Tap(second, ops.sub(x, first), behind if self.padding else self._is_inside(second)),
         ]
 
-    def _unnormalized(self, x: Value) -> Value:
+    def _unnormalize(self, x: Value) -> Value:
         """From [-1, 1] to elements: between the centres of the outer ones, or their outer edges."""
         x = ops.add(x, const(1, x))
         if self.corners:
@@ -75,18 +76,19 @@ class Sampling:
             const(2, x),
         )
 
-    def _bounded(self, x: Value) -> Value:
-        """Brought inside, where the padding asks for that; NaN becomes the last element."""
+    def _apply_padding(self, x: Value) -> Value:
+        """Clamp or reflect into the volume, as the padding mode requires; NaN becomes the last
+        element."""
         if self.padding == ZEROS:
             return x
         if self.padding == REFLECTION:
-            x = self._reflected(x)
+            x = self._reflect(x)
         zero, last = const(0, x), const(self.size - 1, x)
         x = ops.where(ops.lt(x, zero), zero, x)
         return ops.where(ops.lt(x, last), x, last)
 
-    def _reflected(self, x: Value) -> Value:
-        """Turned back at the centres of the outer elements, or at their outer edges."""
+    def _reflect(self, x: Value) -> Value:
+        """Reflect at the centres of the outer elements, or at their outer edges."""
         low, span = (0.0, self.size - 1) if self.corners else (-0.5, self.size)
         if span == 0:
             return const(0, x)
@@ -97,8 +99,8 @@ class Sampling:
         turn = ops.eq(ops.fmod(times, const(2, x)), const(1, x))
         return ops.add(ops.where(turn, ops.sub(span_, rest), rest), low_)
 
-    def _inside(self, at: Value) -> Value | None:
-        """Whether there is such an element; None for positions that were brought inside."""
+    def _is_inside(self, at: Value) -> Value | None:
+        """The test that the element exists; None for positions clamped by the padding."""
         if self.padding != ZEROS:
             return None
         return ops.logical_and(ops.ge(at, const(0, at)), ops.le(at, const(self.size - 1, at)))
@@ -107,23 +109,27 @@ class Sampling:
 def _element(
     dims: Sequence[Sampling], taps: Sequence[Tap]
 ) -> tuple[list[Expr], Value | None]:  # fmt: skip
-    """(an element of the volume, whether the taps are there): without, another element."""
-    inside: Value | None = None
+    """(an element of the volume, test that all taps exist); another element where they do not."""
+    is_inside: Value | None = None
     for tap in taps:
-        if tap.inside is not None:
-            inside = tap.inside if inside is None else ops.logical_and(inside, tap.inside)
-    places = [_whole(_kept(inside, tap.at)) for tap in taps]
-    return [ops.indirect(at, dim.size) for at, dim in zip(places, dims, strict=True)], inside
+        if tap.is_inside is not None:
+            is_inside = (
+                tap.is_inside if is_inside is None else ops.logical_and(is_inside, tap.is_inside)
+            )
+    places = [_to_index(_zero_outside(is_inside, tap.at)) for tap in taps]
+    return [ops.indirect(at, dim.size) for at, dim in zip(places, dims, strict=True)], is_inside
 
 
-def _kept(inside: Value | None, value: Value) -> Value:
-    """``value`` inside, and zero elsewhere."""
-    return value if inside is None else ops.where(inside, value, const(0, value))
+def _zero_outside(is_inside: Value | None, value: Value) -> Value:
+    """``value`` inside the volume, and zero elsewhere."""
+    return value if is_inside is None else ops.where(is_inside, value, const(0, value))
 
 
-def _whole(x: Value) -> Value:
-    """A whole number that is not negative and below ``FITS``, as an integer: by its bits, which is
-    cheaper than a conversion that minds what does not fit."""
+def _to_index(x: Value) -> Value:
+    """A whole number from 0 to below ``MAX_EXACT_FLOAT`` as an integer.
+
+    Taken from its bits, which is cheaper than a conversion that handles overflow.
+    """
     wide = x.dtype == torch.float64
     digits, integer = (52, torch.int64) if wide else (23, torch.int32)
     start = struct.unpack("<q" if wide else "<i", struct.pack("<d" if wide else "<f", 2.0**digits))
@@ -131,8 +137,8 @@ def _whole(x: Value) -> Value:
     return ops.sub(bits, ops.constant(start[0], integer))
 
 
-def _placed(graph: Graph, grid: Box, k: int, dim: Sampling) -> Box:
-    """The positions along one dimension: computed once for all channels."""
+def _realize_positions(graph: Graph, grid: Box, k: int, dim: Sampling) -> Box:
+    """The positions along one dimension, realized once for all channels."""
 
     def inner(index: Index) -> Value:
         return dim.position(grid.load([*index, sympy.Integer(k)]))
@@ -148,27 +154,29 @@ def grid_sampler_3d(
     graph: Graph, volume: Box, grid: Box, mode: int, padding: int, corners: bool
 ) -> Box:
     """``volume`` [n, c, depth, height, width] at ``grid`` [n, *out, 3], x first."""
-    static = all(s.is_Integer and 0 < s < FITS for s in volume.size[2:])
+    static = all(s.is_Integer and 0 < s < MAX_EXACT_FLOAT for s in volume.size[2:])
     floats = volume.dtype == grid.dtype and volume.dtype in (torch.float32, torch.float64)
     if not static or not floats or volume.device.type != "cpu" or grid.device != volume.device:
         raise Unsupported("aten.grid_sampler_3d", "this dtype or device, or a symbolic volume")
     dims = [Sampling(int(s), mode, padding, corners) for s in volume.size[2:]]
     volume.realize()
-    places = [_placed(graph, grid, k, dim) for k, dim in zip((2, 1, 0), dims, strict=True)]
+    places = [
+        _realize_positions(graph, grid, k, dim) for k, dim in zip((2, 1, 0), dims, strict=True)
+    ]
 
     def inner(index: Index) -> Value:
         n, c, *out = index
         axes = [dim.taps(place.load([n, *out])) for dim, place in zip(dims, places, strict=True)]
         total = ops.constant(0, volume.dtype)
         for taps in itertools.product(*axes):
-            element, inside = _element(dims, taps)
+            element, is_inside = _element(dims, taps)
             value = volume.load([n, c, *element])
             if mode == NEAREST:
-                return _kept(inside, value)
+                return _zero_outside(is_inside, value)
             for tap in reversed(taps):
                 value = ops.mul(value, tap.weight)
-            # What is outside is left out, even where its weight is NaN.
-            total = ops.add(total, _kept(inside, value))
+            # Elements outside are skipped, even with a NaN weight.
+            total = ops.add(total, _zero_outside(is_inside, value))
         return total
 
     size = [volume.size[0], volume.size[1], *grid.size[1:-1]]

@@ -1,4 +1,4 @@
-"""Counting: how many elements fall into each bin."""
+"""Histograms: counts of elements per bin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and writing at computed indices: gather, index, embedding, scatter, index_put."""
+"""Access at computed indices: gather, index, embedding, scatter, index_put."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ _EMBEDDING = "index out of range in self"
 _BOUNDS = "index out of bounds for a dimension of the indexed tensor"
 
 
-def _need_elements(a: Box, dims: Sequence[int]) -> None:
-    """An index into nothing must raise, and a kernel could only read elsewhere."""
+def _check_nonempty(a: Box, dims: Sequence[int]) -> None:
+    """Raise Unsupported for indexing an empty dimension: it must raise, and a kernel would read
+    elsewhere."""
     if any(a.size[d] == 0 for d in dims):
         raise Unsupported("indexing", "into a dimension of size 0")
 
@@ -47,7 +48,7 @@ def embedding(
     graph: Graph, weight: Box, indices: Box, padding_idx: int = -1,
     scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Box:  # fmt: skip
-    _need_elements(weight, [0])
+    _check_nonempty(weight, [0])
     rank = len(indices.size)
 
     def inner(index: Index) -> Value:
@@ -66,7 +67,7 @@ def index_select(graph: Graph, a: Box, dim: int, indices: Box) -> Box:
     if not a.size:
         return squeeze(graph, index_select(graph, unsqueeze(graph, a, 0), 0, indices))
     dim = canonical_dim(dim, len(a.size))
-    _need_elements(a, [dim])
+    _check_nonempty(a, [dim])
     count = indices.size[0] if indices.size else sympy.S.One
 
     def inner(index: Index) -> Value:
@@ -84,7 +85,7 @@ def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = 
         a, indices = (b if b.size else unsqueeze(graph, b, 0) for b in (a, indices))
         return squeeze(graph, gather(graph, a, 0, indices))
     dim = canonical_dim(dim, len(a.size))
-    _need_elements(a, [dim])
+    _check_nonempty(a, [dim])
 
     def inner(index: Index) -> Value:
         j = ops.indirect(indices.load(index), a.size[dim], _BOUNDS, "RuntimeError")
@@ -94,13 +95,15 @@ def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = 
         graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6
     )
     if indices.size[dim] == 1 and a.strided() is None:
-        box.realize()  # one element of each row: where the row is computed, while it is in cache
+        box.realize()  # one element per row: computed with the row, while it is cached
     return box
 
 
-def known_within(indices: Box, size: Expr) -> bool:
-    """Are these positions that were computed when compiling, all of them in a dimension of
-    ``size``? Those of an interpolation or of padding are."""
+def is_known_within(indices: Box, size: Expr) -> bool:
+    """True if the indices are compile-time constants within a dimension of ``size``.
+
+    The positions of an interpolation or padding are such constants.
+    """
     window = indices.strided()
     graph = indices.graph
     if window is None or graph.attributes.get(window.buffer, "") is not None or not size.is_Integer:
@@ -113,43 +116,44 @@ def known_within(indices: Box, size: Expr) -> bool:
 # --- advanced indexing ----------------------------------------------------------------------------
 
 
-class _Plan:
-    """How ``a[indices]`` is shaped: where the broadcast index dimensions go, and what is left.
+class _IndexPlan:
+    """The shape of ``a[indices]``: position of the broadcast index dimensions, and remaining
+    dimensions.
 
-    ``error`` is what an index that is out of bounds raises; where it is given, negative ones are.
+    ``error``: exception for an index out of bounds; if set, negative indices are out of bounds too.
     """
 
     def __init__(self, a: Box, indices: Sequence[Box | None], error: str | None = None) -> None:
         self.a = a
         self.error = error
-        self.given = [(d, i) for d, i in enumerate(indices) if i is not None]
-        if not self.given or any(
+        self.indexed = [(d, i) for d, i in enumerate(indices) if i is not None]
+        if not self.indexed or any(
             i.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8)
-            for _, i in self.given
+            for _, i in self.indexed
         ):
             raise Unsupported("aten.index", "by masks")
-        common_device([a, *(i for _, i in self.given)])
-        _need_elements(a, [d for d, _ in self.given])
-        self.shape = broadcast_shapes(*(i.size for _, i in self.given))
-        dims = [d for d, _ in self.given]
+        common_device([a, *(i for _, i in self.indexed)])
+        _check_nonempty(a, [d for d, _ in self.indexed])
+        self.shape = broadcast_shapes(*(i.size for _, i in self.indexed))
+        dims = [d for d, _ in self.indexed]
         adjacent = dims == list(range(dims[0], dims[-1] + 1))
-        self.at = dims[0] if adjacent else 0
+        self.insert_dim = dims[0] if adjacent else 0
         self.kept = [d for d in range(len(a.size)) if d not in dims]
-        before = [a.size[d] for d in self.kept[: self.at]]
-        after = [a.size[d] for d in self.kept[self.at :]]
+        before = [a.size[d] for d in self.kept[: self.insert_dim]]
+        after = [a.size[d] for d in self.kept[self.insert_dim :]]
         self.size = [*before, *self.shape, *after]
 
     def position(self, index: Index) -> list[Expr]:
-        """The element of ``a`` that the result has at ``index``."""
+        """The index into ``a`` of the result's element at ``index``."""
         rank = len(self.shape)
-        middle = index[self.at : self.at + rank]
-        outside = [*index[: self.at], *index[self.at + rank :]]
+        middle = index[self.insert_dim : self.insert_dim + rank]
+        outside = [*index[: self.insert_dim], *index[self.insert_dim + rank :]]
         result: list[Expr] = [sympy.S.Zero] * len(self.a.size)
         for d, i in zip(self.kept, outside, strict=True):
             result[d] = i
-        for d, box in self.given:
+        for d, box in self.indexed:
             at = box.load(broadcast_index(box, middle))
-            if known_within(box, self.a.size[d]):
+            if is_known_within(box, self.a.size[d]):
                 result[d] = ops.indirect(at, self.a.size[d])
                 continue
             error = self.error or "IndexError"
@@ -159,8 +163,8 @@ class _Plan:
 
 @lower(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_(graph: Graph, a: Box, indices: Sequence[Box | None]) -> Box:
-    plan = _Plan(a, indices)
-    sources = [a, *(i for _, i in plan.given)]
+    plan = _IndexPlan(a, indices)
+    sources = [a, *(i for _, i in plan.indexed)]
     return loop_ir.pointwise(
         graph, a.device, a.dtype, plan.size, lambda index: a.load(plan.position(index)), sources,
         operations=6,
@@ -168,7 +172,7 @@ def index_(graph: Graph, a: Box, indices: Sequence[Box | None]) -> Box:
 
 
 def copy_of(graph: Graph, a: Box) -> Box:
-    """Fresh row-major memory with the contents of ``a``, to scatter into."""
+    """New row-major memory with the contents of ``a``, to scatter into."""
     copy = graph.box(graph.new_buffer(a.dtype, a.device, a.size, contiguous_strides(a.size)))
     graph.store_into(a, copy)
     return copy
@@ -181,11 +185,11 @@ def index_put(
     given = [i for i in indices if i is not None]
     if len(given) == 1 and given[0].dtype == torch.bool:
         return _masked_put(graph, a, indices, values, accumulate)
-    return _put(graph, _Plan(a, indices), values, "add" if accumulate else None)
+    return _put(graph, _IndexPlan(a, indices), values, "add" if accumulate else None)
 
 
-def _put(graph: Graph, plan: _Plan, values: Box, mode: str | None) -> Box:
-    """A copy of the plan's tensor with ``values`` stored, in ``mode``, where its indices say."""
+def _put(graph: Graph, plan: _IndexPlan, values: Box, mode: str | None) -> Box:
+    """A copy of the plan's tensor with ``values`` stored, in ``mode``, at its indices."""
     a = plan.a
     if mode == "add" and a.dtype == torch.bool:
         raise Unsupported("aten.index_put", "accumulating bools")
@@ -208,12 +212,12 @@ def _put(graph: Graph, plan: _Plan, values: Box, mode: str | None) -> Box:
 def _masked_put(
     graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool
 ) -> Box:
-    """A bool mask, and values that do not ask which of its elements it is: that is ``where``."""
+    """A bool mask with values that do not depend on the masked element's rank: a ``where``."""
     (first,) = (d for d, i in enumerate(indices) if i is not None)
     mask = indices[first]
     assert mask is not None
     behind = first + len(mask.size)
-    own = len(values.size) - 1 - (len(a.size) - behind)  # the dimension that counts those chosen
+    own = len(values.size) - 1 - (len(a.size) - behind)  # the dimension that counts masked elements
     if own >= 0 and values.size[own] != 1:
         raise Unsupported("aten.index_put", "a value for each element that a mask chooses")
     if values.size and values.dtype != a.dtype:
@@ -240,8 +244,10 @@ def _scatter(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None,
     error: str = "RuntimeError",
 ) -> Box:  # fmt: skip
-    """A copy of ``a`` with elements stored, in ``mode``, at the indices along one dimension;
-    ``error`` is what one that is out of bounds raises."""
+    """A copy of ``a`` with elements stored, in ``mode``, at indices along one dimension.
+
+    ``error``: exception for an index out of bounds.
+    """
     if 0 in indices.size:
         return clone(graph, a)
     if not a.size:
@@ -254,7 +260,7 @@ def _scatter(
         indices = unsqueeze(graph, indices, 0)
         source = unsqueeze(graph, source, 0) if isinstance(source, Box) else source
     dim = canonical_dim(dim, len(a.size))
-    _need_elements(a, [dim])
+    _check_nonempty(a, [dim])
     if isinstance(source, Box) and source.dtype != a.dtype:
         raise Unsupported("scatter", "values of another dtype")
     if a.dtype == torch.bool and mode is not None:
@@ -264,7 +270,7 @@ def _scatter(
     others = [(a.size[d], indices.size[d]) for d in range(len(a.size)) if d != dim]
     one = indices.size[dim] == 1 and all(m == n for m, n in others)
     if one and mode in (None, "add") and a.strided() is None:
-        return _chosen(graph, a, dim, indices, source, mode, error)
+        return _scatter_as_select(graph, a, dim, indices, source, mode, error)
     for box in boxes[1:]:
         box.realize()
     result = copy_of(graph, a)
@@ -280,11 +286,11 @@ def _scatter(
     return result
 
 
-def _chosen(
+def _scatter_as_select(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None, error: str
 ) -> Box:
-    """A scatter of one element into each row of what is still to be computed, as a choice for
-    every element of the row: so a one-hot matrix is never in memory."""
+    """A scatter of one element into each row of a lazy box, as a select for every element of the
+    row: a one-hot matrix never reaches memory."""
     small = a.size[dim].is_Integer and a.size[dim] < 2**31
     narrow = torch.int32 if small else torch.int64
 
@@ -296,7 +302,7 @@ def _chosen(
         return ops.to_dtype(at, narrow)
 
     position = loop_ir.pointwise(graph, a.device, narrow, indices.size, checked, [indices])
-    position.realize()  # once for each row
+    position.realize()  # once per row
 
     def inner(index: Index) -> Value:
         row = [*index[:dim], sympy.S.Zero, *index[dim + 1 :]]
@@ -329,7 +335,7 @@ def index_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alph
             graph, [source], Kind.DEFAULT, lambda x: ops.mul(x, ops.constant(alpha, x.dtype))
         )
     rank = len(a.size)
-    scatters = rank > 1 and canonical_dim(dim, rank) in (0, rank - 1)  # so does eager
+    scatters = rank > 1 and canonical_dim(dim, rank) in (0, rank - 1)  # as eager does
     error = "RuntimeError" if scatters else "IndexError"
     return _put_rows(graph, a, dim, indices, source, "add", error)
 
@@ -342,7 +348,7 @@ def index_copy(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Box
 def _put_rows(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box, mode: str | None, error: str
 ) -> Box:
-    """A copy of ``a`` with what ``source`` has along one dimension stored where indices say."""
+    """A copy of ``a`` with the slices of ``source`` along one dimension stored at indices."""
     if not a.size:
         a = unsqueeze(graph, a, 0)
         return squeeze(graph, _put_rows(graph, a, 0, indices, source, mode, error))
@@ -352,25 +358,25 @@ def _put_rows(
         source = unsqueeze(graph, source, 0)
     given: list[Box | None] = [None] * len(a.size)
     given[canonical_dim(dim, len(a.size))] = indices
-    return _put(graph, _Plan(a, given, error), source, mode)
+    return _put(graph, _IndexPlan(a, given, error), source, mode)
 
 
-# aten's name of a reduction -> store mode
+# ATen's name of a reduction -> store mode
 _MODES = {"sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul",
           "amax": "max", "amin": "min"}  # fmt: skip
 
 
-def _start(mode: str, dtype: torch.dtype) -> Any:
-    """The value that a reduction of this mode leaves any other one as it is."""
+def _neutral_value(mode: str, dtype: torch.dtype) -> Any:
+    """The neutral value of a store mode."""
     if mode in ("add", "mul"):
         return 0 if mode == "add" else 1
     if mode == "max":
-        return lowest(dtype)
+        return lowest_value(dtype)
     return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-def lowest(dtype: torch.dtype) -> Any:
-    """The number that no other one is below."""
+def lowest_value(dtype: torch.dtype) -> Any:
+    """The smallest value of a dtype."""
     return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
@@ -379,10 +385,10 @@ def scatter_reduce(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, *,
     include_self: bool = True,
 ) -> Box:  # fmt: skip
-    return _reduced(graph, a, dim, indices, source, reduce, include_self, "RuntimeError")
+    return _scatter_reduce(graph, a, dim, indices, source, reduce, include_self, "RuntimeError")
 
 
-def _reduced(
+def _scatter_reduce(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, include_self: bool,
     error: str,
 ) -> Box:  # fmt: skip
@@ -391,7 +397,7 @@ def _reduced(
         raise Unsupported("aten.scatter_reduce", "bools, or another device")
     base = a
     if not include_self and 0 not in indices.size:
-        base = _scatter(graph, a, dim, indices, _start(mode, a.dtype), None, error)
+        base = _scatter(graph, a, dim, indices, _neutral_value(mode, a.dtype), None, error)
     result = _scatter(graph, base, dim, indices, source, mode, error)
     if reduce != "mean" or 0 in indices.size:
         return result
@@ -432,7 +438,7 @@ def index_reduce(
     dim = canonical_dim(dim, len(a.size))
     shape = [indices.size[0] if d == dim else sympy.S.One for d in range(len(a.size))]
     spread = expand(reshape(indices, shape), source.size)
-    return _reduced(graph, a, dim, spread, source, reduce, include_self, "IndexError")
+    return _scatter_reduce(graph, a, dim, spread, source, reduce, include_self, "IndexError")
 
 
 @lower(aten.embedding_dense_backward.default)
@@ -440,7 +446,7 @@ def embedding_dense_backward(
     graph: Graph, grad: Box, indices: Box, num_weights: Any, padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Box:  # fmt: skip
-    """Rows of ``grad`` added up by index; rows of the padding index are left out."""
+    """Rows of ``grad`` summed by index, without the rows of the padding index."""
     if scale_grad_by_freq or not is_number(num_weights):
         raise Unsupported("aten.embedding_dense_backward", "scaled by frequency")
     rank = len(indices.size)

@@ -1,8 +1,8 @@
-"""The table of lowerings, and what all families share: promotion, broadcasting, views.
+"""The table of lowerings, and helpers of all lowerings: promotion, broadcasting, views.
 
 A lowering takes the :class:`~magpy_like.compiler.lowering.graph_lowering.Graph` and the operator's
 arguments, with a Box for each tensor and a SymPy expression for each symbolic number, and returns
-what the operator returns. It raises ``Unsupported`` for a case it leaves to ATen.
+the operator's result in the same form. It raises ``Unsupported`` for cases left to ATen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def lower(*operators: Any) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for overloads, or for all overloads of a packet but ``out`` ones."""
+    """Register a lowering for overloads, or for all overloads of a packet except ``out`` ones."""
 
     def register(function: Lowering) -> Lowering:
         for operator in operators:
@@ -52,18 +52,18 @@ def lower(*operators: Any) -> Callable[[Lowering], Lowering]:
 
 
 def is_number(value: Any) -> bool:
-    """A Python number or a symbolic one (not a tensor)."""
+    """True for a Python number or a symbolic one (not a tensor)."""
     return isinstance(value, (int, float, bool, sympy.Basic))
 
 
 def canonical_dim(dim: Any, rank: int) -> int:
-    """A dimension in [0, rank), with a 0-d tensor taken to have one."""
+    """A dimension in [0, rank); a 0-d tensor counts as one-dimensional."""
     dim = int(dim)
     return dim + max(rank, 1) if dim < 0 else dim
 
 
 def convert(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
-    """A loaded value of a ``source`` tensor as the compute dtype of ``target``, not rounded."""
+    """A loaded value of a ``source`` tensor in the compute dtype of ``target``, not rounded."""
     if compute_dtype(target) == value.dtype:
         return value
     return ops.to_dtype(value, compute_dtype(target))
@@ -84,7 +84,7 @@ def scalar_dtype_like(number: Any) -> Any:
 
 
 def promote(args: Sequence[Any], kind: Kind) -> tuple[torch.dtype, torch.dtype]:
-    """(computation dtype, result dtype) of an elementwise operator, as eager promotes."""
+    """(computation dtype, result dtype) of an elementwise operator, by eager's promotion."""
     stand_ins = [
         torch.empty([1] * len(a.size), dtype=a.dtype, device="meta")
         if isinstance(a, Box)
@@ -95,7 +95,7 @@ def promote(args: Sequence[Any], kind: Kind) -> tuple[torch.dtype, torch.dtype]:
 
 
 def broadcast_shapes(*shapes: Sequence[Expr]) -> list[Expr]:
-    """The common shape; where sizes are symbolic and differ, the guards made them equal."""
+    """The broadcast shape; symbolic sizes that differ are equal by guards."""
     rank = max((len(s) for s in shapes), default=0)
     result: list[Expr] = [sympy.S.One] * rank
     for shape in shapes:
@@ -107,7 +107,7 @@ def broadcast_shapes(*shapes: Sequence[Expr]) -> list[Expr]:
 
 
 def broadcast_index(box: Box, index: Index) -> list[Expr]:
-    """The element of ``box`` that a broadcast to the index's rank shows at ``index``."""
+    """The index into ``box`` that corresponds to ``index`` after broadcasting."""
     tail = index[len(index) - len(box.size) :]
     return [sympy.S.Zero if s == 1 else i for i, s in zip(tail, box.size, strict=True)]
 
@@ -119,7 +119,7 @@ def view_of(
     restride: Callable[[Strided], Strided | None],
     dtype: torch.dtype | None = None,
 ) -> Box:
-    """``base`` seen through an index mapping; collapses to a window when base is memory."""
+    """``base`` under an index mapping; a window if ``base`` is memory and strides express it."""
     window = base.strided()
     if window is not None:
         seen = restride(window)
@@ -130,7 +130,7 @@ def view_of(
 
 
 def expand(box: Box, size: Sequence[Expr]) -> Box:
-    """Broadcast to ``size``."""
+    """Broadcast ``box`` to ``size``."""
     size = list(size)
     if size == box.size:
         return box
@@ -161,11 +161,11 @@ def elementwise(
 ) -> Box:
     """Broadcast, promote and apply ``function`` to each element's values.
 
-    ``function`` gets one Value per argument, in the computation dtype. ``dtype`` overrides the
+    ``function`` receives one Value per argument, in the computation dtype. ``dtype`` overrides the
     result's. A 0-d CPU tensor among CUDA tensors is left to ATen.
 
-    Eager converts all arguments to one dtype, which rounds where that is bfloat16 or float16.
-    ``exact_scalars``: where numbers are not, nor, on CPUs, 0-d tensors.
+    Eager converts all arguments to one dtype, which rounds for bfloat16 and float16.
+    ``exact_scalars``: device types on which numbers (and 0-d tensors on CPUs) stay exact.
     """
     boxes = [a for a in args if isinstance(a, Box)]
     device = common_device(boxes)

@@ -34,11 +34,11 @@ _FLOAT = Kind.INT_TO_FLOAT
 _BOOL = Kind.ALWAYS_BOOL
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-#: Device types on which eager leaves a low precision operator's number as it is: of a product or
-#: quotient, and of a sum.
-ALWAYS, ON_GPUS = ("cpu", "cuda"), ("cuda",)
+#: Device types on which eager keeps a Python number exact next to low precision tensors: in
+#: products and quotients, and in sums.
+CPU_AND_GPU, GPU_ONLY = ("cpu", "cuda"), ("cuda",)
 
-#: ATen operator -> (ops name, promotion). Operators whose meaning is one ``ops`` call.
+#: ATen operator -> (ops name, promotion), for operators equal to one ``ops`` call.
 DIRECT: dict[Any, tuple[str, Kind]] = {
     aten.neg: ("neg", _DEFAULT), aten.square: ("square", _DEFAULT),
     aten.exp: ("exp", _FLOAT), aten.exp2: ("exp2", _FLOAT), aten.expm1: ("expm1", _FLOAT),
@@ -63,7 +63,7 @@ DIRECT: dict[Any, tuple[str, Kind]] = {
 }  # fmt: skip
 
 
-def _direct(packet: Any, name: str, kind: Kind) -> None:
+def _lower_direct(packet: Any, name: str, kind: Kind) -> None:
     @lower(packet)
     def lowering(graph: Graph, *args: Any) -> Box:
         boxes = [a for a in args if isinstance(a, Box)]
@@ -75,7 +75,7 @@ def _direct(packet: Any, name: str, kind: Kind) -> None:
 
 
 for _packet, (_name, _kind) in DIRECT.items():
-    _direct(_packet, _name, _kind)
+    _lower_direct(_packet, _name, _kind)
 
 
 @lower(aten.nextafter.default)
@@ -110,16 +110,16 @@ def rsub(graph: Graph, a: Any, b: Any, alpha: Any = 1) -> Box:
 
 
 def _scaled_sum(graph: Graph, a: Any, b: Any, alpha: Any, sign: int) -> Box:
-    """``a + sign * alpha * b``, rounded once; on CPUs ``alpha`` is of the dtype of the operands."""
+    """``a + sign * alpha * b``, rounded once; on CPUs ``alpha`` has the dtype of the operands."""
 
     def function(x: Value, y: Value) -> Value:
         return ops.add(x, y) if sign > 0 else ops.sub(x, y)
 
     if is_number(alpha) and alpha == 1:
-        return elementwise(graph, [a, b], _DEFAULT, function, exact_scalars=ON_GPUS)
+        return elementwise(graph, [a, b], _DEFAULT, function, exact_scalars=GPU_ONLY)
     compute, common = promote([a, b], _DEFAULT)
     device = next(box.device.type for box in (a, b) if isinstance(box, Box))
-    of_alpha = compute if device in ON_GPUS and common.is_floating_point else common
+    of_alpha = compute if device in GPU_ONLY and common.is_floating_point else common
 
     def scaled(x: Value, y: Value) -> Value:
         factor = ops.to_dtype(ops.constant(alpha, of_alpha), of_alpha)
@@ -127,7 +127,7 @@ def _scaled_sum(graph: Graph, a: Any, b: Any, alpha: Any, sign: int) -> Box:
             return function(x, ops.mul(y, factor))
         return ops.fma(y, factor if sign > 0 else ops.neg(factor), x)
 
-    return elementwise(graph, [a, b], _DEFAULT, scaled, operations=2, exact_scalars=ON_GPUS)
+    return elementwise(graph, [a, b], _DEFAULT, scaled, operations=2, exact_scalars=GPU_ONLY)
 
 
 @lower(aten.mul)
@@ -135,18 +135,28 @@ def mul(graph: Graph, a: Any, b: Any) -> Box:
     compute, _ = promote([a, b], _DEFAULT)
     if compute == torch.bool:
         return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.logical_and(x, y))
-    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.mul(x, y), exact_scalars=ALWAYS)
+    return elementwise(
+        graph, [a, b], _DEFAULT, lambda x, y: ops.mul(x, y), exact_scalars=CPU_AND_GPU
+    )
 
 
 @lower(aten.div.Tensor, aten.div.Scalar, aten.true_divide)
 def div(graph: Graph, a: Any, b: Any) -> Box:
     return elementwise(
-        graph, [a, b], _FLOAT, lambda x, y: ops.truediv(x, y), operations=2, exact_scalars=ALWAYS
+        graph,
+        [a, b],
+        _FLOAT,
+        lambda x, y: ops.truediv(x, y),
+        operations=2,
+        exact_scalars=CPU_AND_GPU,
     )
 
 
-def _quotient(name: str, graph: Graph, a: Any, b: Any, exact_scalars: Sequence[str] = ()) -> Box:
-    """A division that rounds, or its remainder; of integers by zero, the CPU's eager raises."""
+def _rounded_quotient(
+    name: str, graph: Graph, a: Any, b: Any, exact_scalars: Sequence[str] = ()
+) -> Box:
+    """A rounding division or its remainder; integer division by zero raises on CPUs, as
+    in eager."""
     compute, _ = promote([a, b], _DEFAULT)
     checked = compute not in _FLOATS and not (isinstance(b, int) and b != 0)
     if compute == torch.bool:
@@ -161,7 +171,7 @@ def _quotient(name: str, graph: Graph, a: Any, b: Any, exact_scalars: Sequence[s
 
     boxes = [v for v in (a, b) if isinstance(v, Box)]
     _, common = promote([a, b], _DEFAULT)
-    # Eager on a GPU rounds the quotient of two tensors before it drops what is behind the point.
+    # Eager on a GPU rounds the quotient of two tensors before truncating it.
     early = name == "truncdiv" and boxes[0].device.type == "cuda" and len(boxes) == 2
     rounded = common if early and common in LOW_PRECISION else None
     return elementwise(
@@ -175,7 +185,7 @@ def div_mode(graph: Graph, a: Any, b: Any, *, rounding_mode: str | None = None) 
     if rounding_mode is None:
         return div(graph, a, b)
     name = {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
-    return _quotient(name, graph, a, b, exact_scalars=ALWAYS)
+    return _rounded_quotient(name, graph, a, b, exact_scalars=CPU_AND_GPU)
 
 
 @lower(aten.floor_divide)
@@ -185,12 +195,12 @@ def floor_divide(graph: Graph, a: Any, b: Any) -> Box:
 
 @lower(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(graph: Graph, a: Any, b: Any) -> Box:
-    return _quotient("remainder", graph, a, b)
+    return _rounded_quotient("remainder", graph, a, b)
 
 
 @lower(aten.fmod)
 def fmod(graph: Graph, a: Any, b: Any) -> Box:
-    return _quotient("fmod", graph, a, b)
+    return _rounded_quotient("fmod", graph, a, b)
 
 
 @lower(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
@@ -201,7 +211,7 @@ def pow_(graph: Graph, a: Any, b: Any) -> Box:
         if promote([a, b], _DEFAULT)[0] == torch.bool or (is_number(b) and not b >= 0):
             raise Unsupported("aten.pow", "of bools, or to a negative power")
     if isinstance(b, (int, float)) and isinstance(a, Box):
-        # Of -inf and -0.0 roots are not the powers, and eager's CPU has the powers of float16.
+        # Roots differ from powers at -inf and -0.0, and eager's CPU uses powers for float16.
         if abs(b) == 0.5 and (a.dtype != torch.float16 or a.device.type != "cpu"):
             root = "sqrt" if b > 0 else "rsqrt"
             return elementwise(graph, [a], _FLOAT, lambda x: getattr(ops, root)(x))
@@ -211,7 +221,7 @@ def pow_(graph: Graph, a: Any, b: Any) -> Box:
 
 
 def _power(x: Value, y: Value) -> Value:
-    """C compilers make a root of a power that is known, and so lose those of -inf and -0.0."""
+    """A power. C compilers turn known powers into roots, which differ at -inf and -0.0."""
     if y.op != "constant" or y.args[0] not in (0.5, -0.5):
         return ops.pow(x, y)
     infinite = ops.eq(x, const(-math.inf, x))
@@ -245,7 +255,7 @@ def sign(graph: Graph, a: Box) -> Box:
     return elementwise(graph, [a], _DEFAULT, lambda x: ops.sign(x))
 
 
-def _rounding(packet: Any, name: str) -> None:
+def _lower_rounding(packet: Any, name: str) -> None:
     @lower(packet)
     def lowering(graph: Graph, a: Box) -> Box:
         if not a.dtype.is_floating_point:
@@ -253,16 +263,16 @@ def _rounding(packet: Any, name: str) -> None:
         return elementwise(graph, [a], _DEFAULT, lambda x: getattr(ops, name)(x))
 
 
-_rounding(aten.floor.default, "floor")
-_rounding(aten.ceil.default, "ceil")
-_rounding(aten.trunc.default, "trunc")
-_rounding(aten.fix.default, "trunc")
-_rounding(aten.round.default, "round")
+_lower_rounding(aten.floor.default, "floor")
+_lower_rounding(aten.ceil.default, "ceil")
+_lower_rounding(aten.trunc.default, "trunc")
+_lower_rounding(aten.fix.default, "trunc")
+_lower_rounding(aten.round.default, "round")
 
 
 @lower(aten.round.decimals)
 def round_decimals(graph: Graph, a: Box, *, decimals: int) -> Box:
-    """To a power of ten; a factor of ten that low precision cannot hold is rounded, as eager's."""
+    """Round to a power of ten; a factor beyond low precision is rounded, as in eager."""
     if not a.dtype.is_floating_point:
         raise Unsupported("aten.round", "integers to decimals")
 
@@ -281,7 +291,7 @@ def relu(graph: Graph, a: Box) -> Box:
     return clamp(graph, a, 0)
 
 
-def _predicate(packet: Any, name: str) -> None:
+def _lower_predicate(packet: Any, name: str) -> None:
     @lower(packet)
     def lowering(graph: Graph, a: Box) -> Box:
         if a.dtype.is_floating_point:
@@ -293,14 +303,16 @@ def _predicate(packet: Any, name: str) -> None:
 
 @lower(aten.frexp.Tensor)
 def frexp(graph: Graph, a: Box) -> list[Box]:
-    """x = mantissa * 2 ** exponent, with the mantissa in [1/2, 1): taken from the bits. Zero,
-    infinity and NaN are their own mantissa."""
+    """x = mantissa * 2 ** exponent with the mantissa in [1/2, 1), from the bits.
+
+    Zero, infinity and NaN are their own mantissa.
+    """
     if a.dtype not in _FLOATS or a.device.type != "cpu":
         raise Unsupported("aten.frexp", "of integers, or on another device")
     wide = a.dtype == torch.float64
     bits, digits, bias = (torch.int64, 52, 1022) if wide else (torch.int32, 23, 126)
     field = (2047 if wide else 255) << digits
-    up = 128 if wide else 64  # makes the smallest numbers have an exponent of their own
+    up = 128 if wide else 64  # gives subnormal numbers an exponent of their own
 
     def parts(x: Value) -> tuple[Value, Value]:
         small = ops.lt(ops.abs(x), const(2.0 ** (2 - bias), x))
@@ -340,9 +352,9 @@ def angle(graph: Graph, a: Box) -> Box:
     return elementwise(graph, [a], _FLOAT, function, operations=3)
 
 
-_predicate(aten.isnan.default, "isnan")
-_predicate(aten.isinf.default, "isinf")
-_predicate(aten.signbit.default, "signbit")
+_lower_predicate(aten.isnan.default, "isnan")
+_lower_predicate(aten.isinf.default, "isinf")
+_lower_predicate(aten.signbit.default, "signbit")
 
 
 @lower(aten.logical_not.default)
@@ -354,7 +366,7 @@ def logical_not(graph: Graph, a: Box) -> Box:
     return elementwise(graph, [a], _BOOL, function, operations=2)
 
 
-def _shift(packets: list[Any], name: str) -> None:
+def _lower_shift(packets: list[Any], name: str) -> None:
     @lower(*packets)
     def lowering(graph: Graph, a: Any, b: Any) -> Box:
         if not _is_integral(graph, a, b):
@@ -362,8 +374,8 @@ def _shift(packets: list[Any], name: str) -> None:
         return elementwise(graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y))
 
 
-_shift([aten.bitwise_left_shift, aten.__lshift__], "shift_left")
-_shift([aten.bitwise_right_shift, aten.__rshift__], "shift_right")
+_lower_shift([aten.bitwise_left_shift, aten.__lshift__], "shift_left")
+_lower_shift([aten.bitwise_right_shift, aten.__rshift__], "shift_right")
 
 
 @lower(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
@@ -407,7 +419,7 @@ def clamp(graph: Graph, a: Box, low: Any = None, high: Any = None) -> Box:
     on_cpu = a.device.type == "cpu"
 
     def limited(extreme: Callable[..., Value], x: Value, limit: Value) -> Value:
-        # Of two equal numbers, zeros of both signs, say, the second is taken; of NaN any.
+        # Of equal numbers (zeros of both signs) the second argument is taken; of NaN, any.
         return extreme(limit, x) if on_cpu else extreme(x, limit)
 
     def function(x: Value, *limits: Value) -> Value:

@@ -1,7 +1,7 @@
-"""Random numbers: drawn by ATen from the generator that eager would use, in eager's order.
+"""Random numbers: drawn by ATen from eager's generator, in eager's order.
 
-Only the drawing is left to ATen, so every stream is bit-equal to eager's; the arithmetic on what
-was drawn is lowered.
+Only the draw is left to ATen, so every stream is bit-equal to eager's; the arithmetic on it is
+lowered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from magpy_like.compiler.lowering.lowering_table import Kind, aten, elementwise,
 
 
 def is_in_order(tensor: torch.Tensor) -> bool:
-    """Whether elements lie in memory as they are counted; eager draws in the order of memory."""
+    """True if the elements are in row-major order in memory: eager draws in memory order."""
     expected: Any = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if not (statically_known_true(stride == expected) or statically_known_true(size == 1)):

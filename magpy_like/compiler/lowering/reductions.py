@@ -1,4 +1,4 @@
-"""Reductions over dimensions."""
+"""Reductions over dimensions: sums, extrema, variance, softmax."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from magpy_like.compiler.lowering.lowering_table import (
 )
 from magpy_like.compiler.lowering.views import squeeze, unsqueeze
 
-NEAR = 8192  # elements that the nearest cache of a core holds
-SHORT = 64  # elements in a row, below which Welford's recurrence has too much to do beside them
-COLUMNS = 256  # that are reduced together, where memory runs across the reduction
+#: Elements that a core's first-level cache holds.
+MAX_CACHED_ELEMENTS = 8192
+#: Elements of a row, below which Welford's recurrence has too much overhead per row.
+MAX_SHORT_ROW = 64
+#: Columns that are reduced together where memory runs across the reduction.
+COLUMNS_PER_TILE = 256
 
 
 def reduced_dims(a: Box, dims: Any) -> list[int]:
-    """Canonical reduction dimensions; none given means all."""
+    """Canonical reduction dimensions; None or an empty list means all."""
     rank = len(a.size)
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         return list(range(rank))
@@ -49,12 +52,12 @@ def reduce(
 ) -> list[Box]:
     """Reduce ``a`` over ``dims`` in one loop nest, storing one buffer per dtype.
 
-    ``function(value, flat)`` gets an element and its flat index within ``dims``, calls
+    ``function(value, flat)`` receives an element and its flat index within ``dims``, calls
     ``ops.reduction`` and returns the values to store.
     """
     size = [s for d, s in enumerate(a.size) if d not in dims]
     buffers = [graph.new_buffer(dtype, a.device, size) for dtype in dtypes]
-    # Loops in the order of the memory read: outer reduction loops first where strides say so.
+    # Loops in the order of memory, by the strides of the input.
     stride = (a.strided() or _hint_window(a)).stride
     kept = [d for d in range(len(a.size)) if d not in dims]
     inner_order = graph.stride_order([stride[d] for d in dims], [a.size[d] for d in dims])
@@ -76,7 +79,7 @@ def reduce(
 
     graph.add_loops([a.size[d] for d in outer], [a.size[d] for d in order], loops)
     boxes = [graph.box(b) for b in buffers]
-    return [_keep(graph, box, dims) for box in boxes] if keepdim else boxes
+    return [_keep_dims(graph, box, dims) for box in boxes] if keepdim else boxes
 
 
 def _hint_window(a: Box) -> loop_ir.Strided:
@@ -84,23 +87,19 @@ def _hint_window(a: Box) -> loop_ir.Strided:
     return loop_ir.Strided("", a.size, stride, sympy.S.Zero)
 
 
-def _keep(graph: Graph, box: Box, dims: Sequence[int]) -> Box:
+def _keep_dims(graph: Graph, box: Box, dims: Sequence[int]) -> Box:
     for d in sorted(dims):
         box = unsqueeze(graph, box, d)
     return box
 
 
-def _empty(a: Box, dims: Sequence[int]) -> bool:
+def _is_empty(a: Box, dims: Sequence[int]) -> bool:
     return any(a.size[d] == 0 for d in dims)
 
 
 def _check_not_empty(graph: Graph, kind: str, a: Box, dims: Sequence[int]) -> None:
-    """Eager raises where there is nothing to choose from.
-
-    Raises:
-        Unsupported: so it is at every call.
-    """
-    if _empty(a, dims):
+    """Raise Unsupported for an extremum over no elements, which eager refuses at every call."""
+    if _is_empty(a, dims):
         raise Unsupported(kind, "over no elements")
     for d in dims:
         graph.assume(sympy.Ge(a.size[d], 1))
@@ -114,9 +113,9 @@ def _simple(
     size = [s for d, s in enumerate(a.size) if d not in axes]
     if identity is None:
         _check_not_empty(graph, kind, a, axes)
-    if _empty(a, axes):
+    if _is_empty(a, axes):
         box = full(graph, size, identity, result, a.device)
-        return _keep(graph, box, axes) if keepdim else box
+        return _keep_dims(graph, box, axes) if keepdim else box
 
     def function(value: Value, flat: Expr) -> Sequence[Value]:
         if compute == torch.bool and value.dtype != torch.bool:
@@ -150,10 +149,10 @@ def mean(
     if not result.is_floating_point:
         raise Unsupported("aten.mean", "of integers")
     axes = reduced_dims(a, dims)
-    if _empty(a, axes):
+    if _is_empty(a, axes):
         size = [s for d, s in enumerate(a.size) if d not in axes]
         box = full(graph, size, float("nan"), result, a.device)
-        return _keep(graph, box, axes) if keepdim else box
+        return _keep_dims(graph, box, axes) if keepdim else box
     count = index_arithmetic.product(a.size[d] for d in axes)
 
     def function(value: Value, flat: Expr) -> Sequence[Value]:
@@ -203,13 +202,13 @@ def any_(graph: Graph, a: Box, dims: Any = None, keepdim: bool = False) -> Box:
 
 @lower(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(graph: Graph, a: Box, dims: Any = None, keepdim: bool = False) -> Box:
-    """Not any element that is zero."""
+    """True where no element is zero."""
     axes = reduced_dims(a, dims)
     result = torch.uint8 if a.dtype == torch.uint8 else torch.bool
-    if _empty(a, axes):
+    if _is_empty(a, axes):
         kept = [s for d, s in enumerate(a.size) if d not in axes]
         empty = full(graph, kept, True, result, a.device)
-        return _keep(graph, empty, axes) if keepdim else empty
+        return _keep_dims(graph, empty, axes) if keepdim else empty
 
     def function(value: Value, flat: Expr) -> Sequence[Value]:
         zero = ops.eq(value, ops.constant(0, value.dtype))
@@ -254,24 +253,23 @@ max_dim = lower(aten.max.dim)(_value_and_index("max"))
 min_dim = lower(aten.min.dim)(_value_and_index("min"))
 
 
-def _in_cache(graph: Graph, a: Box, axes: Sequence[int]) -> bool:
-    """Does what one outer iteration reduces stay in a core's nearest cache?"""
+def _fits_cache(graph: Graph, a: Box, axes: Sequence[int]) -> bool:
+    """True if the elements that one outer iteration reduces fit a core's first-level cache."""
     stride = (a.strided() or _hint_window(a)).stride
     along = any(stride[d] == 1 for d in axes)
     elements = graph.hint(index_arithmetic.product(a.size[d] for d in axes))
-    return elements * (1 if along else COLUMNS) <= NEAR
+    return elements * (1 if along else COLUMNS_PER_TILE) <= MAX_CACHED_ELEMENTS
 
 
 def variance(
     graph: Graph, a: Box, axes: Sequence[int], keepdim: bool, dtype: torch.dtype, correction: Any,
     *, want: str,
 ) -> list[Box]:  # fmt: skip
-    """Variance ("v"), its root ("s") and the mean ("m"), in the order that ``want`` lists them.
+    """Variance ("v"), standard deviation ("s") and mean ("m"), in the order of ``want``.
 
-    On a CPU, rows that stay in cache are reduced twice, in one kernel; everything else is read
-    once, by Welford's recurrence. As in eager, float64 holds the sum of squares of float32, which
-    may exceed their range; but normalisations, which ask for variance and mean like this, have it
-    in float32.
+    On a CPU, rows that fit the cache are reduced twice, in one kernel; others once, by Welford's
+    recurrence. As in eager, float64 holds the sum of squares of float32, which may exceed float32's
+    range; but normalisations (variance and mean with these arguments) accumulate in float32.
     """
     count = index_arithmetic.product(a.size[d] for d in axes)
     normalises = keepdim and correction == 0 and want == "vm"
@@ -282,8 +280,8 @@ def variance(
         result = ops.truediv(m2, ops.maximum(divisor, ops.constant(0, m2.dtype)))
         return result, ops.sqrt(result)
 
-    def without_mean(mean_: Value, value: Value, flat: Expr) -> Value:
-        """Eager's recurrence has no mean once an element follows an infinite one."""
+    def lose_mean(mean_: Value, value: Value, flat: Expr) -> Value:
+        """NaN as the mean where an element follows an infinite one, as in eager's recurrence."""
         if "m" not in want or normalises or not axes:
             return mean_
         at, last = (ops.index_expr(i, torch.int64) for i in (flat, count - 1))
@@ -291,10 +289,10 @@ def variance(
         lost = ops.where(ops.eq(at, last), zero, ops.mul(value, zero))
         return ops.add(mean_, ops.to_dtype(ops.reduction("sum", lost), mean_.dtype))
 
-    twice = a.device.type == "cpu" and _in_cache(graph, a, axes)
+    twice = a.device.type == "cpu" and _fits_cache(graph, a, axes)
     if twice and not normalises and dtype in (torch.float32, torch.bfloat16):
-        # In rows of some length a look at the sum costs less than float64 throughout.
-        twice = graph.hint(count) < SHORT
+        # For longer rows, a test of the sum costs less than float64 throughout.
+        twice = graph.hint(count) < MAX_SHORT_ROW
         wide = to_dtype(graph, wide, torch.float64) if twice else wide
     if not twice:
 
@@ -302,15 +300,15 @@ def variance(
             exact = torch.float64 if a.device.type == "cpu" and not normalises else value.dtype
             mean_, m2, _ = ops.reduction("welford", value, dtype=exact)
             v, s = spread(m2)
-            mean_ = without_mean(mean_, value, flat)
+            mean_ = lose_mean(mean_, value, flat)
             return [{"v": v, "s": s, "m": mean_}[w] for w in want]
 
         return reduce(graph, wide, axes, keepdim, [dtype] * len(want), one_pass)
 
     def average(value: Value, flat: Expr) -> Sequence[Value]:
-        # Where this is beyond float32, eager's float32 moments are NaN or not by the row's length.
+        # Beyond float32's range, NaN of eager's float32 moments depends on the row's length.
         total = ops.reduction("sum", value)
-        return [without_mean(ops.truediv(total, ops.constant(count, total.dtype)), value, flat)]
+        return [lose_mean(ops.truediv(total, ops.constant(count, total.dtype)), value, flat)]
 
     (center,) = reduce(graph, wide, axes, True, [wide.dtype], average)
     shifted = elementwise(graph, [wide, center], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
@@ -335,10 +333,10 @@ def _variance(want: str) -> Callable[..., Any]:
         axes = reduced_dims(a, dims)
         if not a.dtype.is_floating_point:
             raise Unsupported("variance", "of integers")
-        if _empty(a, axes):
+        if _is_empty(a, axes):
             size = [s for d, s in enumerate(a.size) if d not in axes]
             nothing = full(graph, size, float("nan"), a.dtype, a.device)
-            results = [_keep(graph, nothing, axes) if keepdim else nothing for _ in want]
+            results = [_keep_dims(graph, nothing, axes) if keepdim else nothing for _ in want]
             return results if len(want) > 1 else results[0]
         results = variance(
             graph, a, axes, keepdim, a.dtype, 1 if correction is None else correction, want=want
@@ -359,12 +357,12 @@ def _softmax(log: bool) -> Callable[..., Any]:
         if half_to_float or not a.dtype.is_floating_point:
             raise Unsupported("softmax", "half to float on CPU")
         axes = reduced_dims(a, dim)
-        if not axes or _empty(a, axes) or 0 in a.size:
+        if not axes or _is_empty(a, axes) or 0 in a.size:
             raise Unsupported("softmax", "over no elements")
         wide = to_dtype(graph, a, compute_dtype(a.dtype))
         if wide.cost().is_expensive:
-            wide.realize()  # kept in a row of scratch, too: all phases read it
-        # A row with a NaN gets it from the sum, and need not be searched for it.
+            wide.realize()  # also kept in a scratch row: all phases read it
+        # A NaN reaches the row through the sum, so the maximum may ignore it.
         largest = _simple(graph, wide, "fmax", axes, True, wide.dtype, wide.dtype, None)
         shifted = elementwise(graph, [wide, largest], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
         powers = elementwise(
@@ -379,9 +377,9 @@ def _softmax(log: bool) -> Callable[..., Any]:
             result = elementwise(graph, [shifted, total], Kind.DEFAULT, lambda x, s: ops.sub(x, s))
         else:
             powers.stride_hint = a.stride_hint
-            powers.realize()  # kept in a row of scratch between the last two phases
-            # The sum is at least 1 and at most the number of elements: to multiply by its
-            # reciprocal is as good as to divide by it, and several times as fast.
+            powers.realize()  # kept in a scratch row between the last two phases
+            # The sum is between 1 and the number of elements, so multiplying by its reciprocal is
+            # as accurate as dividing, and several times as fast.
             (share,) = reduce(
                 graph, powers, axes, True, [wide.dtype],
                 lambda value, flat: [ops.reciprocal(ops.reduction("sum", value))],
@@ -393,7 +391,7 @@ def _softmax(log: bool) -> Callable[..., Any]:
 
 
 def _safe_softmax(graph: Graph, a: Box, dim: int, dtype: Any = None) -> Box:
-    """Softmax in which a row of only -inf gives zeros."""
+    """Softmax that yields zeros for a row of only -inf."""
     if dtype not in (None, a.dtype) or 0 in a.size or not a.size:
         raise Unsupported("aten._safe_softmax", "conversion, or no elements")
     axes = reduced_dims(a, dim)

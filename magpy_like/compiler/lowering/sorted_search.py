@@ -1,4 +1,4 @@
-"""Finding where: binary search in sorted tensors, and elements taken in the order of a mask."""
+"""Binary search in sorted tensors, elements placed in the order of a mask, and strided writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def searchsorted(
     graph: Graph, sequence: Box, values: Box, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Box | None = None,
 ) -> Box:  # fmt: skip
-    """How many elements are smaller (``right``: not greater), by halving what is left."""
+    """The number of smaller (``right``: not greater) elements, by bisection."""
     result = torch.int32 if out_int32 else torch.int64
     if not sequence.size or not sequence.size[-1].is_Integer or sequence.dtype != values.dtype:
         raise Unsupported("aten.searchsorted", "a symbolic length, or two dtypes")
@@ -78,7 +78,7 @@ def bucketize(
 
 @lower(aten.masked_scatter.default)
 def masked_scatter(graph: Graph, a: Box, mask: Box, source: Box) -> Box:
-    """The elements under the mask become those of ``source``, in order."""
+    """Replace the masked elements by those of ``source``, in order."""
     size = broadcast_shapes(a.size, mask.size)
     count = source.numel()
     if 0 in size or count == 0 or mask.dtype != torch.bool or a.dtype != source.dtype:
@@ -110,15 +110,15 @@ def masked_scatter(graph: Graph, a: Box, mask: Box, source: Box) -> Box:
 def as_strided_scatter(
     graph: Graph, a: Box, source: Box, size: Any, stride: Any, offset: Any = None
 ) -> Box:
-    """A copy of ``a`` of which a window is written; its windows count in memory of eager's."""
+    """A copy of ``a`` with a window overwritten; the window refers to eager's memory layout."""
     window = a.strided()
     numbers = [*size, *stride, offset or 0, *a.size]
     if window is None or not all(sympy.sympify(n).is_Integer for n in numbers):
         raise Unsupported("aten.as_strided_scatter", "a symbolic window, or one of no memory")
     if 0 in numbers[: len(size)] or 0 in a.size or source.dtype != a.dtype:
         raise Unsupported("aten.as_strided_scatter", "no elements, or another dtype")
-    room, gaps = _reach(a.size, window.stride)
-    reach, _ = _reach(size, stride)
+    room, gaps = _extent_and_gaps(a.size, window.stride)
+    reach, _ = _extent_and_gaps(size, stride)
     if gaps != 0 or window.offset != 0 or reach + int(offset or 0) > room:
         raise Unsupported("aten.as_strided_scatter", "memory that is not the tensor's")
     source.realize()
@@ -132,8 +132,8 @@ def as_strided_scatter(
     return copy
 
 
-def _reach(size: Any, stride: Any) -> tuple[int, int]:
-    """(distance from the first element to the last, places between that are no element)."""
+def _extent_and_gaps(size: Any, stride: Any) -> tuple[int, int]:
+    """(distance from the first element to the last, number of gaps in between)."""
     reach, count = 0, 1
     for step, extent in sorted((int(s), int(n)) for s, n in zip(stride, size, strict=True)):
         if extent == 1:

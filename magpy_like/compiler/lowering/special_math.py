@@ -1,4 +1,4 @@
-"""Special functions, and integer ones that need a loop per element."""
+"""Special functions, and integer functions that loop per element."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from magpy_like.compiler.lowering.lowering_table import Kind, aten, elementwise,
 
 
 def _packet(name: str) -> Any:
-    """The ATen operator of a special function: some are in its special namespace only."""
+    """The ATen operator of a special function; some are in the special namespace only."""
     return getattr(aten, name, None) or getattr(aten, f"special_{name}")
 
 

@@ -1,4 +1,4 @@
-"""Properties of a traced ATen graph: its symbols and assumptions, layouts, schemas and effects."""
+"""Properties of a traced ATen graph: symbols and assumptions, layouts, schemas and effects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dense_stride(value: torch.Tensor) -> list[Expr] | None:
     stride = [expr(s) for s in value.stride()]
     if 0 in size:
         return stride
-    # Eager steps over an empty dimension as over one element; then there are no elements.
+    # Eager's strides count an empty dimension as one element; then there are no elements.
     steps = [e.replace(_is_at_least_one, _without_one) for e in stride]
     dims = [d for d in range(len(size)) if size[d] != 1]
     step: Expr = sympy.S.One
@@ -64,8 +64,10 @@ def has_symbols(tree: Any) -> bool:
 
 
 def assumptions(env: Any) -> list[Any]:
-    """The relations that tracing took for granted of numbers read from tensors. Eager need not
-    agree: it broadcasts where one size happens to be 1, say."""
+    """Relations that tracing assumed between numbers read from tensors.
+
+    Eager need not agree: it broadcasts, say, if one size happens to be 1.
+    """
     if env is None:
         return []
     found = (env.replace(a.expr) for many in env.deferred_runtime_asserts.values() for a in many)
@@ -85,17 +87,17 @@ def find_shape_env(gm: fx.GraphModule) -> Any:
 
 
 def checkpointed_function_of(node: fx.Node) -> int | None:
-    """The number of the checkpointed function that a node is part of, and computed again with."""
+    """The number of the checkpointed function that a node recomputes; None for other nodes."""
     return node.meta.get("ac_graph_id") if "recompute" in node.meta else None
 
 
 def is_program_input(node: fx.Node) -> bool:
-    """Whether an input is one of the program's, not a gradient or what was saved for this pass."""
+    """True for an input of the program, as opposed to a gradient or a saved value."""
     return node.name.startswith("primals")
 
 
 def is_returned(node: fx.Node) -> bool:
-    """Whether the caller gets the elements of a result, in one view of it or another."""
+    """True if the caller receives the elements of a result, possibly through views."""
     return any(
         user.op == "output"
         or (is_view(user) and _has_equal_numel(node, user) and is_returned(user))
@@ -110,7 +112,7 @@ def _has_equal_numel(node: fx.Node, view: fx.Node) -> bool:
 
 
 def is_conjugate_or_negative(value: torch.Tensor) -> bool:
-    """Does its memory hold the conjugates, or the negatives, of its elements?"""
+    """True if memory holds the conjugates or negatives of the elements."""
     return value.is_conj() or value.is_neg()
 
 
@@ -138,12 +140,12 @@ def mutated_arguments(schema: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def returns_alias(schema: Any) -> bool:
-    """May a result share memory with an argument that is not written?"""
+    """True if a result may share memory with an argument that is not written."""
     return schema is None or any(r.alias_info is not None for r in schema.returns)
 
 
 def has_effect(target: Any) -> bool:
-    """Random numbers, and operators with an effect beyond their results."""
+    """True for random operators and operators with side effects."""
     if not isinstance(target, OpOverload):
         return isinstance(target, HigherOrderOperator)
     return torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns

@@ -1,6 +1,6 @@
-"""Operators of our own that look whether values are among those that another one admits.
+"""Operators that check the range of values before another operator uses them.
 
-Each gives a copy of its argument, and raises where a value is not admitted.
+Each returns a copy of its argument, and raises for a value out of range.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_PROBABILITY = "all elements of {} should be between 0 and 1"
 
 
 def _indices(a: Tensor, count: int, besides: int = 0) -> Tensor:
-    """Raises IndexError where ``a`` is neither from 0 to less than ``count`` nor ``besides``."""
+    """Raises IndexError unless each element is in [0, count) or equals ``besides``."""
     known = (a == besides) | ((a >= 0) & (a < count))
     if not known.all():
         raise IndexError(_OUTSIDE)
@@ -30,7 +30,7 @@ def _indices(a: Tensor, count: int, besides: int = 0) -> Tensor:
 
 
 def _probabilities(a: Tensor, what: str) -> Tensor:
-    """Raises RuntimeError, which names ``what``, where ``a`` is not from 0 to 1, or NaN."""
+    """Raises RuntimeError naming ``what`` unless each element is in [0, 1]."""
     if not ((a >= 0) & (a <= 1)).all():
         raise RuntimeError(_NO_PROBABILITY.format(what))
     return a.clone()

@@ -1,4 +1,4 @@
-"""Views: no memory moves, only index arithmetic."""
+"""Views: index arithmetic without moving memory."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def expand_(graph: Graph, a: Box, size: Sequence[Any], *, implicit: bool = False
 
 
 def reshape(a: Box, size: Sequence[Expr]) -> Box:
-    """The same elements in row-major order, shaped ``size``."""
+    """The same elements in row-major order, in shape ``size``."""
     size = list(size)
     if size == a.size:
         return view_of(a, size, lambda index: index, lambda window: window)
-    if 0 in size:  # no element, and so no index to map
+    if 0 in size:  # no element, hence no index to map
         return pointwise(
             a.graph, a.device, a.dtype, size, lambda index: ops.constant(0, a.dtype), []
         )
@@ -101,7 +101,7 @@ def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
     by_sizes = seen.data.restride
 
     def restride(window: Strided) -> Strided | None:
-        """A view is one of the same memory, also where the sizes that tensors hold cannot tell."""
+        """ATen's view shares memory even where sizes alone do not show that it can."""
         if (found := by_sizes(window)) is not None or window.stride != source:
             return found
         return Strided(window.buffer, size, stride, window.offset)
@@ -111,7 +111,7 @@ def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
 
 @lower(aten.resize.default)
 def resize(graph: Graph, a: Box, size: Sequence[Any], *, memory_format: Any = None) -> Box:
-    """A copy of as many elements; where there are more or fewer, memory shows what it held."""
+    """A copy with as many elements; otherwise memory would show its old contents."""
     assert graph.origin is not None
     meta = graph.origin.args[0].meta["val"]
     same = sizes(size) == a.size
@@ -180,7 +180,7 @@ def slice_box(a: Box, dim: int, start: Expr, step: Expr, length: Expr) -> Box:
 
 
 def slice_start(graph: Graph, size: Expr, start: Any) -> Expr:
-    """Python's rule for where a slice starts, with negative and out-of-range values."""
+    """The start of a slice by Python's rules, for negative and out-of-range values."""
     if start is None:
         return sympy.S.Zero
     v = from_end(graph, expr(start), size)
@@ -191,8 +191,8 @@ def slice_start(graph: Graph, size: Expr, start: Any) -> Expr:
 
 
 def from_end(graph: Graph, position: Expr, size: Expr) -> Expr:
-    """A position that counts from the end when it is negative. Raises Unsupported where it can
-    be both."""
+    """A position that counts from the end if negative. Raises Unsupported if its sign is
+    unknown."""
     if graph.is_known(position >= 0):
         return position
     if graph.is_known(position < 0):
@@ -302,7 +302,7 @@ def diagonal(graph: Graph, a: Box, offset: int = 0, dim1: int = 0, dim2: int = 1
 def as_strided(
     graph: Graph, a: Box, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Box:
-    """On memory only: addresses the buffer under ``a``, whose layout must be eager's."""
+    """A window on the buffer of ``a``, whose layout must be eager's."""
     window = a.realize()
     assert graph.origin is not None
     source = graph.origin.args[0].meta["val"]
@@ -316,7 +316,7 @@ def as_strided(
 
 @lower(aten.flip.default)
 def flip(graph: Graph, a: Box, dims: Sequence[int]) -> Box:
-    """A copy read backwards; lazily, so usually no copy."""
+    """A lazy copy in reversed order."""
     turned = {canonical_dim(d, len(a.size)) for d in dims}
 
     def reindex(index: Index) -> Index:
