@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -261,6 +262,91 @@ def _fits_cache(graph: Graph, a: Box, axes: Sequence[int]) -> bool:
     return elements * (1 if along else COLUMNS_PER_TILE) <= MAX_CACHED_ELEMENTS
 
 
+@dataclass(frozen=True)
+class _Moments:
+    """The computation of :func:`variance`."""
+
+    graph: Graph
+    a: Box
+    axes: Sequence[int]
+    keepdim: bool
+    dtype: torch.dtype
+    correction: Any
+    want: str
+
+    @property
+    def _count(self) -> Expr:
+        return index_arithmetic.product(self.a.size[d] for d in self.axes)
+
+    @property
+    def _normalises(self) -> bool:
+        """True for the arguments of a normalisation, which accumulates in float32."""
+        return self.keepdim and self.correction == 0 and self.want == "vm"
+
+    def compute(self) -> list[Box]:
+        a = self.a
+        wide = to_dtype(self.graph, a, compute_dtype(self.dtype))
+        twice = a.device.type == "cpu" and _fits_cache(self.graph, a, self.axes)
+        if twice and not self._normalises and self.dtype in (torch.float32, torch.bfloat16):
+            # For longer rows, a test of the sum costs less than float64 throughout.
+            twice = self.graph.hint(self._count) < MAX_SHORT_ROW
+            wide = to_dtype(self.graph, wide, torch.float64) if twice else wide
+        return self._in_two_passes(wide) if twice else self._in_one_pass(wide)
+
+    def _in_one_pass(self, wide: Box) -> list[Box]:
+        def function(value: Value, flat: Expr) -> Sequence[Value]:
+            on_cpu = self.a.device.type == "cpu"
+            exact = torch.float64 if on_cpu and not self._normalises else value.dtype
+            mean_, m2, _ = ops.reduction("welford", value, dtype=exact)
+            v, s = self._spread(m2)
+            mean_ = self._lose_mean(mean_, value, flat)
+            return [{"v": v, "s": s, "m": mean_}[w] for w in self.want]
+
+        dtypes = [self.dtype] * len(self.want)
+        return reduce(self.graph, wide, self.axes, self.keepdim, dtypes, function)
+
+    def _in_two_passes(self, wide: Box) -> list[Box]:
+        graph, want = self.graph, self.want
+
+        def average(value: Value, flat: Expr) -> Sequence[Value]:
+            # Beyond float32's range, NaN of eager's float32 moments depends on the row's length.
+            total = ops.reduction("sum", value)
+            mean_ = ops.truediv(total, ops.constant(self._count, total.dtype))
+            return [self._lose_mean(mean_, value, flat)]
+
+        (center,) = reduce(graph, wide, self.axes, True, [wide.dtype], average)
+        shifted = elementwise(graph, [wide, center], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
+
+        def squares(value: Value, flat: Expr) -> Sequence[Value]:
+            v, s = self._spread(ops.reduction("sum", ops.mul(value, value)))
+            return [{"v": v, "s": s}[w] for w in want if w != "m"]
+
+        dtypes = [self.dtype] * (len(want) - ("m" in want))
+        results = reduce(graph, shifted, self.axes, self.keepdim, dtypes, squares)
+        if "m" in want:
+            mean_box = to_dtype(graph, center, self.dtype)
+            if not self.keepdim:
+                mean_box = squeeze(graph, mean_box, list(self.axes))
+            results.insert(want.index("m"), mean_box)
+        return results
+
+    def _spread(self, m2: Value) -> tuple[Value, Value]:
+        """(variance, standard deviation) of a sum of squared differences."""
+        count = ops.constant(self._count, m2.dtype)
+        divisor = ops.sub(count, ops.constant(float(self.correction), m2.dtype))
+        result = ops.truediv(m2, ops.maximum(divisor, ops.constant(0, m2.dtype)))
+        return result, ops.sqrt(result)
+
+    def _lose_mean(self, mean_: Value, value: Value, flat: Expr) -> Value:
+        """NaN as the mean where an element follows an infinite one, as in eager's recurrence."""
+        if "m" not in self.want or self._normalises or not self.axes:
+            return mean_
+        at, last = (ops.index_expr(i, torch.int64) for i in (flat, self._count - 1))
+        zero = ops.constant(0, value.dtype)
+        lost = ops.where(ops.eq(at, last), zero, ops.mul(value, zero))
+        return ops.add(mean_, ops.to_dtype(ops.reduction("sum", lost), mean_.dtype))
+
+
 def variance(
     graph: Graph, a: Box, axes: Sequence[int], keepdim: bool, dtype: torch.dtype, correction: Any,
     *, want: str,
@@ -271,59 +357,7 @@ def variance(
     recurrence. As in eager, float64 holds the sum of squares of float32, which may exceed float32's
     range; but normalisations (variance and mean with these arguments) accumulate in float32.
     """
-    count = index_arithmetic.product(a.size[d] for d in axes)
-    normalises = keepdim and correction == 0 and want == "vm"
-    wide = to_dtype(graph, a, compute_dtype(dtype))
-
-    def spread(m2: Value) -> tuple[Value, Value]:
-        divisor = ops.sub(ops.constant(count, m2.dtype), ops.constant(float(correction), m2.dtype))
-        result = ops.truediv(m2, ops.maximum(divisor, ops.constant(0, m2.dtype)))
-        return result, ops.sqrt(result)
-
-    def lose_mean(mean_: Value, value: Value, flat: Expr) -> Value:
-        """NaN as the mean where an element follows an infinite one, as in eager's recurrence."""
-        if "m" not in want or normalises or not axes:
-            return mean_
-        at, last = (ops.index_expr(i, torch.int64) for i in (flat, count - 1))
-        zero = ops.constant(0, value.dtype)
-        lost = ops.where(ops.eq(at, last), zero, ops.mul(value, zero))
-        return ops.add(mean_, ops.to_dtype(ops.reduction("sum", lost), mean_.dtype))
-
-    twice = a.device.type == "cpu" and _fits_cache(graph, a, axes)
-    if twice and not normalises and dtype in (torch.float32, torch.bfloat16):
-        # For longer rows, a test of the sum costs less than float64 throughout.
-        twice = graph.hint(count) < MAX_SHORT_ROW
-        wide = to_dtype(graph, wide, torch.float64) if twice else wide
-    if not twice:
-
-        def one_pass(value: Value, flat: Expr) -> Sequence[Value]:
-            exact = torch.float64 if a.device.type == "cpu" and not normalises else value.dtype
-            mean_, m2, _ = ops.reduction("welford", value, dtype=exact)
-            v, s = spread(m2)
-            mean_ = lose_mean(mean_, value, flat)
-            return [{"v": v, "s": s, "m": mean_}[w] for w in want]
-
-        return reduce(graph, wide, axes, keepdim, [dtype] * len(want), one_pass)
-
-    def average(value: Value, flat: Expr) -> Sequence[Value]:
-        # Beyond float32's range, NaN of eager's float32 moments depends on the row's length.
-        total = ops.reduction("sum", value)
-        return [lose_mean(ops.truediv(total, ops.constant(count, total.dtype)), value, flat)]
-
-    (center,) = reduce(graph, wide, axes, True, [wide.dtype], average)
-    shifted = elementwise(graph, [wide, center], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
-
-    def squares(value: Value, flat: Expr) -> Sequence[Value]:
-        v, s = spread(ops.reduction("sum", ops.mul(value, value)))
-        return [{"v": v, "s": s}[w] for w in want if w != "m"]
-
-    results = reduce(graph, shifted, axes, keepdim, [dtype] * (len(want) - ("m" in want)), squares)
-    if "m" in want:
-        mean_box = to_dtype(graph, center, dtype)
-        if not keepdim:
-            mean_box = squeeze(graph, mean_box, list(axes))
-        results.insert(want.index("m"), mean_box)
-    return results
+    return _Moments(graph, a, axes, keepdim, dtype, correction, want).compute()
 
 
 def _variance(want: str) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
-// Products of float32 matrices of which one side is a few: see narrow.py.
+// Products of float32 matrices with one narrow side: see narrow_products.py.
 //
-// Each reads the large operand once, from its first element to its last, as it lies: several rows
-// at a time keep more registers busy, and the processor fetches ahead for one row only (measured
-// on 1 MiB by 4 rows: 73 µs one by one, 150 µs two by two, and 217 µs in MKL's product).
+// Each reads the large operand once, in memory order. Several rows at a time keep more registers
+// busy, and the processor prefetches for one row only (measured on 1 MiB by 4 rows: 73 µs one by
+// one, 150 µs two by two, and 217 µs in MKL's product).
 
 #include "cpp_prelude.h"
 
@@ -11,9 +11,9 @@ constexpr int W = 16;
 #else
 constexpr int W = 8;
 #endif
-constexpr i64 GRAIN = 1 << 17;  // multiplications below which a second thread costs more
-constexpr i64 STRIP = 128;      // terms that are summed before they are added to the total: rounding
-constexpr i64 PANEL = 4096;     // elements of the large operand that stay near at hand
+constexpr i64 GRAIN = 1 << 17;  // multiplications; below, a second thread costs more than it saves
+constexpr i64 STRIP = 128;      // terms summed before they are added to the total: rounding error
+constexpr i64 PANEL = 4096;     // elements of the large operand that stay cached
 
 typedef f32 vec __attribute__((vector_size(W * sizeof(f32)), aligned(4), may_alias));
 typedef f32 half __attribute__((vector_size(W / 2 * sizeof(f32))));
@@ -23,7 +23,7 @@ struct Operands {
     const f32 *a, *b, *bias;  // bias: one per column, or null
     f32* out;                 // contiguous
     i64 m, n, k;
-    i64 am, ak, step;  // strides of a; that of b's rows or columns, whose elements are adjacent
+    i64 am, ak, step;  // strides of a; stride of the contiguous rows or columns of b
 };
 
 static inline vec load(const f32* p) { return *(const vec*)p; }
@@ -41,7 +41,7 @@ static inline f32 sum(vec v) {
     return found;
 }
 
-// --- few rows by columns that are contiguous: dot products ---------------------------------------
+// --- few rows times contiguous columns: dot products ------------------------------------------
 
 template <int M>
 static inline void dot(const Operands& p, i64 m, i64 n) {
@@ -84,7 +84,7 @@ static void by_columns_of(const Operands& p) {
     }
 }
 
-// --- few rows by rows that are contiguous: sums of multiples of rows -----------------------------
+// --- few rows times contiguous rows: sums of multiples of rows ---------------------------------
 
 template <int M>
 static inline void multiples(const Operands& p, f32* sums, i64 m, i64 k, i64 from, i64 to) {
@@ -105,7 +105,7 @@ static inline void multiples(const Operands& p, f32* sums, i64 m, i64 k, i64 fro
 }
 
 static void by_rows_of(const Operands& p) {
-    // Sums of this many columns stay in the first cache.
+    // Sums of this many columns stay in the first-level cache.
     const i64 width = PANEL / (p.m < 4 ? 4 : p.m);
     const i64 panels = (p.n + width - 1) / width;
 #pragma omp parallel for schedule(static) if (p.m * p.n * p.k >= GRAIN)
@@ -130,7 +130,7 @@ static void by_rows_of(const Operands& p) {
     }
 }
 
-// --- few columns by few rows, which are contiguous: a large result -------------------------------
+// --- few columns times few contiguous rows: a large result -------------------------------------
 
 template <int K>
 static inline void outer_row(const Operands& p, i64 m) {
@@ -170,7 +170,7 @@ static void outer(const Operands& p) {
     }
 }
 
-// --- what Python calls: addresses of a, b, bias and out, then m, n, k, am, ak, step --------------
+// --- entries for Python: addresses of a, b, bias and out, then m, n, k, am, ak, step -----------
 
 template <void RUN(const Operands&)>
 static PyObject* entry(PyObject*, PyObject* const* given, long) {

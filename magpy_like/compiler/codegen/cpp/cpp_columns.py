@@ -121,42 +121,66 @@ class Columns(Reduction):
 
         ``limits``: (loop, begin, end) bounds one of the loops.
         """
-        rs, ranges, line = self.kernel.rs, self.kernel.ranges, self.lines.line
+        rs, ranges = self.kernel.rs, self.kernel.ranges
         bounds = {r: ("0", print_index(ranges[r])) for r in rs}
         if limits is not None:
             bounds[limits[0]] = limits[1:]
-        sums = {
-            v: (self.fresh("part"), v.args[1][0].dtype)
-            for v, parts in accumulators.items()
-            if parts[0][2] == "sum" and parts[0][1].is_floating_point
+        parts = {
+            v: self.fresh("part")
+            for kind in ("sum", "welford")
+            for v, variables in accumulators.items()
+            if variables[0][2] == kind and variables[0][1].is_floating_point
         }
-        spreads = {
-            v: (self.fresh("part"), CTYPE[v.args[1][0].dtype])
-            for v, parts in accumulators.items()
-            if parts[0][2] == "welford"
-        }
-        rows = self.hint(ranges[rs[-1]])
-        blocked = (bool(sums) and (rows > 16 or len(rs) > 1)) or bool(spreads)
-        block = min(
-            32, 1 << (rows.bit_length() // 2)
-        )  # sums of about as many terms as there are blocks
-        if spreads:
-            block = min(max(block, 16), 64)  # rounding errors grow with the rows of a block
+        block = self._block_rows(accumulators, parts)
         for r in rs[:-1]:
             self.open_loop(r, *bounds[r])
-        last, (begin, end) = rs[-1], bounds[rs[-1]]
+        begin, end = bounds[rs[-1]]
         whole = begin == "0"
-        if blocked:
-            line(f"for (i64 block = {begin}; block < {end}; block += {block}) {{")
-            self.lines.indent()
-            for part, dtype in sums.values():
-                line(f"{CTYPE[dtype]} {part}[{self.tile}] = {{}};")
-            for part, ctype in spreads.values():
+        if block:
+            self._open_block(accumulators, parts, block, begin, end)
+            begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
+        self._is_block_start = f"{rs[-1].name} == {begin}"
+        inner = parts if block else {}
+        self._row_loop(phase, x, accumulators, inner, (begin, end), whole, block or UNROLLED_ROWS)
+        if block:
+            self._merge_block(x, accumulators, parts, begin, end)
+        self.close(len(rs) - 1)
+
+    def _block_rows(self, accumulators: dict[Value, Parts], parts: dict[Value, str]) -> int:
+        """Rows of the blocks that are reduced on their own; 0 for none."""
+        rs = self.kernel.rs
+        kinds = {accumulators[v][0][2] for v in parts}
+        rows = self.hint(self.kernel.ranges[rs[-1]])
+        if "welford" not in kinds and not (kinds and (rows > 16 or len(rs) > 1)):
+            return 0
+        # Sums of about as many terms as there are blocks.
+        block = min(32, 1 << (rows.bit_length() // 2))
+        # Rounding errors of squared differences grow with the rows of a block.
+        return min(max(block, 16), 64) if "welford" in kinds else block
+
+    def _open_block(
+        self, accumulators: dict[Value, Parts], parts: dict[Value, str], block: int,
+        begin: str, end: str,
+    ) -> None:  # fmt: skip
+        """Open the loop over blocks, and declare the variables of a block."""
+        line = self.lines.line
+        line(f"for (i64 block = {begin}; block < {end}; block += {block}) {{")
+        self.lines.indent()
+        for v, part in parts.items():
+            ctype = CTYPE[v.args[1][0].dtype]
+            if accumulators[v][0][2] == "sum":
+                line(f"{ctype} {part}[{self.tile}] = {{}};")
+            else:
                 line(f"{ctype} {part}_from[{self.tile}] = {{}};")
                 line(f"f64 {part}_off[{self.tile}] = {{}}, {part}_m2[{self.tile}] = {{}};")
-            begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
-        self._is_block_start = f"{last.name} == {begin}"
-        inner = {v: part for v, (part, _) in (sums | spreads).items()} if blocked else {}
+
+    def _row_loop(
+        self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts], inner: dict[Value, str],
+        bounds: tuple[str, str], whole: bool, step: int,
+    ) -> None:  # fmt: skip
+        """Print the loop over rows, ``step`` of them at most; ``whole``: it starts at row 0."""
+        line, last = self.lines.line, self.kernel.rs[-1]
+        begin, end = bounds
         at = begin
         if self._is_light(phase):
             # Several rows at a time keep the accumulators in registers.
@@ -172,26 +196,29 @@ class Columns(Reduction):
                 self.element(phase, accumulators, inner, "l")
                 self.close()
             self.close(2)
-        step = block if blocked else UNROLLED_ROWS
-        extent = ranges[last]
-        even = (
-            whole and extent.is_Integer and int(extent) % UNROLLED_ROWS == step % UNROLLED_ROWS == 0
-        )
+        extent, several = self.kernel.ranges[last], UNROLLED_ROWS
+        even = whole and extent.is_Integer and int(extent) % several == step % several == 0
         if at == begin or not even:
             self.open_loop(last, at, end)
             self.open_lanes(x)
             self.element(phase, accumulators, inner, "l")
             self.close(2)
-        if blocked:
-            self.open_lanes(x)
-            for v, (part, _) in sums.items():
-                line(f"{accumulators[v][0][0]}[l] += {part}[l];")
-            for v, (part, _) in spreads.items():
-                names = ", ".join(f"{name}[l]" for name, *_ in accumulators[v])
+
+    def _merge_block(
+        self, x: Symbol, accumulators: dict[Value, Parts], parts: dict[Value, str],
+        begin: str, end: str,
+    ) -> None:  # fmt: skip
+        """Merge the variables of a block into the accumulators of the tile."""
+        line = self.lines.line
+        self.open_lanes(x)
+        for v, part in parts.items():
+            names = ", ".join(f"{name}[l]" for name, *_ in accumulators[v])
+            if accumulators[v][0][2] == "sum":
+                line(f"{names} += {part}[l];")
+            else:
                 ends = ", ".join(f"{part}_{end_}[l]" for end_ in ("from", "off", "m2"))
                 line(f"merge_shifted({names}, {ends}, {end} - {begin});")
-            self.close(2)
-        self.close(len(rs) - 1)
+        self.close(2)
 
     def _is_light(self, phase: Phase) -> bool:
         """True if a row is so cheap to compute that its memory traffic dominates."""

@@ -1,9 +1,10 @@
-// What generated kernels stand on. No header is included: that is most of what compiling one costs.
+// Prelude of generated C++ kernels: types, math functions, reductions, memory operations. It
+// includes no header: parsing headers would dominate a kernel's compile time.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
-// A loop that copies a strip is to be a vector, and no memcpy: that moves it in other pieces than
-// those in which it is read again, and whoever reads it waits.
+// A loop that copies a strip must become a vector loop, not memcpy: memcpy writes in other pieces
+// than those read back, which defeats store-to-load forwarding.
 #pragma GCC optimize("no-tree-loop-distribute-patterns")
 #endif
 
@@ -23,7 +24,7 @@ struct f16 { u16 bits; };
 #define MEMBER inline __attribute__((always_inline))
 #define INLINE static MEMBER
 
-// --- the little of CPython's stable interface that a kernel's entry needs -----------------------
+// --- the part of CPython's stable interface that a kernel's entry needs ----------------------
 extern "C" {
 struct PyObject;
 void* PyLong_AsVoidPtr(PyObject*);
@@ -44,7 +45,8 @@ int omp_get_thread_num();
 void* aligned_alloc(unsigned long, unsigned long);
 void free(void*);
 
-// Vector versions of these are in libmvec. const: they read and write nothing but the result.
+// libmvec has vector versions of these. const: no side effects, the result depends on arguments
+// only.
 #define VECTOR __attribute__((simd("notinbranch"), const))
 #define FLOATS(name) VECTOR double name(double); VECTOR float name##f(float);
 FLOATS(exp) FLOATS(log) FLOATS(exp2) FLOATS(expm1) FLOATS(log2)
@@ -57,8 +59,8 @@ double lgamma_r(double, int*); float lgammaf_r(float, int*);
 double fmod(double, double); float fmodf(float, float);
 double nextafter(double, double); float nextafterf(float, float);
 #undef FLOATS
-// Under names that a compiler doesn't know: of a sine and a cosine of the same it makes one call,
-// which has no vector version.
+// Names unknown to the compiler: it would merge a sine and a cosine of the same argument into one
+// call without a vector version.
 VECTOR double sine(double) __asm__("sin"); VECTOR float sinef(float) __asm__("sinf");
 VECTOR double cosine(double) __asm__("cos"); VECTOR float cosinef(float) __asm__("cosf");
 }
@@ -96,12 +98,12 @@ INLINE f32 m_fma(f32 x, f32 y, f32 z) { return __builtin_fmaf(x, y, z); }
 INLINE f64 m_fma(f64 x, f64 y, f64 z) { return __builtin_fma(x, y, z); }
 INLINE f32 m_lgamma(f32 x) { int sign; return lgammaf_r(x, &sign); }
 INLINE f64 m_lgamma(f64 x) { int sign; return lgamma_r(x, &sign); }
-// By their bits: GCC 12 fails on vectors of its own function over a widened bfloat16.
+// From the bits: GCC 12 fails on vectors of its own function over a widened bfloat16.
 INLINE bool m_signbit(f32 x) { return bitcast<u32>(x) >> 31; }
 INLINE bool m_signbit(f64 x) { return bitcast<u64>(x) >> 63; }
 template <class T> INLINE T m_abs(T x) { return x < T(0) ? T(-x) : x; }
-// To an integer, towards 0. What does not fit becomes what the processor makes of it: C++ leaves it
-// open, and where a compiler knows the number it takes another one.
+// To an integer, towards 0. Out-of-range values convert as by the processor's instruction: C++
+// leaves them undefined, and a compiler that knows the value chooses another result.
 template <class I, class T> INLINE I to_integer(T x) {
 #if defined(__x86_64__)
     const I lowest = I(u64(1) << (8 * sizeof(I) - 1));
@@ -113,13 +115,13 @@ template <class I, class T> INLINE I to_integer(T x) {
 template <class T> INLINE T m_sign(T x) { return T((T(0) < x) - (x < T(0))); }
 
 // --- exp, log, erf and tanh of float32, without branches -----------------------------------------
-// Calls into libmvec spill every vector register, and what surrounds them waits. The polynomials
-// are minimax fits for the relative error of the result; errors are below 1.1, 1, 1.3 and 1.5
-// units in the last place. Choosing among results costs less than clamping floats by comparison.
+// Calls into libmvec spill every vector register and stall the surrounding code. The polynomials
+// are minimax fits for the relative error of the result; errors are below 1.1, 1, 1.3 and 1.5 units
+// in the last place. Selecting among results costs less than clamping floats by comparison.
 INLINE f64 m_exp(f64 x) { return exp(x); }
 INLINE f64 m_erf(f64 x) { return erf(x); }
 INLINE f64 m_tanh(f64 x) { return tanh(x); }
-// e^x as p * 2^n, with n + bias in the place of a float's exponent. Adding 1.5 * 2^23 rounds.
+// e^x as p * 2^n, with n + bias in the exponent field of a float. Adding 1.5 * 2^23 rounds.
 INLINE f32 exp_parts(f32 x, i32& n, f32 bias = 0) {
     const f32 rounding = 0x1.8p+23f + bias;
     f32 shifted = m_fma(x, 0x1.715476p+0f, rounding), whole = shifted - rounding;
@@ -134,12 +136,12 @@ INLINE f32 exp_parts(f32 x, i32& n, f32 bias = 0) {
 INLINE f32 m_exp(f32 x) {
     i32 n;
     f32 p = exp_parts(x, n);
-    i32 half = (n >> 1) & 0xff800000;  // two factors: a single one would overflow or be subnormal
+    i32 half = (n >> 1) & 0xff800000;  // two factors: one alone would overflow or be subnormal
     p = p * bitcast<f32>(half + 0x3f800000) * bitcast<f32>(n - half + 0x3f800000);
     p = x > 89.f ? __builtin_inff() : p;
     return x < -104.f ? 0.f : p;
 }
-// Where x is at most 0, or NaN: one factor that leaves room for 2^-150, and one that takes it back.
+// For x <= 0 or NaN: one factor that leaves room for 2^-150, and one that undoes it.
 INLINE f32 m_exp_nonpositive(f32 x) {
     i32 n;
     f32 p = exp_parts(x, n, 127 + 64);
@@ -147,8 +149,8 @@ INLINE f32 m_exp_nonpositive(f32 x) {
     return x < -104.f ? 0.f : p;
 }
 INLINE f64 m_exp_nonpositive(f64 x) { return exp(x); }
-// The same where it is only added to numbers of which one is 1: subnormal results count as 0, and an
-// error of two units in the last place is as good as none.
+// For terms of a sum of which one is 1: subnormal results count as 0, and an error of two units in
+// the last place does not matter.
 INLINE f32 m_exp_addend(f32 x) {
     const f32 rounding = 0x1.8p+23f + 127;
     f32 shifted = m_fma(x, 0x1.715476p+0f, rounding), whole = shifted - rounding;
@@ -159,23 +161,22 @@ INLINE f32 m_exp_addend(f32 x) {
     p = m_fma(p, r, 1.f);
     p = m_fma(p, r, 1.f);
     p = p * bitcast<f32>(bitcast<i32>(shifted) << 23);
-    return x < -88.f ? 0.f : p;  // from there on the factor is 0, as far as it is one
+    return x < -88.f ? 0.f : p;  // beyond, the exponent field no longer holds the factor
 }
 INLINE f64 m_exp_addend(f64 x) { return exp(x); }
-// Where the result is neither subnormal nor infinite.
+// For results that are neither subnormal nor infinite.
 INLINE f32 exp_normal(f32 x) {
     i32 n;
     f32 p = exp_parts(x, n, 127);
     return p * bitcast<f32>(n);
 }
-// The lesser of |x| and a positive bound, which it also is for NaN: positive floats sort as their
-// bits do.
+// The lesser of |x| and a positive bound; the bound for NaN. Positive floats sort as their bits.
 INLINE f32 bounded(f32 x, f32 bound) {
     i32 a = bitcast<i32>(m_abs(x)), b = bitcast<i32>(bound);
     return bitcast<f32>(a < b ? a : b);
 }
-// x + x p(x^2) near 0, else 1 - exp(q(|x|)). What costs most is to wait for a chain of
-// multiplications, so these polynomials are evaluated in pairs.
+// x + x p(x^2) near 0, else 1 - exp(q(|x|)). The latency of a chain of multiplications dominates,
+// so these polynomials are evaluated in pairs.
 INLINE f32 m_erf(f32 x) {
     f32 s = x * x, s2 = s * s;
     f32 p = m_fma(-0x1.4ec0ccp-11f, s, 0x1.4bd38ap-8f);
@@ -189,9 +190,9 @@ INLINE f32 m_erf(f32 x) {
     f32 far = 1.f - exp_normal(m_fma(q, t2 * t, low));
     return m_abs(x) >= 0.84f ? m_copysign(far, x) : near;
 }
-// 1/2 + x/2 p(x^2) / q(x^2): less exact than erf and a third cheaper. What counts is the absolute
-// error, and that is a quarter of a unit in the last place of 1 from the fit, the rest rounding. The
-// bound is a number at which the quotient is 1 as it is rounded, and up to which it is never more.
+// 1/2 + x/2 p(x^2) / q(x^2): less exact than erf and a third cheaper. The absolute error matters,
+// and of it a quarter of a unit in the last place of 1 comes from the fit, the rest from rounding.
+// At the bound the quotient rounds to 1, and up to there it never exceeds 1.
 INLINE f32 m_normal_cdf(f32 x) {
     const f32 bound = 0x1.4e7cf6p+2f;
     f32 a = m_abs(x);
@@ -251,7 +252,7 @@ template <class T> INLINE T log_add_exp(T a, T b) {
     bool same_infinity = (low == high) & (high - high != 0);
     return same_infinity ? high : high + m_log1p(m_exp(low - high));
 }
-// Is (a, i) a better extremum than (b, j)? NaN is best; ties go to the smaller index.
+// True if (a, i) is a better extremum than (b, j): NaN is best; ties go to the smaller index.
 template <class T> INLINE bool greater_first(T a, i64 i, T b, i64 j) {
     bool an = a != a, bn = b != b;
     return an != bn ? an : (a > b) | (((a == b) | an) & (i < j));
@@ -261,14 +262,14 @@ template <class T> INLINE bool less_first(T a, i64 i, T b, i64 j) {
     return an != bn ? an : (a < b) | (((a == b) | an) & (i < j));
 }
 
-// The same where elements come in order: is a better than b, which was before it?
+// For elements in order: true if a is better than b, which came before it.
 template <bool largest, class T> INLINE bool exceeds(T a, T b) {
     return (largest ? a > b : a < b) | ((a != a) & (b == b));
 }
 
 // --- reductions along a row ----------------------------------------------------------------------
-// Partial results side by side, one for each lane of a strip of sixteen elements of four bytes. In
-// the end they are combined as a tree: one after another, each would wait for the one before.
+// Partial results side by side, one per lane of a strip of sixteen 4-byte elements. They are
+// combined as a tree at the end: in sequence, each would wait for the previous one.
 #if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX2__)
@@ -284,7 +285,7 @@ template <bool largest> struct Better {
         a = largest ? (b > a ? b : a) : (b < a ? b : a);
     }
 };
-// The elements of a vector combined into one.
+// Reduce the elements of a vector to one.
 template <class Take, int width, class V> INLINE auto fold(const V& v) {
     if constexpr (width == 16) {
         auto low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -302,8 +303,8 @@ template <class Take, int width, class V> INLINE auto fold(const V& v) {
         return a;
     }
 }
-// As many vectors as the processor needs for them: of wider ones, and of arrays of vectors, a
-// compiler makes elements in memory.
+// As many vectors as the processor needs for a strip: compilers keep wider vectors, and arrays of
+// vectors, in memory.
 template <class T> struct Strip {
     typedef T Lanes __attribute__((vector_size(4 * LANES), may_alias));
     Lanes a, b, c, d;
@@ -343,11 +344,12 @@ typedef Strip<f32>::Lanes Floats;
 INLINE Floats fused(const Floats& x, const Floats& y, const Floats& z) {
     return __builtin_ia32_vfmaddps512_mask(x, y, z, -1, 4);
 }
-// sum + e^x. Of t = x log2(e) = k / 32 + f an instruction takes f, the last bits of k find a power of
-// 2 in a table, another instruction multiplies that by 2^floor(t), and the polynomial in f multiplies
-// the product as it is added. Infinity is no exception: of it f is 0. The fit's error is a unit in the
-// last place of 1/2, and so much larger than 2^(i / 32) is the table. As t is rounded, the error grows
-// with -x; but where one power is 1, n more count as much only if -x is no larger than log(n).
+// sum + e^x. With t = x log2(e) = k / 32 + f, one instruction yields f, the last bits of k select a
+// power of 2 from a table, another instruction multiplies it by 2^floor(t), and the polynomial in f
+// multiplies the product as it is added. Infinity needs no special case: its f is 0. The fit's
+// error is a unit in the last place of 1/2, and the table's that much times 2^(i / 32). As t is
+// rounded, the error grows with -x; but since one power is 1, n others matter as much only if -x <=
+// log(n).
 INLINE Floats add_powers(const Floats& sum, const Floats& x) {
     alignas(64) static const f32 powers[32] = {
         0x1p+0f, 0x1.059b0ep+0f, 0x1.0b5588p+0f, 0x1.11301ep+0f, 0x1.172b84p+0f,
@@ -369,7 +371,7 @@ INLINE Floats add_powers(const Floats& sum, const Floats& x) {
     return fused(fused(p, f, zero + 1), power, sum);
 }
 #endif
-// The sum of powers, from their exponents, where m_exp_addend is exact enough.
+// The sum of powers from their exponents, where the accuracy of m_exp_addend suffices.
 struct PowerSum : Sum<f32> {
     MEMBER void add(const f32* exponents) {
 #if defined(POWERS_512)
@@ -385,8 +387,8 @@ struct PowerSum : Sum<f32> {
 template <class T> struct Product : Folded<T, Times> {
     MEMBER Product(T start) : Folded<T, Times>(start) {}
 };
-// The largest or smallest. The processor's instruction ignores NaN, and is four times as fast as one
-// that does not: so NaN are looked for apart.
+// The maximum or minimum. The processor's instruction ignores NaN, and is four times as fast as one
+// that does not: so NaN is detected separately.
 template <class T, bool largest> struct Extremum {
     typedef Better<largest> Best;
     Strip<T> lanes;
@@ -409,11 +411,11 @@ template <class T, bool largest> struct Extremum {
         return unordered.template folded<Or>() ? T(__builtin_nan("")) : best;
     }
 };
-// The largest of those that are no NaN.
+// The maximum of the elements that are not NaN.
 template <class T> struct Largest : Folded<T, Better<true>> {
     MEMBER Largest(T start) : Folded<T, Better<true>>(start) {}
 };
-// The best of each lane, and in which strip it was; of equal ones the first.
+// The extremum of each lane and its strip; among equal ones the first.
 template <class T, bool largest> struct Place {
     Strip<T> lanes;
     Strip<i32> strips;
@@ -458,7 +460,7 @@ template <class T, bool largest> struct Place {
         return {is.a ? x.a : none - x.a * 0, is.b ? x.b : none - x.b * 0,
                 is.c ? x.c : none - x.c * 0, is.d ? x.d : none - x.d * 0};
     }
-    // Of the lanes that hold the best, those of the first strip, and of these the first.
+    // Among the lanes with the extremum, take those of the first strip, and among these the first.
     MEMBER void merge_into(T& best, i64& at, i64 from) const {
         alignas(64) const i32 order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const T top = lanes.template folded<Better<largest>>();
@@ -479,24 +481,24 @@ template <class T, bool largest> struct Place {
     }
 };
 // Merge the sum of n elements, and of their squared differences from their mean, into the total of
-// count elements. (Chan, Golub and LeVeque: the parallel form of Welford's recurrence.) A sum, not a
-// mean, is kept: it stays infinite where an element is.
+// count elements (Chan, Golub and LeVeque: the parallel form of Welford's recurrence). It keeps a
+// sum, not a mean: it stays infinite where an element is.
 INLINE void merge_spread(f64& sum, f64& m2, f64& count, f64 part, f64 spread, f64 n) {
     f64 delta = part / n - sum / (count > 0 ? count : 1);
     m2 += spread + delta * delta * (count * n / (count + n));
     sum += part;
     count += n;
 }
-// The same, from sums of n differences from a finite number, and of their squares. The differences tell
-// the sum of the elements more exactly than it would be added up.
+// The same from sums of n differences from a finite number, and of their squares. The differences
+// yield a more exact sum of the elements than adding them up.
 INLINE void merge_shifted(
     f64& sum, f64& m2, f64& count, f64 from, f64 off, f64 squares, i64 n) {
     merge_spread(sum, m2, count, from * f64(n) + off, squares - off * off / f64(n), f64(n));
 }
-// Can a sum of squares in float32 be relied upon? Not where it has overflowed, nor where squares that
-// count may have been too small for the type; those that add up to 0 may have been, too.
+// True if a sum of squares in float32 is reliable: it has not overflowed, and no relevant square
+// may have underflowed; a sum of 0 may hide such squares.
 INLINE bool in_range(f32 squares) { return squares > 0x1p-90f && squares < __builtin_inff(); }
-// The same from elements that were kept, in float64, as eager's are: out of line, as it is rare.
+// The same from stored elements, in float64, as in eager. Out of line, as it is rare.
 __attribute__((noinline, cold, unused)) static void merge_wide(
     f64& sum, f64& m2, f64& count, const f32* kept, i64 n) {
     f64 part = 0, off = 0, squares = 0;
@@ -511,7 +513,7 @@ __attribute__((noinline, cold, unused)) static void merge_wide(
     }
     merge_shifted(sum, m2, count, center, off, squares, n);
 }
-// The same from elements that a loop has kept and added up; there is room for a multiple of 32.
+// The same from elements that a loop has stored and summed; there is room for a multiple of 32.
 INLINE void merge_kept(f64& sum, f64& m2, f64& count, f32 part, f32* kept, i64 n) {
     const f32 center = part / f32(n);
     for (i64 k = n; k & 31; ++k) kept[k] = center;
@@ -549,9 +551,10 @@ INLINE void merge_kept(f64& sum, f64& m2, f64& count, f64 part, const f64* kept,
     }
     merge_shifted(sum, m2, count, center, off, squares, n);
 }
-// The sum of elements, and sums of their differences from a number and of the squares of these. The
-// number is the mean of all blocks before. Where a block's own mean is far from it, the squares are
-// large next to the block's spread, and inexact; but so is then what the two means add to the total.
+// Sums of elements, of their differences from a number, and of the squares of these. The number is
+// the mean of all earlier blocks. If a block's own mean is far from it, the squares are large
+// compared with the block's spread, and inexact; but so is then the contribution of the difference
+// of the means.
 struct Spread {
     Strip<f32> sum, off, squares;
     f32 from;
@@ -572,7 +575,7 @@ struct Spread {
         off.take<Add>(other.off);
         squares.take<Add>(other.squares);
     }
-    // Before the first block no mean is known: its elements are looked at again.
+    // The first block has no earlier mean: its elements are read again.
     MEMBER void merge_into(f64& total, f64& m2, f64& count, f32* kept, i64 n) const {
         const f32 part = sum.folded<Add>();
         if (count == 0) {
@@ -588,13 +591,13 @@ struct Spread {
     }
 };
 
-// Division of integers without the processor's traps: x / -1 wraps around, x / 0 is a number, and
-// whoever divides by what may be 0 checks that.
+// Integer division without the processor's traps: x / -1 wraps around, x / 0 is an arbitrary
+// number; code that may divide by 0 checks for it.
 template <class T> INLINE T int_truncdiv(T a, T b) {
     return (T(-1) < T(0)) & (b == T(-1)) ? T(0 - u64(a)) : T(a / (b == 0 ? T(1) : b));
 }
 template <class T> INLINE T int_fmod(T a, T b) { return T(a - u64(int_truncdiv(a, b)) * b); }
-// Division that rounds down, and remainder with the divisor's sign.
+// Floor division, and the remainder with the divisor's sign.
 template <class T> INLINE T int_floordiv(T a, T b) {
     T q = int_truncdiv(a, b), r = T(a - u64(q) * b);
     return T(q - ((r != 0) & ((a < 0) != (b < 0))));
@@ -639,7 +642,7 @@ template <class T> INLINE T m_lcm(T a, T b) {
     T g = m_gcd(a, b);
     return g == 0 ? T(0) : m_abs(T(a / g * b));
 }
-// Shifts by a negative or too large amount: 0, or the sign.
+// Shifts by a negative or too large amount yield 0, or the sign.
 template <class T> INLINE T shift_left(T a, T b) {
     const T bits = sizeof(T) * 8;
     return (b < 0) | (b >= bits) ? T(0) : T(u64(a) << b);
@@ -655,18 +658,18 @@ template <> struct Bits<1> { typedef u8 type; };
 template <> struct Bits<2> { typedef u16 type; };
 template <> struct Bits<4> { typedef u32 type; };
 template <> struct Bits<8> { typedef u64 type; };
-// A choice that is the same for a whole vector, by bits.
+// A loop-invariant selection, by bits.
 INLINE u64 mask_of(bool condition) {
     u64 mask = -u64(condition);
-    __asm__("" : "+r"(mask));  // a compiler that knew what it is would make a choice of it again
+    __asm__("" : "+r"(mask));  // keeps the compiler from recognising a condition, and branching
     return mask;
 }
 template <class T> INLINE T blend(u64 mask, T a, T b) {
     typedef typename Bits<sizeof(T)>::type U;
     return bitcast<T>(U((bitcast<U>(a) & U(mask)) | (bitcast<U>(b) & ~U(mask))));
 }
-// Square tiles as wide as a vector, transposed in registers: as often as their side can be halved,
-// rows k and k + side / 2 are interleaved.
+// Square tiles as wide as a vector, transposed in registers: log2(side) times, rows k and k + side
+// / 2 are interleaved.
 template <class T> struct Tile {
     static constexpr int side = 4 * LANES / sizeof(T) < 16 ? 4 * LANES / sizeof(T) : 16;
     typedef T row __attribute__((vector_size(side * sizeof(T))));
@@ -718,8 +721,8 @@ template <class T> INLINE void transpose(T* out, const T* in, i64 step, i64 rows
     for (i64 j = 0; j < columns; ++j)
         for (i64 i = 0; i < rows; ++i) out[16 * i + j] = in[i + step * j];
 }
-// Where a strip of 16 elements is taken from in a row: from one or two vectors of it that hold them
-// all, or from anywhere.
+// A row gather: the positions of a strip of 16 elements in a row, as a permutation of one or two
+// vectors of the row that hold them all, or anywhere (vectors = 0).
 struct alignas(64) Taking { i32 lane[16]; i32 from, vectors; };
 INLINE void find_takings(Taking* strips, const i64* at, i64 count, i64 extent) {
     for (i64 start = 0; start < count; start += 16) {
@@ -758,21 +761,21 @@ template <class T> INLINE void take(T* out, const T* row, const Taking& strip) {
 #endif
     for (i64 k = 0; k < 16; ++k) out[k] = row[strip.from + strip.lane[k]];
 }
-// Ask for n elements to be brought near. The address need not be one that may be read. Near is a
-// core's second cache: the first one can wait for a few lines at a time only, which computing needs.
+// Prefetch n elements into a core's second-level cache; the address may be unreadable. The
+// first-level cache has few line fill buffers, which computation needs.
 template <class T> INLINE void fetch(const T* from, i64 n) {
     for (i64 k = 0; k < n; k += 64 / sizeof(T)) __builtin_prefetch(from + k, 0, 2);
 }
-// The same for rows of n elements that lie a step apart.
+// The same for rows of n elements at a distance of step.
 template <int rows, int n, class T> INLINE void fetch_rows(const T* from, i64 step) {
 #pragma GCC unroll 4
     for (i64 k = 0; k < rows; ++k)
 #pragma GCC unroll 8
         for (i64 l = 0; l < n; l += 64 / sizeof(T)) __builtin_prefetch(from + k * step + l, 0, 2);
 }
-// Where the part of the n elements begins that one of `parts` takes.
+// The begin of a part of n elements that are divided among `parts`.
 INLINE i64 part_begin(i64 n, i64 part, i64 parts) { return n * part / parts; }
-// The rows that a thread of a team takes, from both halves of its part of all in turn.
+// The rows of a thread, alternating between the two halves of its part of all rows.
 struct Halves {
     i64 first, count, half;
     MEMBER Halves(i64 rows) {
@@ -783,7 +786,7 @@ struct Halves {
     }
     MEMBER i64 row(i64 turn) const { return first + turn / 2 + turn % 2 * half; }
 };
-// Store 16 elements past the caches, where the address allows. (clang names no such instruction.)
+// Streaming store of 16 elements, where the address is aligned. (clang has no such builtin.)
 #if defined(__AVX512F__) && __has_builtin(__builtin_ia32_movntps512)
 #define STREAM_512
 #endif
@@ -849,8 +852,8 @@ template <class T> struct Narrow<f16, T> {
     }
 };
 template <class M, class T> INLINE M narrow(T x) { return Narrow<M, T>::of(x); }
-// A float32 rounded to the values of a low precision type, which ``keep`` then stores as it is.
-// As arithmetic on bits that stays 32 wide: narrowing and widening again costs several times more.
+// A float32 rounded to the values of a low precision type; ``keep`` then stores it unchanged. The
+// arithmetic on bits stays 32 wide: narrowing and widening again costs several times more.
 template <class M> struct Rounded;
 template <> struct Rounded<bf16> {
     INLINE f32 of(f32 y) {
@@ -861,12 +864,12 @@ template <> struct Rounded<bf16> {
     INLINE bf16 keep(f32 y) { return {u16(bitcast<u32>(y) >> 16)}; }
 };
 template <> struct Rounded<f16> {
-    // Adding a number 2^13 times as large, and taking it away, leaves the bits that float16 has; of
-    // subnormals those that they have. What is too large then overflows as it is scaled up.
+    // Adding and subtracting a number 2^13 times as large leaves the bits that float16 has, for
+    // subnormals too. Values too large then overflow when scaled up.
     INLINE f32 of(f32 y) {
         i32 x = bitcast<i32>(y), power = (x & 0x7f800000) + (13 << 23) + 0x400000;
         const i32 smallest = ((127 - 1) << 23) + 0x400000, largest = ((127 + 30) << 23) + 0x400000;
-        power = power - smallest;  // of both bounds one is 0 then: no comparison of the other kind
+        power = power - smallest;  // one bound becomes 0: no unsigned comparison
         power = power > 0 ? power : 0;
         power = power < largest - smallest ? power : largest - smallest;
         f32 large = bitcast<f32>(power + smallest);
@@ -876,7 +879,7 @@ template <> struct Rounded<f16> {
     }
     INLINE f16 keep(f32 y) { return Narrow<f16, f32>::of(y); }
 };
-// Rows of n elements, by the processor's own instructions, which the compiler does not find.
+// Conversion of n contiguous elements, by instructions that the compiler does not find itself.
 INLINE void widen_row(f32* out, const f16* in, i64 n) {
     i64 k = 0;
 #if defined(__AVX512F__)

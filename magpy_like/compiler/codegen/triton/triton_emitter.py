@@ -192,32 +192,40 @@ class TritonEmitter(Emitter):
             return f"{a} ^ {255 if dtype == torch.uint8 else -1}"
         if op in ("maximum", "minimum", "fmax", "fmin"):
             return f"prelude.{op}({a}, {b})"
-        if op == "floordiv":
-            if not floats:
-                return f"prelude.int_floordiv({a}, {b})"
-            quotient = f"tl.div_rn({a}, {b})" if dtype == torch.float32 else f"{a} / {b}"
-            return f"prelude.float_floordiv({a}, {b}, {quotient})"
-        if op == "remainder":
-            return f"prelude.{'float' if floats else 'int'}_remainder({a}, {b})"
-        if op == "truncdiv":
-            if not floats:
-                return f"{plain[0]} // {plain[1]}"
-            quotient = f"tl.div_rn({a}, {b})" if dtype == torch.float32 else f"{a} / {b}"
-            return f"libdevice.trunc({quotient})"
+        if op in ("floordiv", "truncdiv", "remainder"):
+            return self._division(op, plain, typed, dtype, floats)
         if op == "pow" and not floats:
             return f"prelude.int_pow({a}, {b})"
         if op == "fmod" and not floats:
             return f"{plain[0]} % {plain[1]}"
-        if op == "shift_left":
-            return f"prelude.shift_left({a}, {b}, {dtype.itemsize * 8})"
-        if op == "shift_right":
-            bits = dtype.itemsize * 8
-            if dtype == torch.uint8:
-                return f"prelude.unsigned_shift_right({a}, {b}, {bits})"
-            return f"prelude.shift_right({a}, {b}, {bits - 1})"
+        if op in ("shift_left", "shift_right"):
+            return _shift(op, a, b, dtype)
         if op in LIBDEVICE and floats:
             return f"libdevice.{LIBDEVICE[op]}({', '.join(typed)})"
         raise Unsupported(op, "the Triton printer has no such operation")
+
+    def _division(
+        self, op: str, plain: Sequence[str], typed: Sequence[str], dtype: torch.dtype, floats: bool
+    ) -> str:
+        """A rounding division, or the remainder with the divisor's sign."""
+        a, b = typed
+        if op == "remainder":
+            return f"prelude.{'float' if floats else 'int'}_remainder({a}, {b})"
+        quotient = f"tl.div_rn({a}, {b})" if dtype == torch.float32 else f"{a} / {b}"
+        if op == "truncdiv":
+            return f"libdevice.trunc({quotient})" if floats else f"{plain[0]} // {plain[1]}"
+        if floats:
+            return f"prelude.float_floordiv({a}, {b}, {quotient})"
+        return f"prelude.int_floordiv({a}, {b})"
+
+
+def _shift(op: str, a: str, b: str, dtype: torch.dtype) -> str:
+    bits = dtype.itemsize * 8
+    if op == "shift_left":
+        return f"prelude.shift_left({a}, {b}, {bits})"
+    if dtype == torch.uint8:
+        return f"prelude.unsigned_shift_right({a}, {b}, {bits})"
+    return f"prelude.shift_right({a}, {b}, {bits - 1})"
 
 
 def _float_to_integer(value: str, source: torch.dtype, target: torch.dtype) -> str:
