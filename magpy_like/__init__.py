@@ -1,6 +1,22 @@
-"""magpy_like: makes PyTorch programs fast by monitoring one native run of them."""
+"""magpy_like: compiles PyTorch programs by monitoring one native run of each.
 
-# First: refuses interpreters whose frames the monitor does not know.
+- ``api``: the public functions; ``compiled_module``: the result of compiling a module
+- ``cli``, ``config``, ``errors``, ``logs``: command, limits, exceptions, log topics
+- ``annotation``: operation annotations (MagPy, section 5.2)
+- ``bytecode``, ``native``: facts about code objects, and the C++ helper
+- ``refgraph``: the reference graph and Algorithm 1 (MagPy, section 4)
+- ``monitor``: one native run, recorded
+- ``control_flow``: branches and loops as operators
+- ``splitting``: split points and continuations; ``split_points``, ``split_reasons``: their data
+- ``synthesis``: from a recording to guard and mock
+- ``records``: the records of a compiled function, and dispatch
+- ``graph_operators``: operators of captured graphs that are not torch's
+- ``compiler``, ``disk_cache``: from captured graphs to kernels, and kernels on disk
+- ``torch_compat``, ``torch_patches``, ``torch_interop``: private names of torch, changes made to
+  it, and its tracing state
+"""
+
+# First: rejects interpreters with frames that the monitor cannot read.
 import magpy_like.bytecode.supported_versions  # noqa: F401
 from magpy_like.annotation import annotate, load_annotations
 from magpy_like.api import (

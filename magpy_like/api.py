@@ -1,8 +1,7 @@
-"""What users call: ``compile``, ``explain``, ``cache_info``, ``reset``, ``disable`` and friends."""
+"""Public functions: compile, explain, cache_info, reset, disable, is_compiling, mark_dynamic."""
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -10,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from magpy_like.compiled_module import CompiledModule
 from magpy_like.errors import MagpyError
 from magpy_like.monitor.calls import compiled_callees
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
@@ -18,69 +18,6 @@ from magpy_like.split_points import is_monitoring, mark_disabled
 from magpy_like.torch_patches import untraced
 
 T = TypeVar("T", bound=Callable[..., Any])
-
-
-class CompiledModule(nn.Module):
-    """A module that runs by records. All but the call itself is the wrapped module's own."""
-
-    def __init__(self, module: nn.Module, dispatcher: Any) -> None:
-        self.__dict__["_orig_mod"] = module
-        self.__dict__["_magpy"] = dispatcher
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["_magpy"].call(args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_orig_mod"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_orig_mod"], name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.__dict__["_orig_mod"], name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*dir(self._orig_mod), "_orig_mod"})
-
-    def __len__(self) -> int:
-        return len(cast(Any, self._orig_mod))
-
-    def __getitem__(self, index: Any) -> Any:
-        return cast(Any, self._orig_mod)[index]
-
-    def __iter__(self) -> Any:
-        return iter(cast(Any, self._orig_mod))
-
-    def __contains__(self, key: Any) -> bool:
-        return key in cast(Any, self._orig_mod)
-
-    def __bool__(self) -> bool:
-        return bool(self._orig_mod)
-
-    def __repr__(self) -> str:
-        return repr(self._orig_mod)
-
-    @property
-    def forward(self) -> Callable[..., Any]:
-        return self._orig_mod.forward
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return _rebuild(copy.deepcopy(self._orig_mod, memo), _settings(self._magpy))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._orig_mod, _settings(self._magpy))
-
-
-compiled_callees.register_wrapper(CompiledModule, "_orig_mod")
-
-
-def _settings(dispatcher: Any) -> dict[str, Any]:
-    names = ("fullgraph", "dynamic", "backend", "mode", "options")
-    return {name: getattr(dispatcher, name) for name in names}
-
-
-def _rebuild(module: nn.Module, settings: dict[str, Any]) -> CompiledModule:
-    return CompiledModule(module, make_dispatcher(module, **settings))
 
 
 def compile(
@@ -92,25 +29,28 @@ def compile(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Make a module, function or bound method fast; the arguments are those of ``torch.compile``.
+    """Compile a module, function or bound method; the arguments are those of ``torch.compile``.
 
     The first call runs the program natively under the monitor; later calls whose guard holds run
-    the compiled operator graph and the recorded side effects (MagPy, section 3). Without a target
-    it is a decorator.
+    the compiled operator graph and repeat the recorded side effects (MagPy, section 3).
 
     Args:
-        fullgraph: raise :class:`FullGraphError` at a split instead of running natively.
+        target: a module or callable. Without one, ``compile`` returns a decorator.
+        fullgraph: raise :class:`FullGraphError` at a split instead of splitting the program.
         dynamic: ``True``: all sizes of all input tensors may vary without a new record; ``False``:
-            nothing may; ``None``: what has varied between calls may from then on, dimension by
-            dimension and number by number.
-        backend: a name or a callable ``(gm, example_inputs) -> callable``.
-        mode, options: passed to the backend, but for two options: ``generalise_after``, the number
-            of records before what varies is lifted (1), and ``record_limit``, that of records
-            before the program runs eagerly (8).
+            no size or number may; ``None``: a size or number that has varied between calls may
+            vary from then on, dimension by dimension and number by number.
+        backend: a name, or a callable ``(gm, example_inputs) -> callable``.
+        mode, options: passed to the backend, except the options ``record_limit`` and
+            ``generalise_after``: see :class:`magpy_like.config.Config`.
+
+    Returns:
+        A :class:`CompiledModule` for a module, else a function with the target's signature. A
+        compiled target is returned as it is.
 
     Raises:
-        TypeError: the target is not callable.
-        ValueError: the backend is unknown, or one of the two options is no positive number.
+        TypeError: the target is not callable, or the backend is neither a name nor callable.
+        ValueError: the backend is unknown, or one of the two options is not a positive int.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,
@@ -149,15 +89,26 @@ def _dispatcher(compiled: Any) -> Any:
 
 
 def cache_info(compiled: Any) -> CacheInfo:
-    """Hits, misses, records and operator graphs of a compiled function or module."""
+    """Hits, misses, records and operator graphs of a compiled function or module.
+
+    Raises:
+        MagpyError: ``compiled`` was not returned by ``compile``.
+    """
     return cast(CacheInfo, _dispatcher(compiled).cache_info())
 
 
 def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
-    """Run the program once under the monitor and report what a record of it consists of.
+    """Run the program once under the monitor, and report the records of that run.
 
-    The run is real: it returns nothing, but its side effects happen, once. ``target`` may be
-    compiled or not; what calls of a compiled one have shown, such as what varies, is known.
+    The run is real: its side effects happen, once. Its result is discarded.
+
+    Args:
+        target: a module or callable, compiled or not. The findings of a compiled one, such as
+            which values vary, are used.
+        args, kwargs: the arguments of the call.
+
+    Raises:
+        Exception: any exception that the program raises.
     """
     compiled = isinstance(target, CompiledModule) or hasattr(target, "_magpy_dispatcher")
     known = _dispatcher(target) if compiled else None
@@ -166,7 +117,11 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
 
 
 def reset(compiled: Any = None) -> None:
-    """Forget all records, of one compiled function or of every one."""
+    """Discard all records of one compiled function or module, or of every one (None).
+
+    Raises:
+        MagpyError: ``compiled`` was not returned by ``compile``.
+    """
     if compiled is None:
         reset_all()
     else:
@@ -174,7 +129,7 @@ def reset(compiled: Any = None) -> None:
 
 
 def disable(fn: T) -> T:
-    """A function that is never part of a record: programs split around its calls."""
+    """A wrapper of a function whose calls are never part of a record: programs split there."""
 
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
@@ -185,15 +140,19 @@ def disable(fn: T) -> T:
 
 
 def is_compiling() -> bool:
-    """Whether this thread is inside a monitor run; ``torch.compiler.is_compiling()`` agrees."""
+    """True if this thread is in a monitor run; ``torch.compiler.is_compiling()`` agrees."""
     return is_monitoring()
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Say that a dimension of an input varies between calls (0 is the first, -1 the last).
+    """Mark a dimension of an input as varying between calls.
 
-    The first call with the tensor makes a record for all sizes of that dimension. When the program
-    needs the size that it has, that call raises :class:`DynamicDimensionError`.
+    The first call with the tensor creates a record for all sizes of that dimension. If the program
+    specializes the size, that call raises :class:`DynamicDimensionError`.
+
+    Args:
+        tensor: the input tensor, of at least one dimension.
+        dim: counts from 0, or from -1 backwards.
 
     Raises:
         IndexError: the tensor has no such dimension.

@@ -1,4 +1,4 @@
-"""The command ``magpy``."""
+"""The command ``magpy``: the cache on disk, and operation annotations."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def main() -> None:
 
 @main.group()
 def cache() -> None:
-    """Kernels and graphs kept on disk (MAGPY_CACHE_DIR)."""
+    """Compiled kernels and graphs on disk (MAGPY_CACHE_DIR)."""
 
 
 @cache.command()
 def info() -> None:
-    """Where the cache is, and what it holds."""
+    """Path, number of entries and size of the cache."""
     _show(sealed_entries.info())
 
 
 @cache.command()
 def clear() -> None:
-    """Delete all entries; they are compiled again when needed."""
+    """Delete all entries; they are compiled again on the next use."""
     click.echo("deleted:")
     _show(sealed_entries.clear())
 

@@ -1,4 +1,4 @@
-"""The one family of errors that a user of this package can meet."""
+"""Errors of this package: all derive from MagpyError."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ class MagpyError(Exception):
 class AnnotationError(MagpyError):
     """An operation annotation (MagPy, section 5.2) cannot be used as written.
 
-    ``file`` and ``line`` say where it is written, ``key`` which entry is wrong. ``line`` is None
-    when the place has no line, as for a mapping that was passed from Python.
+    Attributes:
+        message: the fault.
+        file, line: where the annotation is written; ``line`` is None for a mapping passed from
+            Python.
+        key: the faulty entry.
     """
 
     def __init__(self, message: str, *, file: str, line: int | None, key: str) -> None:
@@ -48,10 +51,12 @@ class FullGraphError(MagpyError):
 
 
 class DynamicDimensionError(MagpyError):
-    """A dimension was marked as dynamic, but the program needs the size that it has.
+    """A dimension was marked as dynamic, but the program specializes its size.
 
-    ``dimension`` says which, ``size`` is the only one that there is a record for, and ``reason``
-    says where the program relies on it.
+    Attributes:
+        dimension: the dimension and its tensor, in words.
+        size: the only size that the record serves.
+        reason: where the program relies on the size.
     """
 
     def __init__(self, dimension: str, size: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What ``MAGPY_LOGS`` switches on: a comma-separated list of topics, printed to stderr.
+"""Log topics, printed to stderr if ``MAGPY_LOGS`` lists them (comma-separated).
 
 Every topic is an ordinary logger of the standard library, silent unless its name is in
 ``MAGPY_LOGS`` or the program configures it itself.
@@ -22,14 +22,18 @@ TOPICS = {
 
 
 def topic(name: str) -> logging.Logger:
-    """The logger of ``name``, one of ``TOPICS``. Raises KeyError for any other."""
+    """The logger of one of ``TOPICS``.
+
+    Raises:
+        KeyError: there is no such topic.
+    """
     return logging.getLogger(TOPICS[name])
 
 
 def configure(wanted: str) -> None:
-    """Print the topics in ``wanted`` (as ``MAGPY_LOGS`` is written) to stderr, and those only.
+    """Print exactly the topics in ``wanted`` to stderr, written as in ``MAGPY_LOGS``.
 
-    Warns about a word that is no topic.
+    Warns about a word that is not a topic.
     """
     words = {word.strip() for word in wanted.split(",")} - {""}
     unknown = sorted(words - TOPICS.keys())
@@ -47,12 +51,12 @@ def configure(wanted: str) -> None:
         if name in words:
             logger.addHandler(_TopicHandler(name))
             logger.setLevel(logging.DEBUG)
-            # Else a program that set up its root logger would see everything twice.
+            # Otherwise a program with a configured root logger prints each line twice.
             logger.propagate = False
 
 
 class _TopicHandler(logging.StreamHandler):
-    """Writes to what ``sys.stderr`` is at the time, each line headed by its topic."""
+    """Writes to the current ``sys.stderr``, each line headed by its topic."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
