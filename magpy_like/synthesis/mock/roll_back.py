@@ -1,4 +1,4 @@
-"""Mocks that undo what they have done: a value was misspeculated, or an operator has raised."""
+"""Roll-back in mocks: a value was misspeculated, or the operator graph has raised."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
 
 
 class Misspeculation(NamedTuple):
-    """What a mock gives that has recorded a value wrongly, and done nothing."""
+    """Result of a mock whose record speculated on another value; all effects are rolled back."""
 
     place: SourcePosition | None
-    """Where the program looks at the value; None when the operator graph has raised."""
+    """Where the program reads the value; None if the operator graph has raised."""
     why: str = ""
-    """What it has raised."""
+    """The exception that it has raised, in words."""
 
 
 class GraphFailure(NamedTuple):
-    """What a mock gives whose operator graph has raised, when nothing is left of it."""
+    """Result of a mock whose operator graph has raised; all effects are rolled back."""
 
     why: str
-    """The exception in words; to keep itself would keep the frames that it came through."""
+    """The exception in words: the object would keep the frames of its traceback alive."""
 
 
 class EarlyMisspeculation(Exception):
-    """An operator graph has found that a value was misspeculated, and changed nothing yet."""
+    """Raised inside an operator graph that finds a misspeculation before any in-place change."""
 
     def __init__(self, place: SourcePosition) -> None:
         super().__init__(place)
@@ -48,20 +48,22 @@ class EarlyMisspeculation(Exception):
 def first_misspeculation(
     held: tuple[bool, ...], places: Sequence[SourcePosition]
 ) -> Misspeculation:
-    """What has gone another way than speculated, of the conditions in the program's order."""
+    """The first of the conditions that does not hold, in the program's order."""
     return Misspeculation(places[held.index(False)])
 
 
 def graph_failure(error: Exception) -> GraphFailure:
+    """The result of a mock for an exception of the operator graph."""
     return GraphFailure(f"{type(error).__name__}: {error}")
 
 
 def misspeculation_of_error(error: Exception) -> Misspeculation:
+    """The same for a graph that speculates: the misspeculation may have caused the exception."""
     return Misspeculation(None, graph_failure(error).why)
 
 
 class TensorSnapshot:
-    """A tensor that operators are about to change, and what it takes to make it what it was."""
+    """The state of a tensor before operators change it: data, form, version and gradients."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor, tensor_version(tensor)
@@ -75,7 +77,8 @@ class TensorSnapshot:
             with torch.enable_grad():
                 self._values = tensor.clone()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
+        """Reset the tensor to that state."""
         tensor = self._tensor
         with torch.no_grad():
             if self._form not in (None, (tensor.size(), tensor.stride(), tensor.storage_offset())):
@@ -86,17 +89,17 @@ class TensorSnapshot:
                 tensor.detach().copy_(self._values.detach())
         if tensor.grad_fn is not self._grad_fn:
             with torch.enable_grad():
-                tensor.copy_(self._values)  # gradients flow again to where they did
+                tensor.copy_(self._values)  # gradients flow to the same node again
         if self._version >= 0:
             set_version((tensor,), (self._version,))
 
 
 class RollBack:
-    """Lines that note what a mock is about to change, and lines that put it back.
+    """Lines that save the state which a mock is about to change, and lines that restore it.
 
     Before its effects a mock draws random numbers and runs the operator graph, which may switch
-    torch's modes and change inputs in place; in it, operators may fail that the program does not
-    reach, or behind which it has other effects than before.
+    torch's modes and change inputs in place. Operators of the graph may fail that the program does
+    not reach, or after effects that the mock has not repeated yet.
     """
 
     def __init__(
@@ -109,25 +112,58 @@ class RollBack:
         draws: bool,
         floats: Mapping[fx.Node, str],
     ) -> None:
-        """Emits the first lines. ``existing`` names a variable that was there before.
+        """Emits the lines that save state.
 
-        ``may_fail`` says that the graph may raise where none of its operators does, or what is
-        computed of its results; ``draws`` that something is drawn or computed before it. ``floats``
-        are the numbers of that type among its inputs, and their names.
+        Args:
+            existing: names an external variable.
+            speculates: the mock checks speculated values after the graph.
+            may_fail: the graph may raise although none of its operators does, or computations with
+                its results may.
+            draws: random numbers are drawn, or numbers computed, before the graph.
+            floats: names of the graph's inputs that are numbers of type ``float``.
 
         Raises:
             SpeculationRefused: the mock speculates, and runs functions with unknown effects.
-            Split: something may fail, and not all can be put back.
+            Split: an operator may fail after changes that cannot be rolled back.
         """
+        self._rec, self._source = rec, source
         self._undo: list[str] = []
-        self._source = source
+        """Lines that restore all saved state."""
         nodes = list(rec.operators.graph.nodes)
         if speculates and any(map(is_checkpoint, nodes)):
-            # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
+            # Its writes are unknown: a batch norm under a checkpoint counts batches.
             raise SpeculationRefused(
                 SplitReason.MISSPECULATION_NOT_UNDOABLE,
                 "speculates on a value before a checkpointed function, whose effects are unknown",
             )
+        self._save_modes(nodes, speculates)
+        self._restore_modes = list(self._undo)
+        written = rec.writes.changed_inputs()
+        can_roll_back_draws = rec.lifted.speculated.can_roll_back_draws()
+        if rec.lifted.arithmetic.may_raise and not can_roll_back_draws:
+            raise Split(
+                SplitReason.MISSPECULATION_NOT_UNDOABLE,
+                "computes numbers that may raise, after effects that cannot be rolled back",
+            )
+        may_fail = may_fail or any(raising_operators.may_fail(node, floats) for node in nodes)
+        self._restores_all = speculates or (can_roll_back_draws and (not written or may_fail))
+        """Whether all changes are rolled back. Tensors that are changed by operators which never
+        fail are not copied before every call."""
+        self._range_checks: list[str] = []
+        """The call that raises for numbers so large that operators may fail after all."""
+        if floats and not may_fail:
+            self._range_checks = [self._check_range(nodes, floats)]
+        if self._restores_all or rec.lifted.speculated.values or (draws and can_roll_back_draws):
+            self._save_draws()
+        self._undo_before_writes = list(self._undo)
+        """Lines that restore the state before a graph checks speculated values."""
+        self._undo_before_graph = self._undo[len(self._restore_modes) :]
+        self._checks_early = bool(rec.lifted.speculated.values) and not speculates
+        if self._restores_all:
+            self._save_tensors(written, existing)
+
+    def _save_modes(self, nodes: Sequence[fx.Node], speculates: bool) -> None:
+        source = self._source
         setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS
         if setters - {set_grad_enabled}:
             source.emit(f"modes = {source.constant(Modes.now, 'modes_now')}()")
@@ -135,80 +171,58 @@ class RollBack:
         elif speculates or setters:
             source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
             self._undo.append(f"{source.constant(set_grad_enabled)}(mode)")
-        self._switch_back = list(self._undo)
-        written = rec.writes.changed_inputs()
-        if rec.lifted.arithmetic.may_raise and not rec.lifted.speculated.can_roll_back_draws():
-            raise Split(
-                SplitReason.MISSPECULATION_NOT_UNDOABLE,
-                "computes numbers that may raise, after effects that cannot be rolled back",
-            )
-        may_fail = may_fail or any(raising_operators.may_fail(node, floats) for node in nodes)
-        self._leaves_nothing = speculates or (
-            rec.lifted.speculated.can_roll_back_draws() and (not written or may_fail)
-        )
-        """Whether all is put back. Where tensors are changed and nothing ever fails, to copy them
-        before every call would be for nothing."""
-        self._looks_for_large: list[str] = []
-        """The call that raises where it may fail after all, for numbers that are too large."""
-        if floats and not may_fail:
-            look = source.constant(raising_operators.check_float_range)
-            inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if type(i) is int)
-            most = raising_operators.largest_safe_float(nodes, (node.variable for node in inputs))
-            self._looks_for_large = [f"{look}({most!r}, {', '.join(floats.values())})"]
-        modes = len(self._undo)
-        if (
-            self._leaves_nothing
-            or rec.lifted.speculated.values
-            or (draws and rec.lifted.speculated.can_roll_back_draws())
-        ):
-            self._save_draws(rec)
-        self._before_writing = list(self._undo)
-        """What puts back all that was done before a graph looks at what was speculated on."""
-        self._before_graph = self._undo[modes:]
-        self._looks = bool(rec.lifted.speculated.values) and not speculates
-        if self._leaves_nothing:
-            for i, node in enumerate(written):
-                if _is_view_that_takes_part_now(node):
-                    raise Split(
-                        SplitReason.MISSPECULATION_NOT_UNDOABLE,
-                        "makes a view require gradients, which cannot be rolled back",
-                    )
-                source.emit(f"before_{i} = {source.constant(TensorSnapshot)}({existing(node)})")
-                self._undo.append(f"before_{i}.restore()")
 
-    def _save_draws(self, rec: Recording) -> None:
-        source, operators = self._source, rec.operators
-        given = [d.generator for d in rec.lifted.draws if d.generator is not None]
-        generators = [*operators.drawn_from, *given, *operators.generators()]
+    def _check_range(self, nodes: Sequence[fx.Node], floats: Mapping[fx.Node, str]) -> str:
+        rec, check = self._rec, self._source.constant(raising_operators.check_float_range)
+        inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if type(i) is int)
+        largest = raising_operators.largest_safe_float(nodes, (node.variable for node in inputs))
+        return f"{check}({largest!r}, {', '.join(floats.values())})"
+
+    def _save_tensors(
+        self, written: Sequence[ShadowNode], existing: Callable[[ShadowNode], str]
+    ) -> None:
+        source = self._source
+        for i, node in enumerate(written):
+            if _is_view_that_requires_grad_now(node):
+                raise Split(
+                    SplitReason.MISSPECULATION_NOT_UNDOABLE,
+                    "makes a view require gradients, which cannot be rolled back",
+                )
+            source.emit(f"before_{i} = {source.constant(TensorSnapshot)}({existing(node)})")
+            self._undo.append(f"before_{i}.restore()")
+
+    def _save_draws(self) -> None:
+        rec, source = self._rec, self._source
+        drawn = [d.generator for d in rec.lifted.draws if d.generator is not None]
+        generators = [*rec.operators.drawn_from, *drawn, *rec.operators.generators()]
         changed = {id(generator): generator for generator in generators}
         for i, generator in enumerate(changed.values()):
-            tell, put_back = REWINDABLE[type(generator)]
+            save, restore = REWINDABLE[type(generator)]
             name = source.constant(generator, "generator")
-            source.emit(f"drawn_{i} = {tell.format(name)}")
-            self._undo.append(put_back.format(name, f"drawn_{i}"))
+            source.emit(f"drawn_{i} = {save.format(name)}")
+            self._undo.append(restore.format(name, f"drawn_{i}"))
 
     def run_before_graph(self, run: Sequence[str]) -> list[str]:
-        """Lines that draw and compute what is known before the operator graph runs."""
-        run = [*run, *self._looks_for_large]
-        return [] if not run else self._attempted(run, self._before_graph, [])
+        """Lines that draw numbers and compute before the operator graph, and roll back if they
+        raise."""
+        run = [*run, *self._range_checks]
+        return self._or_fail(run, self._undo_before_graph, []) if run else []
 
     def run_speculated(
         self,
         conditions: list[str],
         places: Sequence[SourcePosition],
         run: Sequence[str],
-        behind: Sequence[str],
+        after: Sequence[str],
     ) -> list[str]:
-        """Lines that run the operator graph and end the mock unless all conditions hold.
+        """Lines that run the operator graph, and roll back unless all conditions hold.
 
-        ``places`` are those where the program looks at what the conditions are about; what is
-        computed ``behind`` them may raise where that is what the program does.
+        ``places`` are the source positions of the conditions. The lines ``after`` compute with
+        results of the graph; they raise only if the program does.
         """
         names = self._source.names
-        names["graph_raised"], names["first_misspeculation"] = (
-            misspeculation_of_error,
-            first_misspeculation,
-        )
+        names["graph_raised"] = misspeculation_of_error
+        names["first_misspeculation"] = first_misspeculation
         names["places"], names["failed"] = tuple(places), graph_failure
         return [
             "ended = held = None",
@@ -217,8 +231,8 @@ class RollBack:
             f"    held = {' and '.join(conditions)}",
             "    if not held:",
             f"        ended = first_misspeculation(({', '.join(conditions)},), places)",
-            *(["    else:", *(f"        {line}" for line in behind)] if behind else []),
-            "except Exception as error:  # the program is seen when it runs as it is written",
+            *(["    else:", *(f"        {line}" for line in after)] if after else []),
+            "except Exception as error:  # the program itself runs then",
             "    ended = failed(error) if held else graph_raised(error)",
             "except BaseException:",
             *(f"    {line}" for line in self._undo),
@@ -229,30 +243,30 @@ class RollBack:
         ]
 
     def run_graph(self, run: Sequence[str]) -> list[str]:
-        """Lines that run the operator graph, and give ``GraphFailure`` if it raises.
+        """Lines that run the operator graph, and return a ``GraphFailure`` if it raises.
 
-        Then the program is to run as it is written: it may have effects before the operator that
-        fails, or catch the exception. Not so an interruption, which nothing is to follow.
+        The program itself runs then: it may have effects before the operator that fails, or catch
+        the exception. An interruption (KeyboardInterrupt) is raised instead.
         """
         handlers = []
-        if self._looks:
+        if self._checks_early:
             self._source.names["EarlyMisspeculation"] = EarlyMisspeculation
-            lines = [*self._before_writing, "return found.misspeculation"]
+            lines = [*self._undo_before_writes, "return found.misspeculation"]
             handlers += _handler("EarlyMisspeculation as found", lines)
-        if self._leaves_nothing:
-            return self._attempted(run, self._undo, handlers)
-        if self._switch_back:
-            handlers += _handler("BaseException", [*self._switch_back, "raise"])
+        if self._restores_all:
+            return self._or_fail(run, self._undo, handlers)
+        if self._restore_modes:
+            handlers += _handler("BaseException", [*self._restore_modes, "raise"])
         return ["try:", *(f"    {line}" for line in run), *handlers] if handlers else list(run)
 
-    def _attempted(
+    def _or_fail(
         self, run: Sequence[str], undo: Sequence[str], handlers: Sequence[str]
     ) -> list[str]:
-        """Lines that give ``GraphFailure`` if others raise, when what these have done is undone."""
+        """Lines that run others, and roll back and return a ``GraphFailure`` if these raise."""
         self._source.names["failed"] = graph_failure
         if undo:
-            again = ["if not isinstance(error, Exception):", "    raise", "return failed(error)"]
-            last = _handler("BaseException as error", [*undo, *again])
+            fail = ["if not isinstance(error, Exception):", "    raise", "return failed(error)"]
+            last = _handler("BaseException as error", [*undo, *fail])
         else:
             last = _handler("Exception as error", ["return failed(error)"])
         return ["try:", *(f"    {line}" for line in run), *handlers, *last]
@@ -262,10 +276,10 @@ def _handler(caught: str, lines: Sequence[str]) -> list[str]:
     return [f"except {caught}:", *(f"    {line}" for line in lines)]
 
 
-def _is_view_that_takes_part_now(node: ShadowNode) -> bool:
-    """Whether gradients flow to a view to which none did before: torch detaches no view in place.
+def _is_view_that_requires_grad_now(node: ShadowNode) -> bool:
+    """True for a view that requires gradients only since the region.
 
-    Were it left so, a program that is run as it is written after that would find it so.
+    Torch does not detach views in place, so the program would find it changed after a roll-back.
     """
     check = node.first.value
     changed = check is not None and check.why(node.variable) == "requires_grad"
