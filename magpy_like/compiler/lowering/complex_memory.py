@@ -38,6 +38,6 @@ def complex_(graph: Graph, real: Box, imaginary: Box) -> Box:
     graph.concatenated.add(buffer.name)
     pairs = graph.box(buffer)
     for k, part in enumerate(parts):
-        place = slice_box(pairs, len(size), sympy.Integer(k), sympy.S.One, sympy.S.One)
-        graph.store_into(expand(part, size), squeeze(graph, place, len(size)))
+        target = slice_box(pairs, len(size), sympy.Integer(k), sympy.S.One, sympy.S.One)
+        graph.store_into(expand(part, size), squeeze(graph, target, len(size)))
     return graph.fallback(aten.view_as_complex.default, (pairs,), {}, meta)

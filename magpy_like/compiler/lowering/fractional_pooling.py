@@ -39,8 +39,8 @@ def _starts(graph: Graph, samples: Box, k: int, size: Expr, out: Expr, window: i
         at = ops.to_dtype(ops.index_expr(o, torch.int64), sample.dtype)
         position = ops.to_dtype(ops.mul(ops.add(at, sample), step), _POSITION_DTYPE)
         start = ops.sub(position, ops.to_dtype(ops.mul(sample, step), _POSITION_DTYPE))
-        behind = ops.eq(ops.index_expr(o, torch.int64), ops.constant(out - 1, torch.int64))
-        return ops.where(behind, end, start)
+        is_last = ops.eq(ops.index_expr(o, torch.int64), ops.constant(out - 1, torch.int64))
+        return ops.where(is_last, end, start)
 
     starts = loop_ir.pointwise(
         graph, samples.device, _POSITION_DTYPE, [*samples.size[:-1], out], inner, [samples],
@@ -86,8 +86,8 @@ def _max_pool(order: Sequence[int]) -> Callable[..., list[Box]]:
                     for b, offset in zip(begin, offsets, strict=True)
                 ]
                 flat = at[0]
-                for place, size in zip(at[1:], extent[1:], strict=True):
-                    flat = ops.add(ops.mul(flat, ops.constant(size, _POSITION_DTYPE)), place)
+                for coordinate, size in zip(at[1:], extent[1:], strict=True):
+                    flat = ops.add(ops.mul(flat, ops.constant(size, _POSITION_DTYPE)), coordinate)
                 position = [ops.indirect(p, size) for p, size in zip(at, extent, strict=True)]
                 value = a.load([*plane, *position])
                 better = ops.logical_or(ops.gt(value, top), ops.isnan(value))

@@ -159,8 +159,8 @@ class Graph:
                 check_accumulating(self.buffers[store.args[0]], store.args[3])
         name = f"op{len(self.operations)}"
         node = self.origin if self.backward else None
-        again = None if node is None else checkpointed_function_of(node)
-        self.operations.append(LoopOp(name, body, self._origins(), again))
+        function_number = None if node is None else checkpointed_function_of(node)
+        self.operations.append(LoopOp(name, body, self._origins(), function_number))
 
     def store_computed(self, box: Box) -> str:
         """Write a lazy box to a new buffer; returns its name."""
@@ -485,11 +485,11 @@ class Graph:
         if (same and self.buffers[window.buffer].kind != "constant") or 0 in size:
             return Strided(window.buffer, size, stride if same else window.stride, window.offset)
         # Expanded elements are stored once and shown repeatedly.
-        shown = [d for d, (n, step) in enumerate(zip(size, stride, strict=True))
+        expanded = [d for d, (n, step) in enumerate(zip(size, stride, strict=True))
                  if step == 0 and n != 1]  # fmt: skip
-        once = [sympy.S.One if d in shown else n for d, n in enumerate(size)]
+        once = [sympy.S.One if d in expanded else n for d, n in enumerate(size)]
         buffer = self.new_buffer(box.dtype, box.device, once, stride)
-        buffer.dense = not shown and dense_stride(value) is not None
+        buffer.dense = not expanded and dense_stride(value) is not None
         first = Box(self, box.dtype, box.device, once, View(box, lambda i: i, lambda w: None))
         self.store_into(first, self.box(buffer))
         return Strided(buffer.name, size, stride, sympy.S.Zero)

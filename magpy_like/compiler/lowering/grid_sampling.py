@@ -60,10 +60,10 @@ class Sampling:
             return [Tap(at, one, self._is_inside(at))]
         first = ops.floor(x)
         second = ops.add(first, one)
-        behind = ops.le(second, const(self.size - 1, x))  # for positions clamped by the padding
+        exists = ops.le(second, const(self.size - 1, x))  # for positions clamped by the padding
         return [
             Tap(first, ops.sub(second, x), self._is_inside(first)),
-            Tap(second, ops.sub(x, first), behind if self.padding else self._is_inside(second)),
+            Tap(second, ops.sub(x, first), exists if self.padding else self._is_inside(second)),
         ]
 
     def _unnormalize(self, x: Value) -> Value:
@@ -116,8 +116,10 @@ def _element(
             is_inside = (
                 tap.is_inside if is_inside is None else ops.logical_and(is_inside, tap.is_inside)
             )
-    places = [_to_index(_zero_outside(is_inside, tap.at)) for tap in taps]
-    return [ops.indirect(at, dim.size) for at, dim in zip(places, dims, strict=True)], is_inside
+    all_positions = [_to_index(_zero_outside(is_inside, tap.at)) for tap in taps]
+    return [
+        ops.indirect(at, dim.size) for at, dim in zip(all_positions, dims, strict=True)
+    ], is_inside
 
 
 def _zero_outside(is_inside: Value | None, value: Value) -> Value:
@@ -144,9 +146,11 @@ def _realize_positions(graph: Graph, grid: Box, k: int, dim: Sampling) -> Box:
         return dim.position(grid.load([*index, sympy.Integer(k)]))
 
     size = grid.size[:-1]
-    place = loop_ir.pointwise(graph, grid.device, grid.dtype, size, inner, [grid], operations=12)
-    place.realize()
-    return place
+    positions = loop_ir.pointwise(
+        graph, grid.device, grid.dtype, size, inner, [grid], operations=12
+    )
+    positions.realize()
+    return positions
 
 
 @lower(aten.grid_sampler_3d.default)
@@ -160,13 +164,16 @@ def grid_sampler_3d(
         raise Unsupported("aten.grid_sampler_3d", "this dtype or device, or a symbolic volume")
     dims = [Sampling(int(s), mode, padding, corners) for s in volume.size[2:]]
     volume.realize()
-    places = [
+    all_positions = [
         _realize_positions(graph, grid, k, dim) for k, dim in zip((2, 1, 0), dims, strict=True)
     ]
 
     def inner(index: Index) -> Value:
         n, c, *out = index
-        axes = [dim.taps(place.load([n, *out])) for dim, place in zip(dims, places, strict=True)]
+        axes = [
+            dim.taps(positions.load([n, *out]))
+            for dim, positions in zip(dims, all_positions, strict=True)
+        ]
         total = ops.constant(0, volume.dtype)
         for taps in itertools.product(*axes):
             element, is_inside = _element(dims, taps)
@@ -181,6 +188,6 @@ def grid_sampler_3d(
 
     size = [volume.size[0], volume.size[1], *grid.size[1:-1]]
     return loop_ir.pointwise(
-        graph, volume.device, volume.dtype, size, inner, [volume, *places], operations=150,
+        graph, volume.device, volume.dtype, size, inner, [volume, *all_positions], operations=150,
         expensive=True,
     )  # fmt: skip

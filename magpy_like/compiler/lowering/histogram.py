@@ -44,9 +44,9 @@ def histc(graph: Graph, a: Box, bins: Any = 100, min: Any = 0, max: Any = 0) -> 
         at = ops.truediv(ops.mul(ops.sub(x, low), count), ops.sub(high, low))
         at = ops.where(inside, at, ops.constant(0, a.dtype))
         last = ops.constant(bins - 1, torch.int64)
-        place = ops.minimum(ops.to_dtype(at, torch.int64), last)
+        bin_index = ops.minimum(ops.to_dtype(at, torch.int64), last)
         one = ops.where(inside, ops.constant(1, a.dtype), ops.constant(0, a.dtype))
-        ops.store(window.buffer, window.address([ops.indirect(place, bins)]), one, "add")
+        ops.store(window.buffer, window.address([ops.indirect(bin_index, bins)]), one, "add")
 
     graph.add_loops(flat.size, [], loops)
     return result

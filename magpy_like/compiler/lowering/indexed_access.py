@@ -182,8 +182,8 @@ def copy_of(graph: Graph, a: Box) -> Box:
 def index_put(
     graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool = False
 ) -> Box:
-    given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype == torch.bool:
+    tensors = [i for i in indices if i is not None]
+    if len(tensors) == 1 and tensors[0].dtype == torch.bool:
         return _masked_put(graph, a, indices, values, accumulate)
     return _put(graph, _IndexPlan(a, indices), values, "add" if accumulate else None)
 
@@ -216,8 +216,9 @@ def _masked_put(
     (first,) = (d for d, i in enumerate(indices) if i is not None)
     mask = indices[first]
     assert mask is not None
-    behind = first + len(mask.size)
-    own = len(values.size) - 1 - (len(a.size) - behind)  # the dimension that counts masked elements
+    rest_start = first + len(mask.size)
+    # The dimension that counts masked elements.
+    own = len(values.size) - 1 - (len(a.size) - rest_start)
     if own >= 0 and values.size[own] != 1:
         raise Unsupported("aten.index_put", "a value for each element that a mask chooses")
     if values.size and values.dtype != a.dtype:
@@ -225,12 +226,12 @@ def _masked_put(
     common_device([a, mask, values])
 
     def inner(index: Index) -> Value:
-        place = [*index[:first], sympy.S.Zero, *index[behind:]]
-        new = convert(values.load(broadcast_index(values, place)), values.dtype, a.dtype)
+        row_index = [*index[:first], sympy.S.Zero, *index[rest_start:]]
+        new = convert(values.load(broadcast_index(values, row_index)), values.dtype, a.dtype)
         old = a.load(index)
         if accumulate:
             new = (ops.logical_or if a.dtype == torch.bool else ops.add)(old, new)
-        return ops.where(mask.load(index[first:behind]), new, old)
+        return ops.where(mask.load(index[first:rest_start]), new, old)
 
     return loop_ir.pointwise(
         graph, a.device, a.dtype, a.size, inner, [a, mask, values], operations=3
@@ -356,9 +357,9 @@ def _put_rows(
         indices = unsqueeze(graph, indices, 0)
     if not source.size:
         source = unsqueeze(graph, source, 0)
-    given: list[Box | None] = [None] * len(a.size)
-    given[canonical_dim(dim, len(a.size))] = indices
-    return _put(graph, _IndexPlan(a, given, error), source, mode)
+    tensors: list[Box | None] = [None] * len(a.size)
+    tensors[canonical_dim(dim, len(a.size))] = indices
+    return _put(graph, _IndexPlan(a, tensors, error), source, mode)
 
 
 # ATen's name of a reduction -> store mode

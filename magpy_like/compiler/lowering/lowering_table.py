@@ -122,9 +122,9 @@ def view_of(
     """``base`` under an index mapping; a window if ``base`` is memory and strides express it."""
     window = base.strided()
     if window is not None:
-        seen = restride(window)
-        if seen is not None:
-            return Box(base.graph, dtype or base.dtype, base.device, list(size), seen)
+        viewed = restride(window)
+        if viewed is not None:
+            return Box(base.graph, dtype or base.dtype, base.device, list(size), viewed)
     view = View(base, reindex, restride)
     return Box(base.graph, dtype or base.dtype, base.device, list(size), view)
 

@@ -191,12 +191,12 @@ def _covering_output(
 def _map_axes(
     axes: Sequence[PoolingAxis],
     index: Index,
-    places: Sequence[AxisMap],
+    maps: Sequence[AxisMap],
     offsets: Sequence[int | Expr],
 ) -> tuple[list[Expr], Value | None]:
     """``index`` with its pooled dimensions mapped, and the test that all exist."""
     outer = len(index) - len(axes)
-    found = [place(i, k) for place, i, k in zip(places, index[outer:], offsets, strict=True)]
+    found = [axis_map(i, k) for axis_map, i, k in zip(maps, index[outer:], offsets, strict=True)]
     return [*index[:outer], *(at for at, _ in found)], _conjunction(
         [t for _, tests in found for t in tests]
     )
@@ -239,19 +239,19 @@ def _max_pool(graph: Graph, a: Box, axes: Sequence[PoolingAxis]) -> list[Box]:
     def best(index: Index) -> tuple[Value, Value]:
         top = ops.constant(low, a.dtype)
         where = ops.constant(0, torch.int64)
-        seen = ops.constant(False, torch.bool)
+        found_any = ops.constant(False, torch.bool)
         for position, inside in _window_elements(axes, index):
             value = _masked(inside, lambda p=position: a.load(p), low)  # type: ignore[misc]
             better = ops.gt(value, top)
             if floating:
                 better = ops.logical_or(better, ops.isnan(value))
-            better = ops.logical_or(better, ops.logical_not(seen))
+            better = ops.logical_or(better, ops.logical_not(found_any))
             if inside is not None:
                 better = ops.logical_and(inside, better)
             flat = flatten(position[len(position) - len(axes) :], [axis.size for axis in axes])
             top = ops.where(better, value, top)
             where = ops.where(better, _integer(flat), where)
-            seen = ops.logical_or(seen, better)
+            found_any = ops.logical_or(found_any, better)
         return top, where
 
     return [
@@ -354,8 +354,8 @@ def _max_scatter(graph: Graph, grad: Box, a: Box, indices: Box, rank: int) -> Bo
         there = ops.logical_and(ops.ge(at, none), ops.lt(at, _integer(plane)))
         value = ops.where(there, grad.load(xs), ops.constant(0, compute_dtype(a.dtype)))
         j = ops.indirect(ops.where(there, at, none), plane)
-        place = window.address([*xs[: len(lead)], *[sympy.S.Zero] * (rank - 1), j])
-        ops.store(window.buffer, place, value, "add")
+        address = window.address([*xs[: len(lead)], *[sympy.S.Zero] * (rank - 1), j])
+        ops.store(window.buffer, address, value, "add")
 
     graph.add_loops(grad.size, [], loops)
     return result

@@ -38,8 +38,8 @@ def native_dropout(graph: Graph, a: Box, p: float, train: bool | None) -> list[B
         raise Unsupported("aten.native_dropout", "eager draws differently there")
     value: Any = graph.origin.meta["val"][1]
     if not is_in_order(value):
-        given: Any = graph.origin.args[0]
-        laid_out = graph.with_eager_strides(a, given.meta["val"])
+        argument: Any = graph.origin.args[0]
+        laid_out = graph.with_eager_strides(a, argument.meta["val"])
         args = (laid_out, p, train)
         return graph.fallback(aten.native_dropout.default, args, {}, graph.origin.meta["val"])
     kept = 1.0 - p

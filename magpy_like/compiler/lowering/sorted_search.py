@@ -93,13 +93,13 @@ def masked_scatter(graph: Graph, a: Box, mask: Box, source: Box) -> Box:
     def inner(index: Index) -> Value:
         here = mask.load(index)
         flat = flatten(list(index), list(size))
-        place = ops.sub(order.load([flat]), ops.constant(1, torch.int64))
+        rank = ops.sub(order.load([flat]), ops.constant(1, torch.int64))
         enough = ops.logical_or(
-            ops.logical_not(here), ops.lt(place, ops.index_expr(count, torch.int64))
+            ops.logical_not(here), ops.lt(rank, ops.index_expr(count, torch.int64))
         )
         ops.check(enough, "Number of elements of source < number of ones in mask", "RuntimeError")
-        place = ops.where(ops.logical_and(here, enough), place, ops.constant(0, torch.int64))
-        return ops.where(here, values.load([ops.indirect(place, count)]), a.load(index))
+        rank = ops.where(ops.logical_and(here, enough), rank, ops.constant(0, torch.int64))
+        return ops.where(here, values.load([ops.indirect(rank, count)]), a.load(index))
 
     return loop_ir.pointwise(
         graph, a.device, a.dtype, size, inner, [a, mask, order, values], operations=8

@@ -95,10 +95,10 @@ def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
     assert graph.origin is not None
     before, after = (node.meta["val"] for node in (graph.origin.args[0], graph.origin))
     size, source, stride = sizes(after.shape), sizes(before.stride()), sizes(after.stride())
-    seen = reshape(a, size)
-    if graph.origin.target is aten.reshape.default or not isinstance(seen.data, View):
-        return seen
-    by_sizes = seen.data.restride
+    reshaped = reshape(a, size)
+    if graph.origin.target is aten.reshape.default or not isinstance(reshaped.data, View):
+        return reshaped
+    by_sizes = reshaped.data.restride
 
     def restride(window: Strided) -> Strided | None:
         """ATen's view shares memory even where sizes alone do not show that it can."""
@@ -106,7 +106,7 @@ def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
             return found
         return Strided(window.buffer, size, stride, window.offset)
 
-    return view_of(a, size, seen.data.reindex, restride)
+    return view_of(a, size, reshaped.data.reindex, restride)
 
 
 @lower(aten.resize.default)

@@ -41,13 +41,13 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
         for node in gm.graph.nodes:
             lines.append((node.op, _target(node), literal((node.args, node.kwargs), nodes)))
             nodes[node] = len(nodes)
-        inputs = [_input(given) for given in example_inputs]
+        inputs = [_input(example) for example in example_inputs]
     except NotCacheable:
         return None
     first: dict[int, int] = {}
     shared = [
-        first.setdefault(given.untyped_storage()._cdata, k) if _is_tensor(given) else None
-        for k, given in enumerate(example_inputs)
+        first.setdefault(example.untyped_storage()._cdata, k) if _is_tensor(example) else None
+        for k, example in enumerate(example_inputs)
     ]
     modes = (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
@@ -85,17 +85,20 @@ def _cards(inputs: Sequence[Any]) -> list[str]:
     return sorted(f"{d}: {torch.cuda.get_device_properties(d)}" for d in devices)
 
 
-def _is_tensor(given: Any) -> bool:
-    return isinstance(given, torch.Tensor)
+def _is_tensor(example: Any) -> bool:
+    return isinstance(example, torch.Tensor)
 
 
-def _input(given: Any) -> Any:
-    if not _is_tensor(given):
-        return literal(given, {})
-    if type(given) not in (torch.Tensor, torch.nn.Parameter) or given.layout is not torch.strided:
-        raise NotCacheable(type(given))
-    more = given.is_inference(), given.is_leaf, given._is_view()
-    return type(given).__name__, compiled_graph_cache.value(given), more
+def _input(example: Any) -> Any:
+    if not _is_tensor(example):
+        return literal(example, {})
+    if (
+        type(example) not in (torch.Tensor, torch.nn.Parameter)
+        or example.layout is not torch.strided
+    ):
+        raise NotCacheable(type(example))
+    more = example.is_inference(), example.is_leaf, example._is_view()
+    return type(example).__name__, compiled_graph_cache.value(example), more
 
 
 def put(name: str, compiled: str) -> None:

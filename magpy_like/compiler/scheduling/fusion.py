@@ -257,8 +257,8 @@ def _by_address(
     shared = sorted((host.reads | host.writes) & (guest.reads | guest.writes))
     if not shared:
         return None
-    mine, theirs = host.loop_strides, guest.loop_strides
-    common = [b for b in shared if b in mine and b in theirs]
+    host_strides, guest_strides = host.loop_strides, guest.loop_strides
+    common = [b for b in shared if b in host_strides and b in guest_strides]
     if not common:
         return None
 
@@ -267,11 +267,11 @@ def _by_address(
 
     table: dict[tuple, Symbol] = {}
     for v in target:
-        if table.setdefault(signature(mine, v, host.ranges[v]), v) is not v:
+        if table.setdefault(signature(host_strides, v, host.ranges[v]), v) is not v:
             return None
     mapping: dict[Symbol, Expr] = {}
     for v in variables:
-        match = table.pop(signature(theirs, v, guest.ranges[v]), None)
+        match = table.pop(signature(guest_strides, v, guest.ranges[v]), None)
         if match is None:
             return None
         mapping[v] = match

@@ -143,19 +143,21 @@ def _can_write_in_place(graph: Graph, kernel: Kernel, old: str, new: str) -> boo
     reads = list(_accesses(kernel, old))
     if any(v.op != "load" or v.args[1] != store.args[1] for _, _, v in reads):
         return False
-    for made in _recomputed_from(kernel, old):
-        reads += (access for access in _accesses(kernel, made) if access[2].op == "load")
+    for recomputed in _recomputed_from(kernel, old):
+        reads += (access for access in _accesses(kernel, recomputed) if access[2].op == "load")
     return all(at[0] < when[0] or (at[:2] == when[:2] and at < when) for at, _, _ in reads)
 
 
 def _recomputed_from(kernel: Kernel, old: str) -> set[str]:
     """Unstored per-element buffers computed from ``old``: a later phase may recompute
     them from it."""
-    made: set[str] = set()
+    recomputed: set[str] = set()
     for node in kernel.nodes():
-        if node.reads & (made | {old}):
-            made |= {b for b in node.writes & kernel.removed if kernel.forward.get(b) == "row"}
-    return made
+        if node.reads & (recomputed | {old}):
+            recomputed |= {
+                b for b in node.writes & kernel.removed if kernel.forward.get(b) == "row"
+            }
+    return recomputed
 
 
 def _accesses(kernel: Kernel, buffer: str) -> Iterator[tuple[tuple[int, int, int], Node, Value]]:

@@ -125,12 +125,13 @@ def plan_kernel(
     """
     xs, rs, ranges, nodes = _normalize_loops(xs, rs, ranges, nodes)
     kernel = Kernel(name, device, xs, rs, ranges, _assign_phases(nodes), {})
-    place = _find_stores(kernel.phases)
+    stored_at = _find_stores(kernel.phases)
     written: set[str] = set()  # so far: a buffer updated in place is also read before
     for node in nodes:
         for buffer in node.reads & written:
             kernel.forward[buffer] = _widest_forwarding(
-                kernel.forward.get(buffer), _forwarding(place[buffer], load_position(kernel, node))
+                kernel.forward.get(buffer),
+                _forwarding(stored_at[buffer], load_position(kernel, node)),
             )
         written |= node.writes
     kernel.removed = written & removable
@@ -154,12 +155,12 @@ def _forwarding(source: tuple[int, bool], reader: tuple[int, bool]) -> str:
 
 def _find_stores(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
     """Where each buffer is written: (phase, is the store per element)."""
-    place: dict[str, tuple[int, bool]] = {}
+    stored_at: dict[str, tuple[int, bool]] = {}
     for k, phase in enumerate(phases):
         for node in (*phase.inner, *phase.outer):
             for store in node.body.of("store"):
-                place[store.args[0]] = (k, node.inner and not store.outer)
-    return place
+                stored_at[store.args[0]] = (k, node.inner and not store.outer)
+    return stored_at
 
 
 def load_position(kernel: Kernel, node: Node) -> tuple[int, bool]:

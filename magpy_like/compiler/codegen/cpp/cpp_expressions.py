@@ -181,8 +181,8 @@ class CppEmitter(Emitter):
         if buffer in self.printer.recomputed:
             text = recompute(self, buffer, self.printer.recomputed)
         else:
-            place = self.printer.load_source(buffer, index, self.lane)
-            text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
+            source = self.printer.load_source(buffer, index, self.lane)
+            text = f"widen({source})" if self.kernel.dtypes[buffer] in LOW_PRECISION else source
         if mask == "false":
             return print_number(0, dtype)
         if mask not in (None, "true"):
@@ -200,15 +200,15 @@ class CppEmitter(Emitter):
             text = f"keep<{CTYPE[target]}>({text})"
         elif target != dtype:
             text = f"({CTYPE[target]}){text}"
-        for place in self.printer.store_targets(buffer, index, self.lane):
+        for lvalue in self.printer.store_targets(buffer, index, self.lane):
             if mode is not None:
-                old = f"widen({place})" if target in LOW_PRECISION else place
+                old = f"widen({lvalue})" if target in LOW_PRECISION else lvalue
                 total = combine({"add": "sum", "mul": "prod"}.get(mode, mode), old, str(name))
                 if target in LOW_PRECISION:
                     total = f"narrow<{CTYPE[target]}>({total})"
-                self.printer.lines.line(f"{place} = {total};")
+                self.printer.lines.line(f"{lvalue} = {total};")
             else:
-                self.printer.lines.line(f"{place} = {text};")
+                self.printer.lines.line(f"{lvalue} = {text};")
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
         return name  # already converted and rounded

@@ -187,10 +187,10 @@ class Pointwise(CppKernel):
             f"/ {STRIP_ELEMENTS} * {rows};"
         )
         for along, other in ((last, strided), (strided, last)):
-            place = {**start, last: start[last] + TILE_BLOCK}
-            place[other] += first
+            position = {**start, last: start[last] + TILE_BLOCK}
+            position[other] += first
             for buffer, index, step in self._contiguous(strided, last, along):
-                at = print_index(index.xreplace(place))
+                at = print_index(index.xreplace(position))
                 shape = f"<{rows}, {TILE_BLOCK}>"
                 self.lines.line(f"fetch_rows{shape}(&{buffer}[{at}], {print_index(step)});")
 
@@ -253,15 +253,15 @@ class Pointwise(CppKernel):
         def gathered() -> CppEmitter:
             """An emitter whose loads read the gathered strip."""
             other = emitter.in_new_scope()
-            places: dict[tuple[str, str], str] = {}
+            rows_of_gathers: dict[tuple[str, str], str] = {}
             for gather, found in self._gathers.items():
                 row = row_start(gather, emitter)
-                if (row, found) not in places:
-                    name = places[row, found] = self.fresh("taken")
+                if (row, found) not in rows_of_gathers:
+                    name = rows_of_gathers[row, found] = self.fresh("taken")
                     ctype = CTYPE[self.kernel.dtypes[gather.load.args[0]]]
                     line(f"alignas(64) {ctype} {name}[{STRIP_ELEMENTS}];")
                     line(f"take({name}, &{row}, {found}[{strip} / {STRIP_ELEMENTS}]);")
-                other.hoisted[gather.load] = f"{places[row, found]}[{last.name} - {strip}]"
+                other.hoisted[gather.load] = f"{rows_of_gathers[row, found]}[{last.name} - {strip}]"
             return other
 
         if whole:

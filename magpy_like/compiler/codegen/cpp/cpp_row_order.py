@@ -112,9 +112,9 @@ class HalvesOrder(RowOrder):
             sympy.Symbol(name, integer=True) for name in ("later", "halves.half", "part")
         )
 
-        def places(node: Node, width: int, steps: LoopStrides) -> list[LoopPositions]:
+        def positions(node: Node, width: int, steps: LoopStrides) -> list[LoopPositions]:
             if not steps.get(x):
                 return []
             return [{x: row, loop: part} for row in (later, later + half)]
 
-        self.printer.prefetcher.prefetch_at(phase.inner, loop, places, str(count // 2))
+        self.printer.prefetcher.prefetch_at(phase.inner, loop, positions, str(count // 2))

@@ -53,12 +53,12 @@ def _can_recompute_all(kernel: Kernel) -> bool:
 
 def _can_recompute(kernel: Kernel, buffer: str, producer: Producers) -> bool:
     node, _ = producer[buffer]
-    (made,) = (k for k, phase in enumerate(kernel.phases) if node in phase.inner)
+    (written_in,) = (k for k, phase in enumerate(kernel.phases) if node in phase.inner)
     read = max(k for k, p in enumerate(kernel.phases) for n in p.inner if buffer in n.reads)
     written = {b for p in kernel.phases[:read] for n in (*p.inner, *p.outer) for b in n.writes}
     written -= {b for b, kind in kernel.forward.items() if kind == "outer"}  # kept
     return (
-        made < read
+        written_in < read
         and not any(v.op in EXPENSIVE for v in recomputed_values(buffer, producer, kernel))
         and not recomputed_buffers(buffer, producer, kernel) & written - kernel.removed
     )
@@ -71,7 +71,9 @@ class SplitColumns(Columns):
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
         self.tile = self.tile_width()
-        self.recomputed = {b: made for b, made in producers(kernel).items() if b in kernel.removed}
+        self.recomputed = {
+            b: producer for b, producer in producers(kernel).items() if b in kernel.removed
+        }
         self._split_loop = _longest_reduction_loop(kernel, hint)
         self._outer = [b for b, kind in kernel.forward.items() if kind == "outer"]
 

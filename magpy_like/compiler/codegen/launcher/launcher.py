@@ -154,9 +154,9 @@ class Launcher:
         tensors."""
         kernels = (step.work for step in self.steps if isinstance(step.work, Kernel))
         written = dict.fromkeys(name for kernel in kernels for name in kernel.outputs)
-        given = [b for b in written if self.graph.buffers[b].kind in ("input", "constant")]
-        if given:
-            self.lines.line(f"will_write(({', '.join(given)},))")
+        shared = [b for b in written if self.graph.buffers[b].kind in ("input", "constant")]
+        if shared:
+            self.lines.line(f"will_write(({', '.join(shared)},))")
 
     # --- sizes ---------------------------------------------------------------------------------
 
@@ -212,11 +212,11 @@ class Launcher:
         return self._computed[text]
 
     def _bind_sizes(self, buffer: Buffer) -> None:
-        for way, values in (("size", buffer.size), ("stride", buffer.stride)):
+        for method, values in (("size", buffer.size), ("stride", buffer.stride)):
             for dim, e in enumerate(values):
                 self._bind_name(e)
                 if e.is_Symbol and e not in self._bound:
-                    self.lines.line(f"{e.name} = {buffer.name}.{way}({dim})")
+                    self.lines.line(f"{e.name} = {buffer.name}.{method}({dim})")
                     self._bound.add(e)
 
     # --- steps ---------------------------------------------------------------------------------
@@ -299,12 +299,12 @@ class Launcher:
             return
         line(f"{output} = {text}")
         buffer = self.graph.buffers[output]
-        told = set(self._bound)
+        bound_before = set(self._bound)
         self._bind_sizes(buffer)
         # An operator may return fewer tensors than its meta function declares.
         missing = f"{output} is None or " if text.startswith("results[") else ""
         for dim, e in enumerate(buffer.size if dynamic else ()):
-            if not e.is_Symbol or e in told:
+            if not e.is_Symbol or e in bound_before:
                 self._assume(f"{missing}{output}.size({dim}) == {self._size(e)}")
         if not buffer.aliased and buffer.size:
             stride = self._sizes(buffer.stride)
@@ -363,16 +363,16 @@ class Launcher:
         """The returned expressions. Distinct captured tensors stay distinct objects, even when they
         show the same memory."""
         texts: list[str] = []
-        shown: dict[str, Any] = {}
-        given = self._shared_with_caller()
-        for place, (value, result) in enumerate(
+        returned: dict[str, Any] = {}
+        shared = self._shared_with_caller()
+        for position, (value, result) in enumerate(
             itertools.zip_longest(self.graph.outputs, self.graph.results)
         ):
             text = self._argument(value)
-            if place in self.graph.saved:
-                if isinstance(value, Strided) and value.buffer in given and text != value.buffer:
+            if position in self.graph.saved:
+                if isinstance(value, Strided) and value.buffer in shared and text != value.buffer:
                     text = self._new_window(value, "view_of")
-            elif isinstance(value, Strided) and shown.setdefault(text, result) is not result:
+            elif isinstance(value, Strided) and returned.setdefault(text, result) is not result:
                 text = self._new_window(value)
             texts.append(text)
         return texts

@@ -45,14 +45,14 @@ class TritonEmitter(Emitter):
         if here is not None:
             return here
         if buffer in self.kernel.removed:
-            again: Name = recompute(self, buffer, self.printer.producers_of)
-            return again
+            recomputed: Name = recompute(self, buffer, self.printer.producers_of)
+            return recomputed
         axes = self.printer.varies(index)
         wanted = axes | (mask.axes if isinstance(mask, Name) else frozenset())
         guard = self.printer.mask(wanted, mask)
         guard = f", {guard}, other=0" if guard else ""
-        place = self.printer.address(buffer, index, axes, wanted)
-        text = f"tl.load({place}{guard})"
+        pointer = self.printer.address(buffer, index, axes, wanted)
+        text = f"tl.load({pointer}{guard})"
         if self.kernel.dtypes[buffer] in LOW_PRECISION:
             text += ".to(tl.float32)"
         return self.define(text, wanted)
@@ -67,17 +67,17 @@ class TritonEmitter(Emitter):
         if target != dtype:
             value = f"{value}.to({TYPE[target]})"
         wanted = self.printer.level_axes(self.level)
-        place = self.printer.address(buffer, index, self.printer.varies(index), wanted)
+        pointer = self.printer.address(buffer, index, self.printer.varies(index), wanted)
         guard = self.printer.mask(wanted, self.printer.store_condition)
         line = self.printer.lines.line
         if mode not in (None, "add"):
             raise Unsupported("a scatter", f"the Triton printer cannot {mode} in memory")
         if mode == "add":
             guard = f", mask={guard}" if guard else ""
-            line(f'tl.atomic_add({place}, {value}{guard}, sem="relaxed")')
+            line(f'tl.atomic_add({pointer}, {value}{guard}, sem="relaxed")')
         else:
             guard = f", {guard}" if guard else ""
-            line(f"tl.store({place}, {value}{guard})")
+            line(f"tl.store({pointer}, {value}{guard})")
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
         return name  # already converted and rounded

@@ -65,9 +65,7 @@ class TritonKernel:
         self.rank = len(self.tiling.axes)
         self.lines = Lines()
         self.forwarded: dict[str, Name] = {}  # buffer -> its current value
-        self.axes_of: dict[
-            str, frozenset[str]
-        ] = {}  # loop variable or name -> axes it varies along
+        self.axes_of: dict[str, frozenset[str]] = {}  # axes that a name or loop varies along
         for axis in self.tiling.axes:
             for v in axis.loops:
                 self.axes_of[v.name] = frozenset(axis.name)
@@ -206,9 +204,8 @@ class TritonKernel:
                 self._persistent_phase(phase, inner, outer, axis)
             elif phase.inner:
                 if stored & {b for n in phase.inner for b in n.reads}:
-                    self.lines.line(
-                        "tl.debug_barrier()"
-                    )  # another thread may have stored the element
+                    # Another thread may have stored the element.
+                    self.lines.line("tl.debug_barrier()")
                 self._looped_phase(phase, outer, axis)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)

@@ -34,12 +34,12 @@ def adapt_plan(kernel: Kernel, hint: Hint) -> None:
         return
     updated = updated_in_place(kernel)
     producer = producers(kernel)
-    for buffer, way in kernel.forward.items():
-        kept = way != "row" or buffer not in kernel.removed
+    for buffer, kind in kernel.forward.items():
+        kept = kind != "row" or buffer not in kernel.removed
         if kept:
             continue
-        again = recomputed_values(buffer, producer, kernel)
-        if any(v.op == "scan" or (v.op == "load" and v.args[0] in updated) for v in again):
+        recomputed = recomputed_values(buffer, producer, kernel)
+        if any(v.op == "scan" or (v.op == "load" and v.args[0] in updated) for v in recomputed):
             kernel.removed.discard(buffer)
             kernel.outputs.append(buffer)
 
@@ -63,9 +63,9 @@ def build(
     kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
 ) -> dict[str, Callable[..., Any]]:
     """Print, compile and load kernels: name -> function of addresses and sizes."""
-    wanted, places = print_kernels(kernels, graph, kind, trace)
-    functions = triton_launch.load_many(wanted)
-    return {kernel: functions[place] for kernel, place in places.items()}
+    requests, indices = print_kernels(kernels, graph, kind, trace)
+    functions = triton_launch.load_many(requests)
+    return {kernel: functions[index] for kernel, index in indices.items()}
 
 
 def print_kernels(
@@ -76,13 +76,13 @@ def print_kernels(
     for kernel in kernels:
         source = print_function(kernel, graph)
         found.setdefault((source, kernel.device), []).append(kernel)
-    wanted: list[CompileRequest] = []
+    requests: list[CompileRequest] = []
     for (source, device), users in found.items():
         named = source.renamed("NAME", source.text, _title(users))
         origins = "".join(f"# {o}\n" for k in users for o in k.origins)
         trace.write("kernels", f"{kind}.py", origins + named.text)
-        wanted.append((named, device, [graph.hint(s) for s in users[0].size_symbols]))
-    return wanted, {k.name: n for n, users in enumerate(found.values()) for k in users}
+        requests.append((named, device, [graph.hint(s) for s in users[0].size_symbols]))
+    return requests, {k.name: n for n, users in enumerate(found.values()) for k in users}
 
 
 def _title(kernels: Sequence[Kernel]) -> str:

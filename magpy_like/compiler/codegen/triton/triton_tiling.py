@@ -246,7 +246,7 @@ def keeps_old_values(kernel: Kernel) -> bool:
     """
     by_row = {v.args[0] for node in kernel.nodes() for v in _per_row(node)}
     old = updated_in_place(kernel) & by_row
-    later = {b for b, way in kernel.forward.items() if way == "outer"}
+    later = {b for b, kind in kernel.forward.items() if kind == "outer"}
     dependent: set[str] = set()
     for node in kernel.nodes():
         if node.reads & (old | dependent):
