@@ -197,7 +197,7 @@ def _see(number: int) -> Callable[[bool], bool]:
     return seen
 
 
-_synthesise, _look = Dispatcher.synthesise, early_checks._look
+_synthesise, _check_function = Dispatcher.synthesise, early_checks._check_function
 _try_guard, _compile = RecordCache.try_guard, GraphBackend.compile
 _run_after_failure = Dispatcher._run_after_failure
 _note_misspeculation = Dispatcher._note_misspeculation
@@ -239,19 +239,19 @@ def _compile_noted(backend: GraphBackend, graph: Any, inputs: Any, program: Any)
     return CompiledGraph(compiled.graph, run, compiled.may_fail)
 
 
-def _look_noted(expression: Any, value: Any, place: Any, nodes: Any) -> Any:
+def _check_function_noted(expression: Any, value: Any, place: Any, nodes: Any) -> Any:
     number, forced = _run.note((Kind.EARLY_SPECULATED_VALUE,), f"{value!r}")
-    look = _look(expression, value, place, nodes)
+    check = _check_function(expression, value, place, nodes)
 
     def seen(*given: Any) -> None:
         try:
-            look(*given)
+            check(*given)
         except Exception:
             _run.failed[number] = None
             if not forced:
                 raise
 
-    seen.__module__ = look.__module__
+    seen.__module__ = check.__module__
     return seen
 
 
@@ -266,7 +266,7 @@ def noted(run: Run) -> Iterator[None]:
             (guard_builder, "GuardWriter", _NumberingWriter),
             (guard_builder, "LiftedConditions", _NumberingLiftedConditions),
             (record, "MockBuilder", _MockBuilder),
-            (early_checks, "_look", _look_noted),
+            (early_checks, "_check_function", _check_function_noted),
             (Dispatcher, "synthesise", _synthesise_noted),
             (RecordCache, "try_guard", _try_noted),
             (Dispatcher, "_run_after_failure", _run_after_noted),

@@ -1,4 +1,4 @@
-"""What a backend is shown of the inputs of an operator graph."""
+"""Example inputs of an operator graph for the backend: tensors, or fake tensors and symbols."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from magpy_like.native.instance_checks import is_instance
 
 
 def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
-    """The tensors of the recorded run, or, when something may vary, fake tensors and symbolic
-    numbers of one ``ShapeEnv``, as Dynamo's backends get them."""
+    """The tensors of the recorded run, or fake tensors and symbolic numbers if a size may vary.
+
+    The latter belong to one ``ShapeEnv``, like those that Dynamo passes to its backends.
+    """
     sources = [source for _, source in rec.operators.inputs]
     tensors = {source: _at_entry(rec, source) for source in sources if is_instance(source, int)}
     known = {**rec.lifted.identities.values, **rec.operators.example_values}
     numbers = [s for s in sources if is_instance(s, Expression) and not _is_tensor(known.get(s))]
     twin = rec.sizes.twin
     if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
-        for fake in twin.inputs.values():  # how the memory is shared would depend on the sizes
+        for fake in twin.inputs.values():  # overlaps in memory would depend on the sizes
             twin.specialize(fake)
     varies = (
         numbers or rec.operators.reads_data or (twin and any(map(twin.has_dynamic_sizes, tensors)))
@@ -48,23 +50,25 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
 
 
 def _at_entry(rec: Recording, source: int) -> Any:
-    """What the recorded run was given, or for a tensor one like it that is as the guard asks for:
-    operators in place may have given that another form since the region was entered, or gradients
-    a way to it. Other objects are those that a custom autograd function reads."""
+    """An input at the entry of the region: a tensor with the metadata that the guard checks.
+
+    In-place operators may have changed sizes, strides or ``requires_grad`` since. Inputs that are
+    no tensors are objects that a custom autograd function reads.
+    """
     node = rec.refs.get_node_by_id(source)
     tensor, form, before = node.variable, rec.reads.layouts.get(source), node.first.value
     if not is_instance(tensor, torch.Tensor):
         return tensor
-    takes_part, same = tensor.requires_grad, tensor
+    requires_grad, same = tensor.requires_grad, tensor
     if form is not None and (tuple(tensor.shape), tuple(tensor.stride())) != form:
         plain = tensor.detach()
         try:
             same = plain.as_strided(*form)
-        except RuntimeError:  # where it began has moved, too
+        except RuntimeError:  # its storage offset has changed, too
             same = plain.as_strided(*form, 0)
-        same = same.detach().requires_grad_(takes_part)
+        same = same.detach().requires_grad_(requires_grad)
     if before is not None and before.why(same) == "requires_grad":
-        same = same.detach().requires_grad_(not takes_part)
+        same = same.detach().requires_grad_(not requires_grad)
     return same
 
 

@@ -1,4 +1,4 @@
-"""Source text of the expressions that lifted numbers are made of."""
+"""Source text of expressions over lifted numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from magpy_like.synthesis.generated_source import literal
 
 
 class Numbers:
-    """Names what a function in the making computes of numbers, so that it does so but once."""
+    """Names for computed numbers of a function in the making, so that each is computed once."""
 
     def __init__(
         self,
@@ -32,23 +32,23 @@ class Numbers:
         constant: Callable[[Any], str],
         output: Callable[[fx.Node], str],
     ) -> None:
-        """``in_python`` says how Python computes what nodes of the graph do; see ``text`` for the
+        """``in_python`` are the nodes of the graph that Python computes; see ``text`` for the
         others."""
         self._in_python = in_python
-        self._ways = name, constant, output
+        self._namers = name, constant, output
         self._names: dict[Computed, str] = {}
         self._written = set[Computed]()
 
     def text(self, expression: Any) -> str:
-        """The source text of a number; of one that is computed a name, which ``lines`` defines."""
+        """The source text of a number: for a computed one, a name that ``lines`` defines."""
         if is_instance(expression, GraphNumber):
             expression = self._in_python.get(expression.node, expression)
         if is_instance(expression, Computed):
             return self._names.setdefault(expression, f"number{len(self._names)}")
-        return text(expression, *self._ways)
+        return text(expression, *self._namers)
 
     def lines(self, wanted: Callable[[Computed], bool]) -> list[str]:
-        """Statements that compute those of the named numbers that are wanted, and were not yet."""
+        """Statements that compute the wanted ones of the named numbers, each once."""
         lines, pending = [], [e for e in reversed(self._names) if wanted(e)]
         while pending:
             number = pending[-1]
@@ -61,13 +61,13 @@ class Numbers:
             if number not in self._written:
                 self._written.add(number)
                 parts = [self.text(operand) for operand in number.operands]
-                way = _operation(number.operation, parts, self._ways[1])
-                lines.append(f"{self.text(number)} = {way}")
+                value = _operation(number.operation, parts, self._namers[1])
+                lines.append(f"{self.text(number)} = {value}")
         return lines
 
 
 def is_short(expression: Any, most: int = 8) -> bool:
-    """Whether an expression is computed, by so few operations that it may be written twice."""
+    """True for a computed expression with so few operations that it may be written twice."""
     pending = [expression]
     while pending and most >= 0:
         part = pending.pop()
@@ -94,8 +94,8 @@ def text(
 ) -> str:
     """Python source for an expression.
 
-    ``name`` gives the variable that holds a number read outside, ``output`` that of a number which
-    the operator graph gives.
+    ``name`` names the variable of an external number, ``constant`` an object, and ``output`` a
+    result of the operator graph.
     """
     if is_instance(expression, GraphNumber):
         assert output is not None

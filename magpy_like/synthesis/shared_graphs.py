@@ -1,8 +1,8 @@
-"""One operator graph for all records of a program whose operator graphs are the same.
+"""Operator graphs shared between records of a program, so that equal graphs are compiled once.
 
-A loop that a split cuts is entered at two places: before its first round, and behind a round. What
-is recorded from both is one graph, which is compiled once. Where sizes tell records apart, as 1
-tells from others, a backend compiles the one graph for each.
+A loop with a split is entered at two locations: before its first iteration, and after one. Both
+record equal graphs. Where records differ in sizes that are specialized, such as 1, the backend
+compiles the graph for each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from magpy_like.torch_interop.current_gpu import current_gpu
 
 
 class CompiledGraph:
-    """An operator graph and what a backend made of it, which may fail where no operator does."""
+    """An operator graph and its compiled callable.
+
+    ``may_fail``: the callable may raise although none of the operators does.
+    """
 
     def __init__(
         self, graph: fx.GraphModule, run: Callable[..., Any], may_fail: bool = False
@@ -32,7 +35,7 @@ Key = tuple[Any, ...]
 
 
 class SharedGraphs:
-    """The compiled graphs of one program, as long as a record has them."""
+    """The compiled graphs of one program, while a record refers to them."""
 
     def __init__(self) -> None:
         self._graphs: weakref.WeakValueDictionary[Key, fx.GraphModule]
@@ -45,9 +48,9 @@ class SharedGraphs:
         inputs: Key | None,
         compile_graph: Callable[[], CompiledGraph],
     ) -> CompiledGraph:
-        """What was made of an equal graph for such inputs, or else of this one.
+        """The compiled graph of an equal graph for such inputs, or else of this one.
 
-        ``inputs`` is what the backend may rely on beside the graph; None: nobody knows.
+        ``inputs`` are the backend's further assumptions: see :func:`compile_assumptions`.
         """
         key = _description(graph)
         if key is None:
@@ -63,11 +66,11 @@ class SharedGraphs:
 
 
 class _NoDescription(Exception):
-    """Something in a graph cannot be compared."""
+    """A graph contains a value that cannot be compared."""
 
 
 def _description(graph: fx.GraphModule) -> Key | None:
-    """Equal for graphs that compute the same; None for one that cannot be compared."""
+    """A key that is equal for equal graphs; None for a graph that cannot be compared."""
     numbers: dict[fx.Node, int] = {}
     rows = []
     try:
@@ -106,7 +109,7 @@ def _argument(value: Any, numbers: dict[fx.Node, int]) -> Any:
     if kind is slice:
         return kind, *(_argument(part, numbers) for part in (value.start, value.stop, value.step))
     if kind in (float, complex):
-        return kind, repr(value)  # tells 0.0 from -0.0, and finds one NaN equal to another
+        return kind, repr(value)  # distinguishes 0.0 from -0.0, and equates NaNs
     if value is None or kind in _COMPARABLE:
         return kind, value
     raise _NoDescription
@@ -118,9 +121,9 @@ _COMPARABLE = {
 
 
 def compile_assumptions(inputs: Sequence[Any]) -> Key | None:
-    """What a backend sees when it compiles a graph for these inputs; None if sizes may vary.
+    """A key for everything a backend may rely on besides the graph; None if sizes may vary.
 
-    Parameters are told apart by identity, other tensors by their form and by the memory they share.
+    Parameters are compared by identity, other tensors by metadata and by the memory they share.
     """
     tensors = [value for value in inputs if is_instance(value, torch.Tensor)]
     if len(tensors) < len(inputs) or not all(map(_is_plain, tensors)):
@@ -139,7 +142,7 @@ def compile_assumptions(inputs: Sequence[Any]) -> Key | None:
         )
         for t in tensors
     ]
-    return *forms, *(look() for look in _MODES)
+    return *forms, *(read() for read in _MODES)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -158,4 +161,4 @@ _MODES: tuple[Callable[[], Any], ...] = (
         for kind in ("cpu", "cuda")
     ),
 )
-"""Torch's modes under which a graph is compiled."""
+"""Reads of torch's modes under which a graph is compiled."""

@@ -1,8 +1,8 @@
-"""What abstract classes answered about others, which changes when a class is registered.
+"""Subclass tests by abstract classes, whose negative results change when a class is registered.
 
-`abc` keeps a counter of all registrations in the process, and any import may add some: a compiler's
-own do while it compiles the first graph. So the counter only tells when to ask again. A class that
-was once said to be a subclass stays one; others are asked about anew, as native code would do it.
+`abc` counts all registrations in the process, and any import may add some: imports of a compiler do
+while it compiles the first graph. So a changed counter only means that the tests are repeated, as
+native code does them. A class that is a subclass once remains one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 
 class StillDenied:
-    """Whether abstract classes still deny others.
+    """A check that classes are still no subclasses of abstract ones.
 
     Args:
-        pairs: an abstract class and one that it has said to be none of its own, each.
+        pairs: an abstract class, and a class that is not a subclass of it, each.
     """
 
     def __init__(self, pairs: Iterable[tuple[type, type]]) -> None:
@@ -30,7 +30,7 @@ class StillDenied:
         try:
             if any(_abc._abc_subclasscheck(abstract, cls) for abstract, cls in self._pairs):
                 return False
-        except Exception:  # of a class's own hook: the program meets it where it asks
+        except Exception:  # from a class's own hook: the program itself raises it
             return False
         self._token = token
         return True

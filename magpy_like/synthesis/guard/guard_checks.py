@@ -1,4 +1,4 @@
-"""What generated guards call for the checks that are not worth native code."""
+"""Functions that generated guards call: comparisons that are not worth native code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from magpy_like.refgraph.plain_values import array_metadata, is_plain, is_same_v
 
 
 def same_scalar(a: Any, b: Any) -> bool:
-    """Whether plain values, or instances of a subclass of a number or string, are equal."""
+    """True if plain values, or instances of a number's or string's subclass, are the same."""
     if is_plain(b):
         return is_same_value(a, b)
     base = next(kind for kind in SCALARS if is_instance(b, kind))
@@ -26,17 +26,17 @@ def same_scalar(a: Any, b: Any) -> bool:
 
 
 def same_list(a: Any, b: list[Any]) -> bool:
-    """Whether lists of integers and truths, however deep, are the same."""
+    """True if nested lists of integers and bools are the same."""
     return repr(a) == repr(b)
 
 
 def ordered_keys(mapping: dict[Any, Any]) -> list[Any]:
-    """The keys in the order in which the mapping hands them out."""
+    """The keys in the mapping's order of iteration."""
     return [key for key, _ in items_of(mapping)]
 
 
 def same_keys(found: Iterable[Any], expected: list[Any]) -> bool:
-    """Whether keys or members are the same in the same order; 1, 1.0 and True are not the same."""
+    """True if keys or members are the same in the same order; 1, 1.0 and True differ."""
     keys = list(found)
     return len(keys) == len(expected) and all(map(_same_key, keys, expected))
 
@@ -54,7 +54,7 @@ def same_metadata(array: Any, layout: tuple[Any, ...]) -> bool:
 
 
 def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
-    """Whether an array that is laid out alike holds the same."""
+    """True if an array with the same metadata has the same contents."""
     return bool(array.tobytes() == expected.tobytes())
 
 
@@ -64,7 +64,7 @@ def returns(call: Callable[[], Any], result: Any) -> bool:
 
 
 def is_same(found: Any, result: Any) -> bool:
-    """Whether process-wide state is what it was: the same object, or equal to it."""
+    """True if process-wide state is the same object, or an equal one of the same type."""
     return found is result or (type(found) is type(result) and bool(found == result))
 
 
@@ -105,7 +105,7 @@ def share_no_memory(changed: tuple[torch.Tensor, ...], fixed: tuple[torch.Tensor
 
 
 def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """For each tensor, the first one that lies in the same storage, and how far from there."""
+    """For each tensor, the index of the first one in the same storage, and the offset from it."""
     first: dict[int, tuple[int, int]] = {}
     places: list[int] = []
     for i, t in enumerate(tensors):

@@ -1,8 +1,8 @@
-"""Looking at speculated values inside an operator graph, before it changes anything in place.
+"""Early checks: speculated values compared inside an operator graph, before in-place changes.
 
-A training step may ask whether its gradients are too large, and then changes parameters. When all
-that it looks at is known before the first change, the graph itself looks, and stops there if it is
-not what was speculated on: nothing has to be put back then but random generators.
+A training step may read whether its gradients are too large, and then changes parameters. If all
+speculated values are computed before the first change, the graph itself compares them, and raises
+after a misspeculation: only random generators have to be restored then.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from magpy_like.synthesis.mock.roll_back import EarlyMisspeculation
 
 
 def check_before_writing(rec: Recording) -> bool:
-    """Let the operator graph check speculated values; False where they are not known in time."""
+    """Insert checks of speculated values; False if one is computed after an in-place change."""
     order = {node: i for i, node in enumerate(rec.operators.graph.nodes)}
     memory = [storage_of(node.variable) for node in rec.writes.changed_inputs()]
     before = [rec.writes.written_memory.get(where) for where in memory]
     if rec.writes.data_replaced or not all(before):
         return False
     last = min((node for node in before if node is not None), key=order.__getitem__)
-    looks = []
+    checks = []
     for expression, value, place in rec.lifted.speculated.values:
         nodes: list[fx.Node] = []
         if not _only_in_graph(expression, nodes) or any(order[n] > order[last] for n in nodes):
             return False
         nodes = list(dict.fromkeys(nodes))
-        looks.append((_look(expression, value, place, nodes), tuple(nodes)))
-    for look, given in reversed(looks):
+        checks.append((_check_function(expression, value, place, nodes), tuple(nodes)))
+    for check, operands in reversed(checks):
         with rec.operators.graph.inserting_after(last):
-            made = rec.operators.graph.call_function(look, given)
-        made.meta[AS_IS] = "looks at a value that was speculated on"
+            call = rec.operators.graph.call_function(check, operands)
+        call.meta[AS_IS] = "checks a speculated value"
     return True
 
 
 def _only_in_graph(expression: Any, found: list[fx.Node]) -> bool:
-    """Whether an expression is made of constants and of what the graph computes: of ``found``."""
+    """True for an expression over constants and graph numbers, which are added to ``found``."""
     if is_instance(expression, GraphNumber):
         found.append(expression.node)
         return True
@@ -54,21 +54,21 @@ def _only_in_graph(expression: Any, found: list[fx.Node]) -> bool:
     return is_plain(expression)
 
 
-def _look(expression: Any, value: Any, place: Any, nodes: list[fx.Node]) -> Any:
-    """A function of what ``nodes`` give that raises when it is not what was speculated on."""
+def _check_function(expression: Any, value: Any, place: Any, nodes: list[fx.Node]) -> Any:
+    """A function of the values of ``nodes`` that raises unless the expression has this value."""
     source = Source()
-    names = {node: f"given{i}" for i, node in enumerate(nodes)}
-    way = number_source.text(expression, _no_name, source.constant, names.__getitem__)
+    names = {node: f"number{i}" for i, node in enumerate(nodes)}
+    text = number_source.text(expression, _no_name, source.constant, names.__getitem__)
     check = source.constant(same_scalar if is_plain(value) else same_list)
     expected = literal(value) or source.constant(value, "value")
-    source.emit(f"if not {check}({way}, {expected}):")
+    source.emit(f"if not {check}({text}, {expected}):")
     source.emit(
         f"    raise {source.constant(EarlyMisspeculation)}({source.constant(place, 'place')})"
     )
-    look = source.build("look", ", ".join(names.values()))
-    look.__module__ = __name__  # graphs ask for it
-    return look
+    check_speculated = source.build("check_speculated", ", ".join(names.values()))
+    check_speculated.__module__ = __name__  # graphs read it
+    return check_speculated
 
 
 def _no_name(node: Any) -> str:
-    raise AssertionError("a variable from outside")
+    raise AssertionError("an external variable")

@@ -1,7 +1,7 @@
-"""Which operators may raise although the guard has found their inputs to be like before.
+"""Operators that may raise for inputs with the types and sizes of the recorded run.
 
-Known are those that never do, whatever tensors of the same types and sizes hold: everything else
-may (an index that is out of bounds, a matrix without an inverse, an operator of somebody's own).
+Operators that never do, whatever their inputs' data, are listed; any other one may: for an index
+out of bounds, a matrix without an inverse, a custom operator.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ NEVER_RAISE = frozenset(
         "new_zeros", "new_ones", "new_full", "new_empty", "rand_like", "randn_like", "size",
         "getattr", "replace_data", "meshgrid", "broadcast_tensors", "atleast_1d", "atleast_2d",
         "atleast_3d", "item",
-        # Looks at what was speculated on, which are over before anything is changed.
-        "look",
+        # Checks of speculated values, which precede all changes.
+        "check_speculated",
         # Modes.
         *(setter.__name__.strip("_") for setter in SETTERS), "set_fwd_grad_enabled",
     }
@@ -92,9 +92,9 @@ NEVER_RAISE = frozenset(
 _MAKE_TENSORS = frozenset(
     ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "rand", "randn")
 )
-"""Never raise as long as they are given no tensors."""
+"""Never raise without tensors as arguments."""
 _DIVISIONS = frozenset(("div", "divide"))
-"""Never raise as long as they do not round."""
+"""Never raise without a rounding mode."""
 _SUBSCRIPTS = frozenset(("getitem", "setitem"))
 
 _AUGMENTED = frozenset(
@@ -103,11 +103,11 @@ _AUGMENTED = frozenset(
 
 
 _OF_FLOATS = frozenset(("add", "sub", "mul", "truediv", "lerp", "addcmul", "addcdiv", "pow"))
-"""Never raise for a number of type ``float`` that the elements' type has room for."""
+"""Never raise for a number of type ``float`` that the dtype can represent."""
 
 
 def largest_safe_float(nodes: Iterable[fx.Node], inputs: Iterable[Any]) -> float:
-    """The largest number that all types of elements in a graph may have room for."""
+    """The largest number that all dtypes in a graph can represent, pessimistically."""
     types_found = {torch.float32, *(t.dtype for t in inputs if is_instance(t, torch.Tensor))}
     for node in nodes:
         named = [*node.args, *node.kwargs.values()]
@@ -136,9 +136,9 @@ def check_float_range(most: float, *numbers: float) -> None:
 
 
 def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
-    """Whether an operator may raise although its inputs are of the types and sizes of before.
+    """True if an operator may raise for inputs with the types and sizes of the recorded run.
 
-    ``floats`` are inputs of the graph that are numbers of type ``float``, and none too large.
+    ``floats`` are the inputs of the graph that are numbers of type ``float``, within range.
     """
     if node.op in ("placeholder", "get_attr", "output"):
         return False
@@ -159,7 +159,7 @@ def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
 
 
 def _name_in_torch(node: fx.Node) -> str | None:
-    """The name of one of torch's own operators, without what tells that it works in place."""
+    """The name of one of torch's operators without the mark of in-place ones; None for others."""
     if node.op == "call_method":
         return str(node.target).strip("_")
     operation: Any = getattr(node.target, REPLAYED, node.target)
@@ -175,7 +175,7 @@ def _name_in_torch(node: fx.Node) -> str | None:
 
 
 _FAMILY = re.compile("^(foreach|fft|linalg|special)_")
-"""What a name begins with that is its module's in Python."""
+"""Prefixes of operator names that are modules in Python."""
 
 
 def _module_of(operation: Any) -> str:

@@ -1,6 +1,6 @@
-"""Results that nobody takes, of operators that may raise for other values.
+"""Unused results of operators that may raise for other values.
 
-A backend leaves them out, and with them the exception that the program would have seen.
+A backend eliminates such operators as dead code, and with them the exceptions of the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 def compile_with_unused_results(
     graph: fx.GraphModule, compile_graph: Compile
 ) -> Callable[..., Any]:
-    """``graph`` as ``compile_graph`` compiles it, with everything computed that may raise."""
+    """Compile a graph so that unused results of operators that may raise are computed, too."""
     unused = _unused(graph.graph)
     if not unused or not is_instance(graph.graph.output_node().args[0], (tuple, list)):
         return compile_graph(graph)
@@ -36,7 +36,7 @@ def compile_with_unused_results(
 
 
 def _unused(graph: fx.Graph) -> list[fx.Node]:
-    """What may raise, changes nothing, and leads to nothing that is returned or written."""
+    """Operators that may raise, without side effects, whose results reach no output or write."""
     needed: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node in needed or node.op == "output" or (not node.users and _changes(node)):
@@ -50,7 +50,7 @@ def _unused(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether a call may be there for what it does rather than for what it returns."""
+    """True if a call may have side effects."""
     name = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name.strip("_") in _STATEMENTS or "out" in node.kwargs
@@ -65,6 +65,6 @@ _STATEMENTS = frozenset(
 
 
 def _some_tensor(result: Any) -> torch.Tensor:
-    """One tensor of a result, which stands for its having been computed."""
+    """One tensor of a result, as an output that depends on the operator."""
     tensors = (leaf for leaf in pytree.tree_leaves(result) if is_instance(leaf, torch.Tensor))
     return next(tensors, torch.empty(0)).detach()
