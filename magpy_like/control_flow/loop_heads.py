@@ -439,7 +439,7 @@ def captured(run: MonitorRun, step: Step) -> FrameState:
         Split: the monitor does not see what goes on there.
     """
     frame = step.frame
-    if run.recording.running.depth or run.suspended:
+    if run.recording.running.depth or run.suspension.depth:
         raise LoopNotMergeable("it runs inside an operator")
     if is_restoring(frame.f_code, step.offset):
         raise LoopNotMergeable("a continuation is being restored")

@@ -89,7 +89,7 @@ class Entering:
         code = frame.f_code
         unseen = code.co_filename.startswith(_UNSEEN)
         hidden = code in _HIDDEN_CODE or (unseen and not _stands_in(run, frame))
-        if run.suspended or hidden or _forgets(frame.f_back):
+        if run.suspension.depth or hidden or _forgets(frame.f_back):
             run.flags.specialize_pending_call()
             return False
         run.flags.enter(frame)

@@ -36,6 +36,7 @@ from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import ask_for_instructions, seen_entry
+from magpy_like.monitor.suspension import Suspension
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.gathered_lists import inspected_lists
@@ -132,8 +133,7 @@ class MonitorRun:
         """The call to make in place of the one that is about to run."""
         self.refrained: SplitCause | None = None
         """Why a checkpointed function could not be followed, which the next run will not do."""
-        self.suspended = 0
-        """How many calls are running whose Python code is not followed."""
+        self.suspension = Suspension()
         self._rules = _rules()
         self._monitor = Monitor(
             on_frame=self._on_frame,
@@ -211,12 +211,12 @@ class MonitorRun:
         """A collection begins amid a program: what it ends, and who listens, are no part of it."""
         if phase == "start" and not self._collects and getattr(active, "run", None) is self:
             self._collects = True
-            self.suspended += 1
+            self.suspension.enter()
 
     def _resume(self, phase: str, info: dict[str, int]) -> None:
         if phase == "stop" and self._collects:
             self._collects = False
-            self.suspended -= 1
+            self.suspension.leave()
 
     def _recall(self) -> None:
         """Containers have what they had before, but for those that the mock is to change."""
@@ -408,7 +408,7 @@ class MonitorRun:
             self.cut is None
             or self.side is not None
             or rec.running.depth
-            or self.suspended
+            or self.suspension.depth
             or rec.split
         ):
             return False
@@ -424,7 +424,7 @@ class MonitorRun:
             self._own.hand_back(frame, changed)
             # What outer frames wait for is the earlier recording's business.
             self._monitor.drop_pending()
-            self.suspended += 1
+            self.suspension.enter()
             return True
         self._compiling.enter()
         return False
@@ -522,14 +522,14 @@ class MonitorRun:
         Raises what the program does there. What it has recorded up to then stays.
         """
         rec = self.recording
-        before = self.side, rec.running.depth, self.suspended, self.skipping
+        before = self.side, rec.running.depth, self.suspension.depth, self.skipping
         at = self.at
         self.side, self.skipping, rec.operators.is_isolated = side, False, True
         self.choose_filter()
         try:
             return self._monitor.explore(function, until, again)
         finally:
-            self.side, rec.running.depth, self.suspended, self.skipping = before
+            self.side, rec.running.depth, self.suspension.depth, self.skipping = before
             self.at = at
             if self.side is None:
                 self.choose_filter()
@@ -612,7 +612,7 @@ def _in_the_backend() -> str:
 
 def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: Any) -> None:
     """A dynamic instruction has run natively."""
-    run.suspended -= 1
+    run.suspension.leave()
     run._compiling.enter()
     assert run.cut is not None
     run.cut.after_split(run, *payload)
@@ -625,7 +625,7 @@ def _finish_raising(
     traceback: types.TracebackType | None,
 ) -> None:
     """It has raised an exception."""
-    run.suspended -= 1
+    run.suspension.leave()
     run._compiling.enter()
     assert run.cut is not None
     run.cut.after_raise(run, exception)

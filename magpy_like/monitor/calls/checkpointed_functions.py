@@ -216,12 +216,10 @@ def _begins(run: MonitorRun, function: Any, args: Any, kwargs: Any, reentrant: b
         raise Split(SplitReason.CHECKPOINT, "begins a checkpoint in a branch or loop body")
     if reentrant and run.recording.checkpointed is not None:
         raise Split(SplitReason.CHECKPOINT, "begins a reentrant checkpoint under a checkpoint")
-    run.suspended += 1
-    return _finish_begin, None
+    return run.suspension.until(_finish_begin, None)
 
 
 def _finish_begin(run: MonitorRun, _: None, call: CheckpointCall) -> None:
-    run.suspended -= 1
     run.account()
     run.enter_checkpoint(call)
 
@@ -230,12 +228,10 @@ def _ends(run: MonitorRun, call: CheckpointCall, result: Any) -> Token:
     checkpointed = run.recording.checkpointed
     assert checkpointed is not None
     checkpointed.leave(run.recording, result)
-    run.suspended += 1
-    return _finish_end, result
+    return run.suspension.until(_finish_end, result)
 
 
 def _finish_end(run: MonitorRun, returned: Any, result: Any) -> None:
-    run.suspended -= 1
     run.account()
     run.choose_filter()
     if result is not returned:  # a new tuple of the same tensors
@@ -252,4 +248,3 @@ STEPS: dict[Any, Callable[..., Token]] = {
     fail_checkpoint: _fails,
 }
 """The monitor's rules for the functions that replace ``checkpoint``."""
-FINISHERS = (_finish_begin, _finish_end)

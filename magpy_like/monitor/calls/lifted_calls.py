@@ -70,8 +70,7 @@ def handle_varying_list_call(run: MonitorRun, call: NativeCall) -> Any:
     for value in given:
         run.recording.inspections.visit(value, ValueRead.TYPE)
     if is_instance(call.operation, NUMPY_FUNCTIONS):
-        run.suspended += 1
-        return finish_list_call_suspended, function
+        return run.suspension.until(finish_list_call, function)
     return finish_list_call, function
 
 
@@ -102,14 +101,6 @@ def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resu
                 rec.inspections.visit(value, ValueRead.ALL)
     rec.variables.add_new(result)
     return None
-
-
-def finish_list_call_suspended(
-    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
-) -> Any:
-    """The same for a function that is partly Python code."""
-    run.suspended -= 1
-    return finish_list_call(run, payload, result)
 
 
 def handle_fold(run: MonitorRun, call: NativeCall) -> Any:
@@ -143,8 +134,8 @@ def handle_computation(run: MonitorRun, call: NativeCall) -> Any:
         for value in given:
             visit_input(run.recording, value)
         if is_instance(call.operation, NUMPY_FUNCTIONS):
-            run.suspended += 1  # NumPy's functions are partly Python code
-            return finish_computed_suspended, function
+            # NumPy's functions are partly Python code.
+            return run.suspension.until(finish_computed, function)
         return finish_computed, function
     if call.on_graph and is_python_function(call.operation) and not holds_tensor(given):
         run.lifted.specialize(given)
@@ -178,14 +169,6 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
             run.lifted.specialize(operands)
     run.recording.variables.add_new(result)
     return None
-
-
-def finish_computed_suspended(
-    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
-) -> Any:
-    """The same for a function that is partly Python code."""
-    run.suspended -= 1
-    return finish_computed(run, payload, result)
 
 
 _TRUTH_QUERIES: dict[Any, Any] = {

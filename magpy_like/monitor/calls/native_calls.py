@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor.calls import checkpointed_functions, special_methods
+from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
     has_conversion_methods,
@@ -34,10 +34,8 @@ from magpy_like.monitor.calls.call_inputs import (
 )
 from magpy_like.monitor.calls.lifted_calls import (
     finish_computed,
-    finish_computed_suspended,
     finish_fold,
     finish_list_call,
-    finish_list_call_suspended,
 )
 from magpy_like.monitor.calls.native_inspections import (
     READS_ATTRIBUTES,
@@ -51,10 +49,8 @@ from magpy_like.monitor.calls.native_inspections import (
 from magpy_like.monitor.calls.native_results import (
     NativeCall,
     finish_operator,
-    finish_operator_suspended,
     finish_pure,
     finish_read,
-    finish_suspended,
 )
 from magpy_like.monitor.calls.operator_body import add_object_inputs
 from magpy_like.monitor.calls.operator_closures import Closure, close_over
@@ -62,9 +58,7 @@ from magpy_like.monitor.calls.read_calls import inputs_of, record_read_call
 from magpy_like.monitor.calls.replayed_calls import SHOWN_ARGUMENTS, repeatable_call, reports_caller
 from magpy_like.monitor.calls.special_calls import (
     SPECIAL_CALL_RULES,
-    finish_compiling_query,
     finish_item,
-    finish_length,
 )
 from magpy_like.monitor.calls.write_calls import record_write
 from magpy_like.monitor.objects import attributes, object_addresses
@@ -74,7 +68,7 @@ from magpy_like.monitor.operator_graph.operator_graph import MAKES_SEVERAL
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.symbolic_twin import hint
 from magpy_like.monitor.symbolic.varying_lists import record_mutation
-from magpy_like.monitor.torch_state import autograd_nodes, random_draws
+from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import is_plain
@@ -360,7 +354,7 @@ def record_change(
 def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
     """An operator is about to run. It becomes a node of the graph unless it is inside another."""
     rec, operation = run.recording, call.operation
-    rec.running.depth += 1
+    rec.running.enter()
     if call.on_graph:
         rec.running.as_is = None
         if operation in _UNCOMPILABLE:
@@ -379,8 +373,7 @@ def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
         rec.running.is_dynamic = False
     if operation in _FOLLOWED_OPERATORS:
         return finish_operator, call
-    run.suspended += 1
-    return finish_operator_suspended, call
+    return run.suspension.until(finish_operator, call)
 
 
 def _tensor_inputs(call: NativeCall) -> Iterator[torch.Tensor]:
@@ -410,8 +403,7 @@ def _begin_plain_call(run: MonitorRun, call: NativeCall) -> Token:
                     describe(operation),
                 )
             guard_cache_keys(rec, (*args, *kwargs.values()))
-        run.suspended += 1
-        return finish_suspended, call
+        return run.suspension.until(finish_pure, call)
     finish = finish_pure if annotation.output.relation is None else finish_read
     return finish, call
 
@@ -439,19 +431,6 @@ def _may_be_called(value: Any) -> bool:
     return is_instance(value, called) or is_python_instance(value)
 
 
-_SUSPENDED = (
-    finish_compiling_query,
-    finish_computed_suspended,
-    finish_list_call_suspended,
-    finish_suspended,
-    finish_operator_suspended,
-    finish_length,
-    autograd_nodes.finish_registration,
-    *checkpointed_functions.FINISHERS,
-    *random_draws.FINISHERS,
-)
-
-
 def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCause | None:
     """A native call has raised: reset the state that its beginning has set.
 
@@ -463,11 +442,10 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
     Raises:
         Split: the numbers of failed arithmetic are unknown before the region runs.
     """
-    if finish in _SUSPENDED:
-        run.suspended -= 1
-    if finish in (finish_computed, finish_computed_suspended, finish_fold):
+    finish, payload = run.suspension.unwrap(finish, payload)
+    if finish in (finish_computed, finish_fold):
         run.lifted.specialize(payload[1])
-    elif finish in (finish_list_call, finish_list_call_suspended):
+    elif finish is finish_list_call:
         run.lifted.specialize(payload[1])
         for value in payload[1]:
             run.recording.inspections.visit(value, ValueRead.ALL)
@@ -481,8 +459,8 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
         name = describe(payload.operation)
         detail = f"catches an exception that {name} raises for lifted numbers"
         return SplitCause(SplitReason.EXCEPTION_STATE, detail)
-    if finish in (finish_operator, finish_operator_suspended):
-        run.recording.running.depth -= 1
+    if finish is finish_operator:
+        run.recording.running.leave()
         by_values = (
             payload.on_graph
             and not run.recording.running.depth

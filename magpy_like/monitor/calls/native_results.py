@@ -110,12 +110,6 @@ def finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:
     return None if place is None else run.lift_element(*place, result)
 
 
-def finish_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    """As ``finish_pure``, for a call during which the monitor was suspended."""
-    run.suspended -= 1
-    finish_pure(run, done, result)
-
-
 def finish_followed(run: MonitorRun, _: None, result: Any) -> None:
     """Record the result of special methods that the monitor has followed."""
     run.recording.variables.add_new(result)
@@ -133,17 +127,12 @@ def recorded_tensor_call(args: tuple[Any, ...]) -> Token:
 
 def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     """Record the result of an operator, which may be inside another one."""
-    run.recording.running.depth -= 1
+    running = run.recording.running
+    running.leave()
     _record_operator(run, done, result)
-    if not run.recording.running.depth:
-        run.recording.running.inputs = {}
+    if not running.depth:
+        running.inputs = {}
     run.account()  # the recording may itself copy a constant tensor
-
-
-def finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    """The same for an operator during which the monitor was suspended."""
-    run.suspended -= 1
-    finish_operator(run, done, result)
 
 
 def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:

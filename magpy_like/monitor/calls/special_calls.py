@@ -32,7 +32,7 @@ from magpy_like.monitor.calls.native_inspections import READS_NO_SIZES
 from magpy_like.monitor.calls.native_results import (
     NativeCall,
     finish_followed,
-    finish_operator_suspended,
+    finish_operator,
     finish_pure,
     recorded_call,
 )
@@ -110,14 +110,12 @@ def handle_autograd_call(run: MonitorRun, call: NativeCall) -> Any:
 def handle_compiling_query(run: MonitorRun, call: NativeCall) -> Any:
     """``torch.compiler.is_compiling()`` in torch's optimizers, which compute as in eager mode."""
     if call.operation in ASK_WHETHER_COMPILING and run.at and hears_what_eager_hears(run.at):
-        run.suspended += 1
-        return finish_compiling_query, None
+        return run.suspension.until(_finish_compiling_query, None)
     return NotImplemented
 
 
-def finish_compiling_query(run: MonitorRun, _: None, result: Any) -> bool:
+def _finish_compiling_query(run: MonitorRun, _: None, result: Any) -> bool:
     """The result is that of eager mode."""
-    run.suspended -= 1
     return False
 
 
@@ -240,12 +238,11 @@ def _begin_graph_list_call(run: MonitorRun, call: NativeCall) -> Token | None:
     if not (joins and plain):
         operators.inspect_list(given.value)
         return None
-    rec.running.depth += 1
+    rec.running.enter()
     rec.running.inputs = {id(tensor): tensor for tensor in given.value}
     rec.running.is_dynamic = False
-    run.suspended += 1
     call.on_graph = True
-    return finish_operator_suspended, call
+    return run.suspension.until(finish_operator, call)
 
 
 def _finish_carried_list_length(run: MonitorRun, given: CarriedList, result: Any) -> Any:
@@ -394,8 +391,8 @@ def handle_size_query(run: MonitorRun, call: NativeCall) -> Any:
     if _reads_varying_sizes(run, call.annotation, operation, args):
         run.lifted.specialize((args[1:], tuple(kwargs.values())))
         if operation is len:
-            run.suspended += 1  # Tensor.__len__ is written in Python
-            return finish_length, (operation, args, kwargs)
+            # Tensor.__len__ is written in Python.
+            return run.suspension.until(_finish_metadata, (operation, args, kwargs))
         return _finish_metadata, (operation, args, kwargs)
     return NotImplemented
 
@@ -419,12 +416,6 @@ def _reads_varying_sizes(
     if operation is len and type(args[0]).__len__ is not torch.Tensor.__len__:
         return False
     return getattr(operation, "__name__", "") not in READS_NO_SIZES | tensor_metadata.UNCHECKED
-
-
-def finish_length(run: MonitorRun, looked: Any, result: Any) -> Any:
-    """As ``_finish_metadata``, for ``len``, which is written in Python."""
-    run.suspended -= 1
-    return _finish_metadata(run, looked, result)
 
 
 def _finish_metadata(

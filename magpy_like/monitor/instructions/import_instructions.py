@@ -32,8 +32,7 @@ def import_module(run: MonitorRun, step: Step) -> Token:
     if name not in sys.modules:
         _import_first(run, name)
     _look_up_module(run, name)
-    run.suspended += 1
-    return _finish_import, None
+    return run.suspension.until(_finish_import, None)
 
 
 def _look_up_module(run: MonitorRun, name: str) -> None:
@@ -45,21 +44,19 @@ def _look_up_module(run: MonitorRun, name: str) -> None:
 
 
 def _import_first(run: MonitorRun, name: str) -> None:
-    run.suspended += 1
     try:
-        importlib.import_module(name)
+        with run.suspension:
+            importlib.import_module(name)
     except Exception as error:
         raise Split(
             SplitReason.FAILED_IMPORT,
             f"imports {name}, which fails: {type(error).__name__}: {error}",
         ) from None
     finally:
-        run.suspended -= 1
         run.account()
 
 
 def _finish_import(run: MonitorRun, _: None, result: Any) -> None:
-    run.suspended -= 1
     run.recording.variables.constant(result)
 
 

@@ -25,6 +25,14 @@ class RunningOperator:
         self.as_is: str | None = None
         """Why a backend must not compile the operator: it does more than compute."""
 
+    def enter(self) -> None:
+        """An operator begins, perhaps inside another one."""
+        self.depth += 1
+
+    def leave(self) -> None:
+        """The operator that began last has returned or raised."""
+        self.depth -= 1
+
     def keep_as_is(self, reason: str) -> None:
         """Keep the operator on the graph as a whole and uncompiled: it does something dynamic."""
         self.as_is = reason

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.calls.native_results import NativeCall
+from magpy_like.monitor.suspension import payload_of
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
     Expression,
@@ -60,7 +61,7 @@ def record_narrow(run: MonitorRun, token: Any) -> None:
     reads = run.side.reads if run.side is not None else None
     if reads is None or token is None:
         return
-    call = token[1]
+    call = payload_of(token)
     if not is_instance(call, NativeCall) or not call.on_graph:
         return
     tensor, key = call.args

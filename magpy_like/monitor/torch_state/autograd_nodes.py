@@ -173,14 +173,12 @@ def _register(run: MonitorRun, owner: Any, name: str, args: tuple[Any, ...]) -> 
     rec = run.recording
     if rec.running.depth or run.side is not None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-    run.suspended += 1
     version = tensor_version(owner) if is_instance(owner, torch.Tensor) else None
-    return finish_registration, Hook(owner, name, args, version)
+    return run.suspension.until(_finish_registration, Hook(owner, name, args, version))
 
 
-def finish_registration(run: MonitorRun, hook: Hook, handle: Any) -> None:
+def _finish_registration(run: MonitorRun, hook: Hook, handle: Any) -> None:
     """``handle`` removes the hook again; there is none for a gradient that is kept."""
-    run.suspended -= 1
     run.account()
     run.recording.effects.hooks.append(hook._replace(handle=handle))
 

@@ -118,14 +118,12 @@ def repeat_draw(
                 "draws a random element among values of several types",
             )
         drawing = RepeatedCall(shuffled, (operation, *kept), {}, generator)
-        run.suspended += 1
-        return _finish_shuffle, (drawing, order)
+        return run.suspension.until(_finish_shuffle, (drawing, order))
     if of_a_generator and len({type(value) for value in _leaves(kept[1:2])}) > 1:
         raise Split(
             SplitReason.RANDOM_VALUE_DECIDES, "draws a random element among values of several types"
         )
-    run.suspended += 1
-    return _finish_draw, drawing
+    return run.suspension.until(_finish_draw, drawing)
 
 
 def _all_numbers(values: Any) -> bool:
@@ -168,7 +166,6 @@ def _is_type(value: Any) -> bool:
 
 
 def _finish(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
-    run.suspended -= 1
     run.account()  # torch.manual_seed calls operators, too
     made = _MAKERS.get(drawing.operation)
     if made is not None and type(result) is not made:
@@ -205,7 +202,6 @@ def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
 
 def _finish_shuffle(run: MonitorRun, drawn: tuple[RepeatedCall, list[Any]], _: Any) -> None:
     drawing, order = drawn
-    run.suspended -= 1
     order[:] = _lifted_items(run, run.lifted.repeat(drawing), order)
     run.watch_numbers()
 
@@ -315,9 +311,8 @@ def repeat_array_call(
     if operation in _TENSOR_MAKERS:
         arrays = [value for value in values if is_instance(value, np.ndarray)]
         rec.operators.shared_arrays += [(array, array.copy()) for array in arrays]
-    run.suspended += 1
     finish = _finish_in_place if operation in _IN_PLACE else _finish
-    return finish, RepeatedCall(operation, kept, kwargs)
+    return run.suspension.until(finish, RepeatedCall(operation, kept, kwargs))
 
 
 def _is_known(run: MonitorRun, value: Any) -> bool:
@@ -383,9 +378,4 @@ def _is_varying_index(run: MonitorRun, key: Any) -> bool:
 
 def _finish_in_place(run: MonitorRun, drawing: RepeatedCall, _: Any) -> None:
     """The array is known by the call that drew it: what the mock has of that is changed, too."""
-    run.suspended -= 1
     run.lifted.repeat(drawing)
-
-
-FINISHERS = (_finish, _finish_draw, _finish_in_place, _finish_shuffle)
-"""What follows a call that is repeated and whose own code is not followed."""
