@@ -133,7 +133,7 @@ def compile_untransformed(
     except CompileError:
         raise
     except StatisticsUpdateUnsupported:
-        mark_eager_checkpoints(gm, unfolds=False)
+        mark_eager_checkpoints(gm, inlines=False)
         return compile_untransformed(gm, example_inputs, mode=mode, options=options)
     except Exception as error:
         floats = {k: e for k, e in enumerate(example_inputs) if isinstance(e, torch.SymFloat)}

@@ -1,1 +1,7 @@
-"""Operators that captured graphs contain and torch does not have."""
+"""Operators of captured graphs that torch does not have.
+
+``control_operators``: branches and loops, and Python values between them
+``checkpoint_operator``: checkpointed functions as one node, or inlined
+``checkpoint_statistics``: batch norm statistics that a checkpointed function updates again
+``custom_operators``: registration of operators of the namespace ``torch.ops.magpy_like``
+"""

@@ -1,9 +1,9 @@
 """Checkpointed functions: parts of a graph whose operators run again in the backward pass.
 
-In a captured graph such a part is one node, :func:`checkpointed` with a graph of its own: whatever
-runs the graph operator by operator keeps as much for the backward pass, and does as much again, as
-eager mode. This project's compiler takes the operators themselves, marked by the
-keys that torch's partitioner of forward and backward pass goes by.
+In a captured graph such a part is one node, :func:`checkpointed` with a graph of its own. A backend
+that runs the graph operator by operator then saves as much for the backward pass, and recomputes as
+much, as eager mode. This project's compiler inlines the operators, marked by the keys that torch's
+partitioner of forward and backward pass reads (``recompute``, ``ac_graph_id``).
 """
 
 from __future__ import annotations
@@ -21,66 +21,74 @@ from magpy_like.graph_operators.checkpoint_statistics import Update, update_on_r
 from magpy_like.graph_operators.control_operators import may_write
 
 RECOMPUTED = "recomputed"
-"""The key of the :class:`Function` that a node is part of."""
+"""Key of ``node.meta``: the :class:`CheckpointedFunction` that a node is part of."""
 WRITES = "writes"
-"""The key of whether a node that writes to a tensor from outside does so again in the backward
+"""Key of a node that writes to a tensor from outside: True if it does so again in the backward
 pass."""
 TRIGGERS_RECOMPUTATION = "leads_back"
-"""The key of a result whose gradient has the function run again, if it writes to statistics."""
+"""Key of a result whose gradient makes the backward pass recompute a function with statistics."""
 DIFFERENTIATED = "learned"
-"""The key of which operands of a reentrant checkpoint, by place, get gradients beside its own."""
+"""Key of a reentrant checkpoint: the indices of operands, other than arguments, that require
+gradients."""
 _FORM = ("number", "list", "val")
-"""What is known of a result, under other keys."""
+"""Keys of facts about a result."""
 
 
 class CheckpointedFunction:
     """A checkpointed function in a graph that is being captured."""
 
-    def __init__(self, given: Sequence[fx.Node]) -> None:
-        """``given`` are its arguments, which must not change before it runs again."""
-        self.given = given
+    def __init__(self, arguments: Sequence[fx.Node]) -> None:
+        """``arguments`` must not change before the function runs again."""
+        self.arguments = arguments
 
 
 class ReentrantCheckpoint(CheckpointedFunction):
-    """One under ``use_reentrant=True``, which has one node in autograd's graph.
+    """A function under ``use_reentrant=True``, which is one node in autograd's graph.
 
-    ``results`` are all that it returns, whoever uses them: that node has them as outputs. Of what
-    it finds elsewhere, ``learned`` takes part in gradients, which get there in a backward pass of
-    its own.
+    ``results`` are all its results, used or not: they are the outputs of that node. Of the tensors
+    that it reads besides its arguments, those in ``differentiated`` require gradients, and receive
+    them in the nested backward pass.
     """
 
     def __init__(
-        self, given: Sequence[fx.Node], results: Sequence[fx.Node], learned: Collection[fx.Node]
+        self,
+        arguments: Sequence[fx.Node],
+        results: Sequence[fx.Node],
+        differentiated: Collection[fx.Node],
     ) -> None:
-        super().__init__(given)
-        self.results, self.learned = results, learned
+        super().__init__(arguments)
+        self.results, self.differentiated = results, differentiated
 
 
 def checkpointed(
-    part: Callable[..., Any], given: int, *operands: Any, reentrant: bool = False
+    part: Callable[..., Any], argument_count: int, *operands: Any, reentrant: bool = False
 ) -> Any:
-    """``part(*operands)`` under a checkpoint, of which the first ``given`` ones are arguments, and
-    the others what the function finds elsewhere whenever it runs."""
-    found = operands[given:]
+    """``part(*operands)`` under a checkpoint.
+
+    The first ``argument_count`` operands are the function's arguments. The others are captured: the
+    function reads them whenever it runs.
+    """
+    captured = operands[argument_count:]
     return torch.utils.checkpoint.checkpoint(
-        lambda *args: part(*args, *found), *operands[:given], use_reentrant=reentrant
+        lambda *args: part(*args, *captured), *operands[:argument_count], use_reentrant=reentrant
     )
 
 
 class _Tied(torch.autograd.Function):
-    """A result takes part in gradients if an argument does, whatever becomes of its own."""
+    """The identity on a result, which requires gradients if an argument does, as under a reentrant
+    checkpoint."""
 
     @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        return result.clone()  # a view could not be changed in place
+    def forward(ctx: Any, result: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+        return result.clone()  # a view could not be modified in place
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return gradient, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-def _tied(result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-    return _Tied.apply(result, *given)
+def _tied(result: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+    return _Tied.apply(result, *arguments)
 
 
 def is_checkpoint(node: fx.Node) -> bool:
@@ -88,12 +96,12 @@ def is_checkpoint(node: fx.Node) -> bool:
 
 
 def fold_checkpoints(gm: fx.GraphModule) -> None:
-    """Make one node of the nodes of each checkpointed function."""
+    """Replace the nodes of each checkpointed function by one node, in place."""
     parts: dict[CheckpointedFunction, list[fx.Node]] = {}
     for node in gm.graph.nodes:
         if RECOMPUTED in node.meta:
             parts.setdefault(node.meta.pop(RECOMPUTED), []).append(node)
-    # The last one first: those before it are to be found by the nodes of their results.
+    # The last one first: the results of earlier ones are still nodes of the graph then.
     for number, (function, nodes) in reversed([*enumerate(parts.items())]):
         _fold(gm, f"checkpointed_{number}", function, nodes)
     if parts:
@@ -106,11 +114,11 @@ def _fold(
     inside = set(nodes)
     sources = dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in inside)
     results = [node for node in nodes if any(user not in inside for user in node.users)]
-    given = [source for source in sources if source in function.given]
+    arguments = [source for source in sources if source in function.arguments]
     if isinstance(function, ReentrantCheckpoint):
-        given = list(function.given)
+        arguments = list(function.arguments)
         results += [node for node in function.results if node not in results]
-    sources = dict.fromkeys([*given, *sources])
+    sources = dict.fromkeys([*arguments, *sources])
     part, root = fx.Graph(), torch.nn.Module()
     copies = {source: part.placeholder(f"operand_{i}") for i, source in enumerate(sources)}
     for node in nodes:
@@ -118,10 +126,14 @@ def _fold(
     part.output(tuple(copies[node] for node in results))
     setattr(gm, name, fx.GraphModule(root, part, class_name="Checkpointed"))
     with gm.graph.inserting_before(nodes[0]):
-        call = gm.graph.call_function(checkpointed, (gm.graph.get_attr(name), len(given), *sources))
+        call = gm.graph.call_function(
+            checkpointed, (gm.graph.get_attr(name), len(arguments), *sources)
+        )
         if isinstance(function, ReentrantCheckpoint):
             call.kwargs = {"reentrant": True}
-            call.meta[DIFFERENTIATED] = [k for k, s in enumerate(sources) if s in function.learned]
+            call.meta[DIFFERENTIATED] = [
+                k for k, s in enumerate(sources) if s in function.differentiated
+            ]
         for i, node in enumerate(results):
             result = gm.graph.call_function(operator.getitem, (call, i))
             result.meta |= {key: node.meta[key] for key in _FORM if key in node.meta}
@@ -130,94 +142,102 @@ def _fold(
         gm.graph.erase_node(node)
 
 
-def mark_eager_checkpoints(gm: fx.GraphModule, unfolds: bool) -> None:
-    """Let checkpointed functions run as they are, but for those that a backend which ``unfolds``
-    them may have."""
+def mark_eager_checkpoints(gm: fx.GraphModule, inlines: bool) -> None:
+    """Mark checkpointed functions to run as recorded, by ``as_is``, which has the reason.
+
+    Not marked are those that can be inlined, for a backend that ``inlines`` them.
+    """
     calls = [*filter(is_checkpoint, gm.graph.nodes)]
-    written = {call: _written(gm, call) for call in calls} if unfolds else {}
+    written = {call: _written_operands(gm, call) for call in calls} if inlines else {}
     for call in calls:
         others = (operands for other, operands in written.items() if other is not call)
-        if not (unfolds and _can_unfold(gm, call, others)):
+        if not (inlines and _can_inline(gm, call, others)):
             call.meta["as_is"] = "is computed again in the backward pass"
 
 
-def _can_unfold(gm: fx.GraphModule, call: fx.Node, written: Iterable[set[fx.Node]]) -> bool:
-    """Whether the operators of a checkpointed function may join those around it: in the backward
-    pass it finds what it has found before, and writes to nothing from outside. ``written`` is what
-    other checkpointed functions write to."""
-    held, given, *operands = call.args
-    found = set(operands[given:])
-    if any(may_write(node) and node.args[0] in found for node in gm.graph.nodes if node.args):
+def _can_inline(gm: fx.GraphModule, call: fx.Node, written: Iterable[set[fx.Node]]) -> bool:
+    """True if the operators of a checkpointed function may be inlined in the graph.
+
+    In the backward pass, it must read the same captured values, and write to no tensor from
+    outside. ``written`` has the operands to which other checkpointed functions write.
+    """
+    part, argument_count, *operands = call.args
+    captured = set(operands[argument_count:])
+    if any(may_write(node) and node.args[0] in captured for node in gm.graph.nodes if node.args):
         return False
-    if not all(map(found.isdisjoint, written)):
+    if not all(map(captured.isdisjoint, written)):
         return False
-    inside = _attribute(gm, held).graph
+    inside = _attribute(gm, part).graph
     if any("as_is" in node.meta or _has_generator(node) for node in inside.nodes):
         return False
     writers = _writers(inside)
     if call.kwargs.get("reentrant"):
-        return not writers and _has_one_way_back(call, inside)
-    return not writers or _are_written_again(writers)
+        return not writers and _has_one_backward_path(call, inside)
+    return not writers or _are_known_updates(writers)
 
 
 def _writers(inside: fx.Graph) -> list[fx.Node]:
     return [node for node in inside.nodes if WRITES in node.meta]
 
 
-def _written(gm: fx.GraphModule, call: fx.Node) -> set[fx.Node]:
-    """The operands of a checkpointed function that nodes which write to something are given."""
-    held, _, *operands = call.args
-    inside = _attribute(gm, held).graph
-    given = {source for node in _writers(inside) for source in node.all_input_nodes}
-    places = zip(inside.find_nodes(op="placeholder"), operands, strict=True)
-    return {operand for place, operand in places if place in given}
+def _written_operands(gm: fx.GraphModule, call: fx.Node) -> set[fx.Node]:
+    """The operands of a checkpointed function that are inputs of nodes which write."""
+    part, _, *operands = call.args
+    inside = _attribute(gm, part).graph
+    sources = {source for node in _writers(inside) for source in node.all_input_nodes}
+    pairs = zip(inside.find_nodes(op="placeholder"), operands, strict=True)
+    return {operand for placeholder, operand in pairs if placeholder in sources}
 
 
 def _has_generator(node: fx.Node) -> bool:
-    """Whether a node draws from a generator of the program's own, of which nothing is put back."""
+    """True if a node draws from a generator of the program, which a checkpoint does not restore."""
     return node.kwargs.get("generator") is not None
 
 
-def _has_one_way_back(call: fx.Node, inside: fx.Graph) -> bool:
-    """Whether it makes no difference that a reentrant checkpoint has a backward pass of its own:
-    there is one result, or else zeros would arrive for another one, and what is learned gets all
-    its gradient there."""
+def _has_one_backward_path(call: fx.Node, inside: fx.Graph) -> bool:
+    """True if the nested backward pass of a reentrant checkpoint makes no difference.
+
+    There must be one result, since a second one without a gradient would receive zeros, and
+    captured tensors must receive their whole gradient there.
+    """
     results = inside.output_node().args[0]
-    learned = [call.args[2 + place] for place in call.meta[DIFFERENTIATED]]
-    return len(results) == 1 and all([*node.users] == [call] for node in learned)
+    differentiated = [call.args[2 + index] for index in call.meta[DIFFERENTIATED]]
+    return len(results) == 1 and all([*node.users] == [call] for node in differentiated)
 
 
-def _are_written_again(writers: Sequence[fx.Node]) -> bool:
-    """Whether it is known what these nodes of a function write when that runs again, which is when
-    the gradient of its only result arrives."""
+def _are_known_updates(writers: Sequence[fx.Node]) -> bool:
+    """True if these nodes of a function make known updates when the function runs again.
+
+    It runs again when the gradient of its only result arrives.
+    """
     results = writers[0].graph.output_node().args[0]
     if len(results) != 1 or TRIGGERS_RECOMPUTATION not in results[0].meta:
         return False
-    return all(node.meta[WRITES] and (_is_batch_norm(node) or _counts(node)) for node in writers)
+    return all(node.meta[WRITES] and (_is_batch_norm(node) or _is_count(node)) for node in writers)
 
 
 def _is_batch_norm(node: fx.Node) -> bool:
-    """Whether a node writes to running statistics, and to nothing else."""
+    """True if a node writes to running statistics, and to nothing else."""
     if node.target is not torch.batch_norm or node.kwargs or len(node.args) != 9:
         return False
     *_, first, second, trains, momentum, epsilon, _ = node.args
     numbers = type(momentum) is float and type(epsilon) is float
-    return trains is True and numbers and _is_found(first) and _is_found(second)
+    return trains is True and numbers and _is_captured(first) and _is_captured(second)
 
 
-def _counts(node: fx.Node) -> bool:
-    """Whether a node adds a number to a tensor that the function has found."""
+def _is_count(node: fx.Node) -> bool:
+    """True if a node adds a number to a captured tensor."""
     adds = node.target == "add_" and len(node.args) == 2 and not node.kwargs
-    return adds and _is_found(node.args[0]) and type(node.args[1]) in (int, float)
+    return adds and _is_captured(node.args[0]) and type(node.args[1]) in (int, float)
 
 
-def _is_found(node: Any) -> bool:
-    """Whether it is an operand of the function that only one of its nodes looks at."""
+def _is_captured(node: Any) -> bool:
+    """True for an operand of the function that only one of its nodes reads."""
     return isinstance(node, fx.Node) and node.op == "placeholder" and len(node.users) == 1
 
 
 def inline_checkpoints(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with the operators of checkpointed functions, marked to be computed again."""
+    """The graph with checkpointed functions inlined, their operators marked for recomputation."""
     if not any(map(is_checkpoint, gm.graph.nodes)):
         return gm
     graph, root = fx.Graph(), torch.nn.Module()
@@ -225,7 +245,7 @@ def inline_checkpoints(gm: fx.GraphModule) -> fx.GraphModule:
     results: dict[fx.Node, list[fx.Node]] = {}
     for node in gm.graph.nodes:
         if is_checkpoint(node):
-            results[node] = _unfold(gm, node, len(results), graph, root, copies)
+            results[node] = _inline(gm, node, len(results), graph, root, copies)
         elif node.target is operator.getitem and node.args[0] in results:
             copies[node] = results[node.args[0]][node.args[1]]
         elif node.op != "get_attr" or not all(map(is_checkpoint, node.users)):
@@ -233,20 +253,20 @@ def inline_checkpoints(gm: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(root, graph, class_name=type(gm).__name__)
 
 
-def _unfold(
+def _inline(
     gm: fx.GraphModule, call: fx.Node, number: int, graph: fx.Graph, root: torch.nn.Module,
     copies: dict[fx.Node, fx.Node],
 ) -> list[fx.Node]:  # fmt: skip
-    """The results of a checkpointed function, whose operators join ``graph``."""
-    held, given, *operands = call.args
-    part = _attribute(gm, held)
+    """Copy the operators of a checkpointed function to ``graph``; return its results."""
+    attribute, argument_count, *operands = call.args
+    part = _attribute(gm, attribute)
     inner = dict(
         zip(part.graph.find_nodes(op="placeholder"), map(copies.get, operands), strict=True)
     )
     for node in part.graph.nodes:
         if node.op not in ("placeholder", "output"):
             inner[node] = _copy(part, node, graph, root, inner)
-            # Results are the outer graph's: whether they are kept depends on who takes them.
+            # Results belong to the outer graph: whether they are saved depends on their users.
             if part.graph.output_node() not in node.users:
                 inner[node].meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
                 inner[node].meta["ac_graph_id"] = number
@@ -256,7 +276,7 @@ def _unfold(
         updates = [update for node in writers for update in _updates(graph, node, inner, number)]
         results = [graph.call_function(update_on_recompute, (results[0], updates))]
     if call.kwargs.get("reentrant"):
-        arguments = tuple(map(copies.get, operands[:given]))
+        arguments = tuple(map(copies.get, operands[:argument_count]))
         results = [graph.call_function(_tied, (result, *arguments)) for result in results]
     return results
 
@@ -264,14 +284,14 @@ def _unfold(
 def _updates(
     graph: fx.Graph, writer: fx.Node, inner: Mapping[fx.Node, fx.Node], number: int
 ) -> list[Update]:
-    """What a node of a checkpointed function writes when that runs again."""
+    """The updates that a node makes when its checkpointed function runs again."""
     if not _is_batch_norm(writer):
         target, change = writer.args
         return [(inner[target], 1, change)]
-    given, _, _, *statistics = writer.args[:5]
+    batch, _, _, *statistics = writer.args[:5]
     targets = [inner[node] for node in statistics]
     changes = [graph.call_function(torch.zeros_like, (target,)) for target in targets]
-    detached = graph.call_method("detach", (inner[given],))
+    detached = graph.call_method("detach", (inner[batch],))
     norm = graph.call_function(torch.batch_norm, (detached, None, None, *changes, *writer.args[5:]))
     for node in (detached, norm):
         node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": number}
@@ -283,7 +303,7 @@ def _copy(
     gm: fx.GraphModule, node: fx.Node, graph: fx.Graph, root: torch.nn.Module,
     copies: dict[fx.Node, fx.Node],
 ) -> fx.Node:  # fmt: skip
-    """A node of ``gm`` as one of ``graph``, with the attribute that it stands for in ``root``."""
+    """Copy a node of ``gm`` to ``graph``, and the attribute that it reads to ``root``."""
     if node.op != "get_attr":
         return graph.node_copy(node, copies.__getitem__)
     name = f"attribute_{len(graph.nodes)}"

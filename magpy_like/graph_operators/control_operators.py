@@ -1,10 +1,11 @@
-"""Branches and loops of graphs: the operators, what they mean in Python, and what is told of them.
+"""Control flow in graphs: operators of branches and loops, their semantics in Python, predicates.
 
 ``cond`` and ``while_loop`` are those of ``torch.ops.higher_order``; ``for_loop`` and
-``for_loop_with_exits`` are ours. How a graph that has them is compiled: :mod:`.parts`.
+``for_loop_with_exits`` are defined here. :mod:`magpy_like.compiler.graph_parts` compiles a graph
+that contains them.
 
-Operators that no backend takes as they are meant (a custom autograd function that reads a tensor's
-value, ``checkpoint``) carry ``as_is`` in their ``meta``, and run as they were recorded.
+Operators that no backend compiles faithfully (a custom autograd function that reads a tensor's
+value, ``checkpoint``) have ``as_is`` in their ``meta``, and run as they were recorded.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ import torch
 from torch import fx
 
 _MODES = ("_enter_", "_exit_", "_set_", "set_")
-"""How the names of functions begin that switch torch's modes: they stay between the parts."""
+"""Prefixes of functions that switch torch's modes: they run between the parts."""
 
 
 def run_cond(
-    predicate: Any, true_side: Callable[..., Any], false_side: Callable[..., Any], operands: Any
+    predicate: Any, true_branch: Callable[..., Any], false_branch: Callable[..., Any], operands: Any
 ) -> Any:
-    """What ``cond`` means, in Python."""
-    return (true_side if predicate else false_side)(*operands)
+    """``cond`` in Python."""
+    return (true_branch if predicate else false_branch)(*operands)
 
 
 def run_while_loop(
     condition: Callable[..., Any], body: Callable[..., Any], carried: Any, others: Any
 ) -> Any:
-    """What ``while_loop`` means, in Python."""
-    body = _begun(body)
+    """``while_loop`` in Python."""
+    body = _begin_execution(body)
     while condition(*carried, *others):
         carried = body(*carried, *others)
     return carried
@@ -44,15 +45,20 @@ def for_loop(
     gathered: Sequence[tuple[Sequence[Any], int]],
     others: Any,
 ) -> tuple[Any, ...]:
-    """A loop over ``range(*bounds)``, whose rounds share one graph; there is at least one.
+    """A loop over ``range(*bounds)`` whose iterations share one graph; there is at least one.
 
-    ``body(index, *carried, *others)`` gives what the next round is given for ``carried``, then
-    what is wanted of the last round only, then the elements that the round adds to lists.
-    ``gathered`` has a pair per list: what it begins with, and how many elements a round adds.
+    Args:
+        body: ``body(index, *carried, *others)`` returns the carried values of the next iteration,
+            then values of which only those of the last iteration are used, then the elements that
+            the iteration appends to lists.
+        bounds: start, stop and step.
+        carried: loop-carried values before the first iteration.
+        gathered: per list, its elements before the loop, and the number that an iteration appends.
+        others: values that no iteration changes.
 
-    Returns what the last round has given, but for the elements, and then the lists.
+    Returns the results of the last iteration without the elements, and then the lists.
     """
-    body = _begun(body)
+    body = _begin_execution(body)
     lists = [list(begin) for begin, _ in gathered]
     added = sum(count for _, count in gathered)
     given: Sequence[Any] = ()
@@ -74,17 +80,22 @@ def for_loop_with_exits(
     body: Callable[..., Any],
     *parts: Any,
 ) -> tuple[Any, ...]:
-    """The same of a loop that a round may leave before its end.
+    """A ``for_loop`` that an iteration may leave early (``break``, ``return``).
 
-    ``parts`` are a graph for each of the ``exits``, and ``others``. ``body`` gives what the first,
-    second, ... exit depends on, what the next round is given, what the graphs of the exits are
-    given, and the elements. An exit is the truth that leaves there (the last one is that behind
-    the last round, and has none), how many elements the round has added to each list by then, and
-    where what its graph is given begins; ``others`` come behind that.
+    Args:
+        exits: per loop exit, the truth value of its condition that leaves the loop, the number of
+            elements that the iteration has appended to each list by then, and the index in
+            ``body``'s results at which the arguments of its graph begin. The last one is the exit
+            after the last iteration, and has no condition.
+        body: returns the conditions of the exits, the carried values of the next iteration, the
+            arguments of the exits' graphs, and the elements.
+        parts: a graph for each exit, and last ``others``, which the graphs take after their
+            arguments.
 
-    Returns what the graph of an exit gives, then how long each list is, and then the lists.
+    Returns the results of the graph of the exit taken, then the length of each list, and then the
+    lists.
     """
-    body = _begun(body)
+    body = _begin_execution(body)
     *leave, others = parts
     lists = [list(begin) for begin, _ in gathered]
     first = len(exits) - 1
@@ -117,14 +128,14 @@ CONTROL: dict[Any, Callable[..., Any]] = {
 }
 
 BODY_ARGUMENTS = {torch.ops.higher_order.while_loop: 1, for_loop: 0, for_loop_with_exits: 4}
-"""Which argument of a loop is the graph of its rounds."""
+"""Index of the argument of a loop that is the graph of its iterations."""
 RANGE_LOOPS = (for_loop, for_loop_with_exits)
 NUMBER, LIST = "number", "list"
-"""The keys by which ``torch.fx`` keeps about a node that it is a number, or a list of tensors."""
+"""Keys of ``node.meta``: the result is a number, or a list of tensors."""
 
 
 def has_parts(gm: fx.GraphModule) -> bool:
-    """Whether a graph has branches, loops or operators that run as they are."""
+    """True if a graph has branches, loops or operators that run as they were recorded."""
     return any(
         node.target in CONTROL or "as_is" in node.meta
         for node in gm.graph.nodes
@@ -133,12 +144,12 @@ def has_parts(gm: fx.GraphModule) -> bool:
 
 
 def body_of(node: fx.Node) -> Any:
-    """The graph that a loop repeats."""
+    """The graph that a loop repeats; None for other nodes."""
     return node.args[BODY_ARGUMENTS[node.target]] if node.target in BODY_ARGUMENTS else None
 
 
 def is_between_parts(node: fx.Node) -> bool:
-    """Whether a node is none of a part's."""
+    """True if a node belongs to no part of the graph: Python runs it."""
     if node.op in ("placeholder", "output") or "as_is" in node.meta:
         return True
     takes = node.all_input_nodes
@@ -150,33 +161,34 @@ def is_between_parts(node: fx.Node) -> bool:
         return True
     if node.target is not operator.getitem or not takes:
         return False
-    return takes[0].target in CONTROL or _comes_as_is(takes[0])
+    return takes[0].target in CONTROL or _is_eager_result(takes[0])
 
 
-def _comes_as_is(node: fx.Node) -> bool:
-    """Whether a node is what an operator that runs as it is gives, or is taken out of that."""
+def _is_eager_result(node: fx.Node) -> bool:
+    """True for an operator that runs as it was recorded, and for an item of its result."""
     if "as_is" in node.meta:
         return True
-    return node.target is operator.getitem and any(map(_comes_as_is, node.all_input_nodes[:1]))
+    return node.target is operator.getitem and any(map(_is_eager_result, node.all_input_nodes[:1]))
 
 
 def is_python_value(node: fx.Node) -> bool:
-    """Whether a node is nothing that a backend takes: a number would be a constant to it."""
+    """True if a node's result is a number or a list; a backend would make it a constant."""
     return bool(node.meta.get(NUMBER) or node.meta.get(LIST))
 
 
-def _begun(body: Callable[..., Any]) -> Callable[..., Any]:
+def _begin_execution(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The body for one execution of its loop: a compiled one may keep state meanwhile."""
     begin_execution = getattr(body, "begin_execution", None)
     return body if begin_execution is None else begin_execution()
 
 
 def is_control(node: fx.Node) -> bool:
-    """Whether a node is a branch or a loop."""
+    """True for a branch or a loop."""
     return node.target in CONTROL
 
 
 def may_write(node: fx.Node) -> bool:
-    """Whether a node's operator changes what it is given, as far as its name tells."""
+    """True if a node's operator changes its arguments, judged by its name and ``out``."""
     name = name_of(node)
     in_place = name.endswith("_") and not name.endswith("__")
     in_place |= name.startswith("__i") or name.strip("_") == "setitem"
@@ -185,5 +197,5 @@ def may_write(node: fx.Node) -> bool:
 
 
 def name_of(node: fx.Node) -> str:
-    """The name of the method or function that a node calls."""
+    """The name of the method or function that a node calls, or the empty string."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -1,4 +1,4 @@
-"""This project's own operators, which other passes and autograd take for one step each."""
+"""Operators of ``torch.ops.magpy_like``: one step each for passes, AOTAutograd and autograd."""
 
 from __future__ import annotations
 
@@ -17,32 +17,37 @@ _library = operator_library()
 def define_operator(
     schema: str,
     function: Callable[..., Any],
-    sizes: Callable[..., Any],
+    fake: Callable[..., Any],
     tags: Sequence[torch.Tag] = (),
 ) -> Any:
-    """The operator that ``schema`` describes and ``function`` computes.
+    """Register an operator; return its overload.
 
     Args:
         schema: begins with the operator's name, without a namespace.
-        sizes: gives results that are right in shape, strides, dtype and device, for fake tensors.
+        function: computes the operator, on all devices.
+        fake: returns results with the right sizes, strides, dtype and device for fake tensors.
+        tags: of the overload, such as ``torch.Tag.nondeterministic_seeded``.
     """
     name, _ = schema.split("(", 1)
     _library.define(schema, tags=tags)
     _library.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"magpy_like::{name}", sizes, lib=_library)
+    torch.library.register_fake(f"magpy_like::{name}", fake, lib=_library)
     return getattr(torch.ops.magpy_like, name).default
 
 
 def define_backward(
-    operator: Any, backward: Callable[..., Any], keep: Callable[[Any, Any, Any], None]
+    operator: Any, backward: Callable[..., Any], save: Callable[[Any, Any, Any], None]
 ) -> None:
-    """Have autograd go backward through ``operator`` by ``backward``, for which ``keep`` saves."""
-    torch.library.register_autograd(operator, backward, setup_context=keep, lib=_library)
+    """Register ``backward(ctx, *gradients)`` for ``operator``.
+
+    ``save(ctx, inputs, output)`` saves tensors for it.
+    """
+    torch.library.register_autograd(operator, backward, setup_context=save, lib=_library)
 
 
 @contextlib.contextmanager
 def autograd_enabled() -> Iterator[None]:
-    """Inside an operator, for which the dispatcher has switched autograd off."""
+    """Enable autograd inside an operator's function, for which the dispatcher has excluded it."""
     key = DispatchKey.AutogradFunctionality
     with ExcludeDispatchKey(key, False), torch.enable_grad():
         yield

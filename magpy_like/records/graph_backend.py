@@ -71,7 +71,7 @@ class GraphBackend:
         if self._backend != "eager" and may_overwrite_saved_tensors(graph, before):
             program.run_eagerly_with_gradients()
         eagerly = program.eager_with_gradients
-        mark_eager_checkpoints(graph, unfolds=self._backend == "magpy")
+        mark_eager_checkpoints(graph, inlines=self._backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(value) for value in inputs]
             run = compile_in_parts(

@@ -1,4 +1,4 @@
-"""Torch's process-wide state as capture and compiler share it.
+"""Torch's process-wide state, shared by the monitor and the compiler.
 
 ``current_gpu``: the GPU that ``cuda`` means without a number
 ``saved_tensor_hooks``: hooks on tensors saved for the backward pass

@@ -1,9 +1,9 @@
-"""The current GPU, which ``cuda`` means without a number.
+"""The current GPU, the meaning of ``cuda`` without a number.
 
-What a call gives that leaves its device to the current GPU depends on which one that is. Torch does
-not tell such calls apart in its cache of results without data (``FakeTensorMode``): traced again
-under another GPU, they would give the first one's tensors. So graphs with such calls are traced
-with an empty cache.
+The result of a call with ``device="cuda"`` depends on the current GPU. Torch's cache of results on
+fake tensors (``FakeTensorMode``) does not distinguish such calls: traced again under another GPU,
+they would return fake tensors on the first one. So graphs with such calls are traced with an empty
+cache.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ _TENSOR_TYPE = type(torch.FloatTensor)
 
 
 def current_gpu() -> int:
-    """The number of this thread's current GPU; 0 where nobody has asked for one yet."""
+    """The number of this thread's current GPU; 0 if CUDA is not initialised."""
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
 def may_use_current_gpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of ``target``, a function or the name of a tensor's method, may leave it to
-    the current GPU where its result is, and there are others."""
-    says_cuda = _name(target).split(".")[0] == "cuda"
-    says_cuda = says_cuda or any(map(_is_current, (target, *args, *kwargs.values())))
-    return says_cuda and torch.cuda.device_count() > 1  # which asks the driver, so it comes last
+    """True if the result of a call may be on the current GPU and there are several GPUs.
+
+    ``target`` is a function or the name of a tensor's method.
+    """
+    names_cuda = _name(target).split(".")[0] == "cuda"
+    names_cuda = names_cuda or any(map(_is_current, (target, *args, *kwargs.values())))
+    return names_cuda and torch.cuda.device_count() > 1  # last, since it queries the driver
 
 
 def _is_current(value: Any) -> bool:
-    """``"cuda"`` as a text or a device, and types of tensors such as torch.cuda.FloatTensor."""
-    kind = type(value)  # and not `isinstance`, which may run code of the program
+    """True for ``"cuda"``, a string or a device, and classes like ``torch.cuda.FloatTensor``."""
+    kind = type(value)  # not `isinstance`, which may run code of the program
     if kind is torch.device:
         return bool(value.type == "cuda" and value.index is None)
     if kind is str:
@@ -50,7 +52,7 @@ def _name(target: Any) -> str:
 
 
 def has_current_gpu_calls(gm: fx.GraphModule) -> bool:
-    """Whether a graph, or one inside it, has such calls."""
+    """True if a graph, or a graph inside it, has calls that may use the current GPU."""
     graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
     return any(
         node.op.startswith("call") and may_use_current_gpu(node.target, node.args, node.kwargs)
@@ -61,7 +63,7 @@ def has_current_gpu_calls(gm: fx.GraphModule) -> bool:
 
 @contextlib.contextmanager
 def tracing_without_cache() -> Iterator[None]:
-    """Nothing is known of what calls give, and nobody else traces meanwhile."""
+    """Trace with an empty cache of fake results, while no other thread traces."""
     with TRACING_LOCK:
         forget_fake_results()
         yield

@@ -1,6 +1,7 @@
-"""Hooks on saved tensors, such as those of `torch.utils.checkpoint`, which counts what it is given.
+"""Hooks on saved tensors, such as those of `torch.utils.checkpoint`, which counts their calls.
 
-They are the program's: what is run to compile, or to find something out, is nothing to them.
+They belong to the program. Operators that run while a graph is compiled, or on fake tensors, must
+not call them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from magpy_like.torch_compat.autograd import set_saved_tensor_hooks_tracing
 
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
-    """Hooks on saved tensors are given none of what runs here, in this thread."""
+    """Call no hooks on saved tensors in this thread."""
     before = set_saved_tensor_hooks_tracing(True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Torch traces in one thread at a time.
+"""The lock that lets one thread at a time trace with torch.
 
-While it does, methods of `torch.nn.Module` are others, for all threads, and the one that is done
-first puts the wrong ones back if two have begun.
+Tracing replaces methods of `torch.nn.Module` for all threads. If two traces overlap, the first one
+to end restores the wrong methods.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import threading
 
 
 class TracingLock:
-    """Held by the thread that traces; ``with`` waits for others, not for the thread itself."""
+    """Reentrant lock, held with ``with`` by the thread that traces."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._holder: int | None = None
-        self._taken = 0
-        self._own = _Own()
+        self._count = 0
+        self._own = _OwnCount()
         self._depth = 0
 
     def __enter__(self) -> None:
@@ -24,8 +24,8 @@ class TracingLock:
         self._depth += 1
         if self._depth == 1:
             self._holder = threading.get_ident()
-            self._taken += 1
-            self._own.taken += 1
+            self._count += 1
+            self._own.count += 1
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
@@ -34,16 +34,16 @@ class TracingLock:
         self._lock.release()
 
     def is_held_elsewhere(self) -> bool:
-        """Whether another thread traces now."""
+        """True if another thread traces now."""
         return self._holder not in (None, threading.get_ident())
 
     def count_by_other_threads(self) -> int:
-        """How often other threads have traced until now."""
-        return self._taken - self._own.taken
+        """The number of traces that other threads have begun until now."""
+        return self._count - self._own.count
 
 
-class _Own(threading.local):
-    taken = 0
+class _OwnCount(threading.local):
+    count = 0
 
 
 TRACING_LOCK = TracingLock()
