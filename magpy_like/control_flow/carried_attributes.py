@@ -1,6 +1,6 @@
-"""Places of objects that the rounds of a loop write to, as the record knows them.
+"""Locations in objects that iterations write to, in the record.
 
-A loop hands on what is there as it hands on what its local variables hold: see `rounds`.
+A loop carries the values there like those of its local variables.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from magpy_like.refgraph import Relation, ShadowNode
 
 
 def read(run: MonitorRun, place: Holder) -> Any:
-    """What the program has there: a number from outside is lifted, as it is about to change.
+    """Read the value there from before the loop. An external number is lifted, since it is about to
+    change.
 
     Raises:
-        Split: the record cannot rely on it.
+        Split: the record cannot guard it.
     """
     value, rec = place.get(), run.recording
     node, relation = _edge(rec, place)
@@ -32,10 +33,10 @@ def read(run: MonitorRun, place: Holder) -> Any:
 
 
 def begin(rec: Recording, place: Holder) -> None:
-    """The program is about to go through rounds that write there.
+    """Record that the iterations are about to overwrite the value there.
 
     Raises:
-        Split: the end of what is there is noticed.
+        Split: a finalizer observes the end of that value.
     """
     node, relation = _edge(rec, place)
     if node is not None:
@@ -43,14 +44,15 @@ def begin(rec: Recording, place: Holder) -> None:
 
 
 def end(rec: Recording, place: Holder) -> None:
-    """What the program has there now, the rounds have left."""
+    """Record the value that the iterations have left there."""
     node, relation = _edge(rec, place)
     if node is not None:
         rec.mutations.put(node, relation, place.get())
 
 
 def _edge(rec: Recording, place: Holder) -> tuple[ShadowNode | None, Relation]:
-    """Where the record knows a place; no node where the program has made the object."""
+    """The location's relation in the RefGraph, and the variable that it starts from; None instead
+    of the variable for an object that the program has created."""
     owner, relation = place.owner, place.relation
     if relation.kind is RelationKind.ATTRIBUTE:
         return entry_of(rec, owner, str(relation.key))

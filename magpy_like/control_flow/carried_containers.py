@@ -1,5 +1,5 @@
-"""Containers in which rounds of a loop hand on tensors and numbers: lists, tuples and named tuples,
-dictionaries, and instances that keep all they have in their attributes."""
+"""Containers in which iterations carry tensors and numbers: lists, tuples, named tuples,
+dictionaries, and instances whose only state is their attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from magpy_like.control_flow.carried_places import say, unchanged
+from magpy_like.control_flow.value_comparison import describe, is_unchanged
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native import NULL, instance_dict, lookup_in_type
@@ -18,11 +18,11 @@ from magpy_like.refgraph.plain_values import HEAP_TYPE
 from magpy_like.split_points import LoopNotMergeable
 
 Path: TypeAlias = tuple[Any, ...]
-"""Positions, keys and names of attributes on the way into containers."""
+"""Positions, keys and attribute names of nested containers."""
 
 
 def parts(value: Any) -> dict[Any, Any] | None:
-    """What is in a container, by position, key or name; None for any other value."""
+    """The items of a container by position, key or name; None for any other value."""
     kind = type(value)
     if kind in (list, tuple) or _is_named(value):
         return dict(enumerate(value))
@@ -33,7 +33,7 @@ def parts(value: Any) -> dict[Any, Any] | None:
 
 
 def part(value: Any, path: Path) -> Any:
-    """What is there on the way into a container."""
+    """The item at a path in nested containers."""
     for key in path:
         inside = parts(value)
         assert inside is not None
@@ -42,7 +42,7 @@ def part(value: Any, path: Path) -> Any:
 
 
 def put(container: Any, key: Any, value: Any) -> Any:
-    """The container with another value in it: itself, or another tuple."""
+    """Replace one item. Returns the container itself, or a new tuple."""
     if is_instance(container, tuple):
         return tuple.__new__(type(container), (*container[:key], value, *container[key + 1 :]))
     (container if type(container) in (list, dict) else instance_dict(container))[key] = value
@@ -50,10 +50,10 @@ def put(container: Any, key: Any, value: Any) -> Any:
 
 
 def rebuilt(value: Any, leaves: Mapping[Path, Any], path: Path = ()) -> Any:
-    """A copy of a container with other values at some places in it."""
+    """A copy of a container in which the items at some paths are replaced by ``leaves``."""
     if path in leaves:
         return leaves[path]
-    below = any(place[: len(path)] == path for place in leaves)
+    below = any(other[: len(path)] == path for other in leaves)
     inside = parts(value) if below or not path else None
     if inside is None:
         return value
@@ -70,12 +70,12 @@ def rebuilt(value: Any, leaves: Mapping[Path, Any], path: Path = ()) -> Any:
 
 
 def differences(before: Any, after: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The tensors and numbers that differ.
+    """The paths at which tensors or numbers differ, with the values afterwards.
 
     Raises:
-        Split: something else does.
+        Split: something else differs.
     """
-    if unchanged(before, after):
+    if is_unchanged(before, after):
         return
     check_depth(path)
     same_type = type(before) is type(after)
@@ -88,11 +88,11 @@ def differences(before: Any, after: Any, path: Path = ()) -> Iterator[tuple[Path
     ):
         yield path, after
     else:
-        raise LoopNotMergeable(f"an iteration replaces {say(before)} by {say(after)}")
+        raise LoopNotMergeable(f"an iteration replaces {describe(before)} by {describe(after)}")
 
 
 def containers(value: Any) -> Iterator[Any]:
-    """Those of which it can be told which one they are, as they may be changed."""
+    """The mutable containers in a value, whose identity the program may observe."""
     inside = parts(value)
     if inside is not None:
         if not is_instance(value, tuple):
@@ -102,23 +102,25 @@ def containers(value: Any) -> Iterator[Any]:
 
 
 def check_depth(path: Path) -> None:
-    """Raises Split: containers lie in each other without end, or nearly so."""
-    if len(path) > _MOST_NESTED:
+    """Raises Split: containers are nested too deeply, or in themselves."""
+    if len(path) > _MAX_NESTING:
         raise LoopNotMergeable("deeply nested containers differ between iterations")
 
 
 def shared(value: Any, rec: Recording, references: int, depth: int = 0) -> set[int]:
-    """The ids of the dictionaries and instances in a value that the program has not made, or of
-    which somebody may tell that they are not copies. There are as many ``references`` to the value
-    as no other part of the program has."""
-    by_kind = type(value)
-    if by_kind not in (list, tuple):
-        # With that of this variable, and that of an argument.
+    """The ids of the dictionaries and instances in a value that are external, or to which other
+    parts of the program refer, so that a copy would be observed.
+
+    Args:
+        references: the number of references to the value that do not count as other parts.
+    """
+    if type(value) not in (list, tuple):
+        # And the references from this variable and the argument.
         if parts(value) is None:
             return set()
         if sys.getrefcount(value) > references + 2 or rec.variables.node(value) is not None:
             return {id(value)}
-    if depth == _MOST_NESTED:
+    if depth == _MAX_NESTING:
         return {id(value)}
     found: set[int] = set()
     for key in [*(parts(value) or ())]:
@@ -126,7 +128,7 @@ def shared(value: Any, rec: Recording, references: int, depth: int = 0) -> set[i
     return found
 
 
-_MOST_NESTED = 8
+_MAX_NESTING = 8
 
 
 def _is_named(value: Any) -> bool:
@@ -137,11 +139,11 @@ def _is_named(value: Any) -> bool:
 
 
 class _Plain:
-    """What an instance is that keeps its attributes in a dictionary, and nothing else."""
+    """The layout of an instance that has a dictionary of attributes and no other state."""
 
 
 def _keeps_attributes(kind: type) -> bool:
-    """Whether an instance is its class and its attributes, and nothing is done at its end."""
+    """True if an instance's only state is its class and attributes, and it has no destructor."""
     if not kind.__flags__ & HEAP_TYPE or issubclass(kind, torch.nn.Module):
         return False
     layout = kind.__basicsize__, kind.__dictoffset__

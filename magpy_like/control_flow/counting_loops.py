@@ -1,15 +1,13 @@
 """``while`` loops that count: ``while t < n: ...; t += 1`` is a loop over a range of ``t``.
 
-Python has the condition of such a loop twice, before the first round and behind each of them. So a
-round goes from one comparison to the other, and both lead to one beginning. What it adds to the
-counter is found out by running it beside the program.
+Python compiles the condition of such a loop twice, before the first iteration and after each one.
+So an iteration goes from one comparison to the other, and both lead to the same body. An isolated
+iteration shows how it advances the counter.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -17,86 +15,61 @@ import torch
 
 from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions
 from magpy_like.bytecode.post_dominators import can_reach
+from magpy_like.control_flow.loop_description import Bounds, Comparison, LoopOffsets
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset
 from magpy_like.split_points import LoopNotMergeable
 
-Comparison = Callable[[Any, Any], bool]
+
+def for_loop_offsets(head: Instruction) -> LoopOffsets:
+    """The offsets of a ``for`` loop.
+
+    Args:
+        head: its FOR_ITER.
+    """
+    return LoopOffsets(head.end, head.offset, head.exhaustion_target, 1, head.offset)
 
 
-@dataclass(frozen=True)
-class Turn:
-    """How the rounds of a loop follow each other: offsets in its code."""
-
-    begin: int
-    """Where a round begins."""
-    again: int
-    """Where it is over, and another one follows or not."""
-    exit: int
-    """Where there is no further one."""
-    operands: int
-    """How many there are on the stack at ``again`` that nothing behind it has."""
-    branch: int
-    """The instruction at ``again`` that leads to either."""
-
-
-@dataclass
-class Counter:
-    """What a ``while`` loop compares at its head to go on."""
-
-    holds: Callable[[Any, Any], bool]
-    """The comparison that goes on, with the counter first."""
-    at: int
-    """Where the counter is among the two operands; the other one is where it ends."""
-    slot: int | None = None
-    """The local that it is kept in, once that is known."""
-    is_length: bool = False
-    """Whether it is how long a list is to which rounds append, and so kept nowhere."""
-
-
-def turn_of(head: Instruction) -> Turn:
-    """That of a ``for`` loop, whose FOR_ITER is ``head``."""
-    return Turn(head.end, head.offset, head.exhaustion_target, 1, head.offset)
-
-
-def turn_at(code: CodeType, offset: int) -> tuple[Turn, bool] | None:
-    """The loop that goes on or ends by the comparison at ``offset``, and for which truth it goes
-    on; None where that is no such comparison."""
+def while_loop_offsets(code: CodeType, offset: int) -> tuple[LoopOffsets, bool] | None:
+    """The offsets of the loop whose condition is the comparison at ``offset``, and the truth with
+    which the loop goes on; None if the comparison is not such a condition."""
     table = instructions(code)
     at = table[offset]
-    ways = _ways(table, table[at.end])
-    if ways is None:
+    targets = _jump_targets(table, table[at.end])
+    if targets is None:
         return None
     for stays in (True, False):
-        begin, leave = ways[stays], ways[not stays]
-        again = [
+        body, leave = targets[stays], targets[not stays]
+        heads = [
             other.offset
             for other in instruction_list(code)
             if other.name == "COMPARE_OP"
             and other.arg == at.arg
             and other.offset != at.offset
-            and (_ways(table, table[other.end]) or (None, None))[stays] == begin
+            and (_jump_targets(table, table[other.end]) or (None, None))[stays] == body
         ]
-        again = again or [at.offset]  # while True: if t >= n: break
-        end = table[again[0]]
-        exits = _ways(table, table[end.end])
+        heads = heads or [at.offset]  # while True: if t >= n: break
+        head = table[heads[0]]
+        exits = _jump_targets(table, table[head.end])
         assert exits is not None
-        if len(again) == 1 and can_reach(code, begin, again[0], leave):
-            if not can_reach(code, leave, again[0], begin):
-                return Turn(begin, end.offset, exits[not stays], 2, table[end.end].offset), stays
+        if len(heads) == 1 and can_reach(code, body, heads[0], leave):
+            if not can_reach(code, leave, heads[0], body):
+                branch = table[head.end].offset
+                return LoopOffsets(body, head.offset, exits[not stays], 2, branch), stays
     return None
 
 
-def _ways(table: dict[int, Instruction], jump: Instruction) -> tuple[int, int] | None:
-    """Where the program goes on, if the operand is false and if it is true."""
+def _jump_targets(table: dict[int, Instruction], jump: Instruction) -> tuple[int, int] | None:
+    """Where a conditional jump leads if its operand is false, and if it is true; None for another
+    instruction."""
     if not jump.name.startswith("POP_JUMP") or "NONE" in jump.name or jump.target is None:
         return None
-    target, after = (_landing(table, place) for place in (jump.target, jump.end))
+    target, after = (_skip_jumps(table, offset) for offset in (jump.target, jump.end))
     return (after, target) if "IF_TRUE" in jump.name else (target, after)
 
 
-def _landing(table: dict[int, Instruction], offset: int) -> int:
-    """Where a way leads that begins with nothing but jumps."""
+def _skip_jumps(table: dict[int, Instruction], offset: int) -> int:
+    """The first instruction from ``offset`` on that is no unconditional jump."""
     seen = set()
     while table[offset].name in ("JUMP_BACKWARD", "JUMP_FORWARD") and offset not in seen:
         seen.add(offset)
@@ -105,10 +78,14 @@ def _landing(table: dict[int, Instruction], offset: int) -> int:
 
 
 def step_of(index: Any, counter: Any) -> int:
-    """By how much a round counts on: ``counter`` is the node of what it makes of ``index``.
+    """By how much an iteration advances its counter.
+
+    Args:
+        index: the node of the counter before the iteration.
+        counter: the node of the counter after it.
 
     Raises:
-        Split: it is no sum of the two.
+        Split: it is not the sum of ``index`` and a constant.
     """
     step = constant_offset(index, counter)
     if not step:
@@ -116,13 +93,11 @@ def step_of(index: Any, counter: Any) -> int:
     return step
 
 
-def bounds_of(
-    run: MonitorRun, compared: Comparison, start: Any, end: Any, step: int
-) -> tuple[int, int, int]:
-    """The range that a counter goes through while ``compared(counter, end)`` holds.
+def bounds_of(run: MonitorRun, compared: Comparison, start: Any, end: Any, step: int) -> Bounds:
+    """The range of a counter's values while ``compared(counter, end)`` holds.
 
     Raises:
-        Split: it does not count towards its end.
+        Split: it does not count towards ``end``.
     """
     up, offset = _RANGES.get((compared, step > 0), (None, 0))
     if up is None or (compared is operator.ne and abs(step) != 1):
@@ -138,11 +113,12 @@ _RANGES: dict[tuple[Comparison, bool], tuple[bool, int]] = {
     (operator.ne, True): (True, 0),
     (operator.ne, False): (False, 0),
 }
-"""By comparison and whether the step is positive, what is added to its end to be a range's."""
+"""By comparison and whether the step is positive: whether the counter ascends, and the summand that
+makes its limit the stop of a range."""
 
 
 def is_one_number(run: MonitorRun, one: Any, other: Any) -> bool:
-    """Whether two integers are the same in any call: both are known before it."""
+    """True if two integers are equal in every call; both must be computable at entry."""
     if type(one) is not int or type(other) is not int or one != other:
         return False
     if one is other or not run.lifted.any_lifted((one, other)):

@@ -1,21 +1,22 @@
-"""Generator expressions that native code goes through at once: ``tuple(f(t) for t in range(n))``,
-and ``tuple(map(f, rows))``.
+"""Native consumers of whole generators: ``tuple(f(t) for t in range(n))``, ``tuple(map(f, rows))``.
 
-At the head of one, before there is a generator, the bytecode tells who is given it. If that is a
-function which takes all elements and has no other reference to it, the program calls what stands in
-for it, in Python, and the loop there may become an operator like any other.
+Before a generator is created, the bytecode shows the function to which it is passed. If that is a
+native function that consumes all elements, and nothing else refers to the generator, the program
+calls a Python polyfill of it instead, whose loop may become an operator like any other.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import CodeType, FunctionType
 from typing import Any
 
 from magpy_like.bytecode.data_flow import Instruction, instructions, stack_kinds
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
+from magpy_like.control_flow.loop_description import Bounds
 from magpy_like.monitor.calls.element_consumers import (
     CONSUMERS,
     map_recipe,
@@ -26,11 +27,16 @@ from magpy_like.monitor.run import MonitorRun
 from magpy_like.native import NULL, frame_set_operand
 
 
-def hand_rounds_over(run: MonitorRun, step: Step, bounds: tuple[int, int, int]) -> bool:
-    """Whether what is about to be made, or gone through, is for a generator expression or a ``map``
-    alone, and the program goes on with what stands in for whoever takes all that this gives.
+def replace_consumer(run: MonitorRun, step: Step, bounds: Bounds) -> bool:
+    """Replace the consumer of a generator expression or ``map`` by its polyfill.
 
-    ``bounds`` are those of the loop in it.
+    The instruction is about to create, or to iterate over, the iterable of the generator.
+
+    Args:
+        bounds: those of the loop in the generator.
+
+    Returns:
+        True if the program goes on with the polyfill.
     """
     table, stack = instructions(step.code), step.stack
     made_by, head, count, below = table[step.offset], iter, 1, stack[:-1]
@@ -43,75 +49,80 @@ def hand_rounds_over(run: MonitorRun, step: Step, bounds: tuple[int, int, int]) 
         return False
     if head is not map:
         begin = made_by if made_by.name == "GET_ITER" else table[made_by.end]
-        if begin.name != "GET_ITER" or not below or not _is_expression(below[-1]):
+        if begin.name != "GET_ITER" or not below or not _is_generator_expression(below[-1]):
             return False
         call = _call_at(table, table[begin.end])
         if call is None or call.arg:
             return False
         made_by, below = call, below[:-1]
-    stand_in = _stand_in(step.code, made_by, below, simple=head is not range)
-    if stand_in is None:
+    polyfill = _polyfill(step.code, made_by, below, simple=head is not range)
+    if polyfill is None:
         return False
     operands, depth = stack[len(stack) - count :], len(stack) - len(below)
     if head is map:
-        if _looks_around(operands[0]):
+        if _inspects_frames(operands[0]):
             return False
         frame_set_operand(step.frame, count + 1, map_recipe)
     else:
-        rounds = stack[-depth], head, bounds if head is range else operands
-        frame_set_operand(step.frame, depth, functools.partial(return_recipe, rounds))
-        for place, value in enumerate(reversed(operands), start=1):
+        elements = stack[-depth], head, bounds if head is range else operands
+        frame_set_operand(step.frame, depth, functools.partial(return_recipe, elements))
+        for position, value in enumerate(reversed(operands), start=1):
             if type(value) is not int:
-                frame_set_operand(step.frame, place, ())  # the stand-in goes through it
-    frame_set_operand(step.frame, depth + 1, stand_in)
+                frame_set_operand(step.frame, position, ())  # the polyfill iterates over it
+    frame_set_operand(step.frame, depth + 1, polyfill)
     return True
 
 
 _HEADS = (range, iter, enumerate, zip, reversed, map)
 
 
-def _stand_in(
+def _polyfill(
     code: CodeType, made_by: Instruction, below: tuple[Any, ...], simple: bool
 ) -> Callable[..., Any] | None:
-    """That of the function that what is ``made_by`` an instruction is given to; None if there is
-    none. ``below`` are the operands below it, and other arguments may have to be ``simple``."""
+    """The polyfill of the function to which an instruction's result is passed, if there is one.
+
+    Args:
+        below: the operands below the result.
+        simple: whether the function's other arguments must be as simple as a variable.
+    """
     if len(below) < 2 or below[-2] is not NULL:
         return None
     consumer = below[-1]
-    most = 1 if consumer is sum else 0
-    if not _is_given_at_once(code, made_by, most, simple):
+    extra = 1 if consumer is sum else 0
+    if not _is_first_argument(code, made_by, extra, simple):
         return None
     return next((found for known, found in CONSUMERS.items() if known is consumer), None)
 
 
-def _is_expression(function: object) -> bool:
-    """Whether a function is that of a generator expression whose rounds have no more in common
-    than variables from outside: functions that they make would share theirs."""
+def _is_generator_expression(function: object) -> bool:
+    """True for the function of a generator expression whose iterations share nothing but external
+    variables: functions that they create would share their variables."""
     if type(function) is not FunctionType or function.__code__.co_name != "<genexpr>":
         return False
     is_generator = function.__code__.co_flags & inspect.CO_GENERATOR
-    return bool(is_generator) and not (function.__code__.co_cellvars or _looks_around(function))
+    return bool(is_generator) and not (function.__code__.co_cellvars or _inspects_frames(function))
 
 
-def _looks_around(function: object) -> bool:
-    """Whether a function looks at frames, of which there are others than in the program."""
+def _inspects_frames(function: object) -> bool:
+    """True if a function may inspect frames, which differ under a polyfill."""
     if type(function) is not FunctionType:
         return False
     return not FRAME_INSPECTORS.isdisjoint(function.__code__.co_names)
 
 
-def _is_given_at_once(code: CodeType, made_by: Instruction, most: int, simple: bool) -> bool:
-    """Whether what an instruction makes is the first argument of a call, which has ``most`` others
-    at most. Only where those are not as ``simple`` as a variable, something happens before."""
+def _is_first_argument(code: CodeType, made_by: Instruction, extra: int, simple: bool) -> bool:
+    """True if the result of an instruction is the first argument of a call with at most ``extra``
+    other arguments. Arguments that are not as ``simple`` as a variable may have effects before the
+    call."""
     table, kinds = instructions(code), stack_kinds(code)
     at, names = table[made_by.end], ()
-    below = len(kinds.get(at.offset, ())) - 3  # an empty slot, what is called, and what is made
-    while at.name in _TAKES:
-        taken = _TAKES[at.name] + (at.arg if at.name in ("CALL", "BUILD_TUPLE") else 0)
-        left = len(kinds[at.offset]) - taken
+    below = len(kinds.get(at.offset, ())) - 3  # NULL, the callee and the result
+    while at.name in _ARGUMENT_POPS:
+        popped = _ARGUMENT_POPS[at.name] + (at.arg if at.name in ("CALL", "BUILD_TUPLE") else 0)
+        left = len(kinds[at.offset]) - popped
         if at.name == "CALL" and left == below:
-            return at.arg - 1 <= most and names in ((), ("start",))
-        if left < below + 3 or (simple and taken):
+            return at.arg - 1 <= extra and names in ((), ("start",))
+        if left < below + 3 or (simple and popped):
             return False
         if at.name in ("KW_NAMES", "CALL"):
             names = code.co_consts[at.arg] if at.name == "KW_NAMES" else ()
@@ -124,9 +135,52 @@ def _call_at(table: dict[int, Instruction], at: Instruction) -> Instruction | No
     return at if at.name == "CALL" else None
 
 
-_TAKES = {
+_ARGUMENT_POPS = {
     "LOAD_CONST": 0, "LOAD_FAST": 0, "LOAD_FAST_CHECK": 0, "LOAD_DEREF": 0, "LOAD_GLOBAL": 0,
     "LOAD_ATTR": 1, "LOAD_METHOD": 1, "UNARY_NEGATIVE": 1, "BINARY_OP": 2, "BINARY_SUBSCR": 2,
     "PUSH_NULL": 0, "KW_NAMES": 0, "PRECALL": 0, "CALL": 2, "BUILD_TUPLE": 0,
 }  # fmt: skip
-"""How many operands instructions take; calls and tuples take as many more as they say."""
+"""How many operands the instructions that compute arguments pop. Calls and tuples also pop as many
+as their argument states."""
+
+
+def is_consumed_at_once(step: Step, functions: Collection[Any]) -> bool:
+    """True if the result of the call at ``step`` goes straight to a call of one of ``functions``.
+
+    The function is on the operand stack already, and the instructions in between only compute
+    further arguments.
+    """
+    table, stack = instructions(step.code), step.stack
+    at = table[step.offset]
+    position = len(stack) - at.arg - 2
+    depth = position + 1
+    while True:
+        at = table[at.end]
+        if at.name in ("PRECALL", "KW_NAMES"):
+            continue
+        pops = at.arg + _EXTRA_POPS[at.name] if at.name in _EXTRA_POPS else _POPS.get(at.name)
+        if pops is None:
+            return False
+        first = depth - pops
+        if first > position:
+            argument = at.arg if dis.opmap[at.name] >= dis.HAVE_ARGUMENT else None
+            effect = dis.stack_effect(dis.opmap[at.name], argument)
+            depth = first + 1 if at.name == "CALL" else depth + effect
+        else:
+            is_call = at.name == "CALL" and first >= 0 and stack[first] is NULL
+            return is_call and any(stack[first + 1] is known for known in functions)
+
+
+_POPS = {
+    **dict.fromkeys(
+        ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL"), 0
+    ),
+    **dict.fromkeys(
+        ("LOAD_ATTR", "LOAD_METHOD", *(n for n in dis.opmap if n.startswith("UNARY_"))), 1
+    ),
+    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR"), 2),
+    "BINARY_SLICE": 3,
+}
+"""How many operands the instructions pop that only compute something."""
+_EXTRA_POPS = {"CALL": 2, "BUILD_SLICE": 0}
+"""How many operands instructions pop in addition to those that their argument counts."""

@@ -1,181 +1,160 @@
-"""Where loops begin: at the head of one it is decided whether its rounds become one operator.
+"""Loop heads: where it is decided whether the iterations of a loop become one operator.
 
-Where the first round differs from the others, as in ``h = None`` or ``if t == 0``, the program goes
-through that one as it is, and the rounds behind it may be an operator.
+If the first iteration differs from the others, as in ``h = None`` or ``if t == 0``, the program
+runs it natively, and the iterations after it may become an operator.
 """
 
 from __future__ import annotations
 
-import dis
 import operator
-import sys
 import weakref
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from types import FrameType, FunctionType
-from typing import Any, Protocol
+from types import FrameType
 
 import torch
 
-from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions, live_locals
+from magpy_like.bytecode.data_flow import instructions, live_locals
 from magpy_like.bytecode.post_dominators import RETURN
-from magpy_like.control_flow.counting_loops import Comparison, Counter, Turn, turn_at, turn_of
-from magpy_like.control_flow.for_loop import MIN_ITERATIONS, Explorer, Loop
-from magpy_like.control_flow.generator_consumers import hand_rounds_over
+from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
+from magpy_like.control_flow.counting_loops import for_loop_offsets, while_loop_offsets
+from magpy_like.control_flow.for_loop import MIN_ITERATIONS, ForLoop
+from magpy_like.control_flow.generator_consumers import replace_consumer
+from magpy_like.control_flow.head_bytecode import find_head, unwrap_range
+from magpy_like.control_flow.loop_description import (
+    Bounds,
+    Comparison,
+    Counter,
+    IterationSpace,
+    LoopHead,
+)
+from magpy_like.control_flow.operator_tools import OperatorTools
 from magpy_like.logs import topic
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic import unbound_tensors
 from magpy_like.monitor.symbolic.gathered_lists import GraphList, LiftedRange
-from magpy_like.monitor.symbolic.loop_ranges import (
-    Element,
-    compute_lifted,
-    index_element,
-    reversed_bounds,
-)
+from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, index_element
 from magpy_like.monitor.symbolic.lower_bounds import MIRRORED
-from magpy_like.native import NULL, frame_function, frame_set_operand
+from magpy_like.native import frame_function, frame_set_operand
 from magpy_like.split_points import LoopNotMergeable, Split, source_location
 from magpy_like.splitting.frame_layout import UnresumableState
-from magpy_like.splitting.frame_state import (
-    FrameState,
-    capture,
-    is_restoring,
-    is_resumable,
-    origins,
-)
+from magpy_like.splitting.frame_state import origins
 
 _log = topic("splits")
-
-
-class Host(Explorer, Protocol):
-    """What loops are made for."""
-
-    def wait(self, receive: Callable[[MonitorRun, FrameType], None]) -> None:
-        """Call this where the operator ends that the program is about to go through."""
+_MAX_COUNTING_ATTEMPTS = 2
+"""How often a ``while`` loop in one frame is tried as an operator."""
 
 
 @dataclass
-class _Begun:
-    """A loop of which the rounds behind the first one may become an operator."""
+class _PeeledLoop:
+    """A loop whose first iteration runs natively; the others may become an operator."""
 
-    bounds: tuple[int, int, int]
-    """Not settled yet: the program has made a ``range`` of them, or goes through ``rows``."""
-    tensors: tuple[Any, ...]
-    element: Element
+    space: IterationSpace
+    """Its bounds are not yet specialized: the program has created a ``range`` of them, or iterates
+    over ``rows``."""
     rows: list[GraphList | LiftedRange]
-    heads: int = 0
-    """How often the program has come to its head."""
+    head_visits: int = 0
+    """How often the program has come to the loop's head."""
 
-    def are_rows_there(self, run: MonitorRun) -> bool:
-        """Whether nobody has looked into them since."""
+    def has_unread_rows(self, run: MonitorRun) -> bool:
+        """True if the program has not inspected the rows as a list."""
         lists = run.recording.operators.lists
-        return all(lists.get(id(given.value)) is given for given in self.rows)
+        return all(lists.get(id(rows.value)) is rows for rows in self.rows)
 
     def abandon(self, run: MonitorRun) -> None:
-        """The number of rounds must not vary."""
-        for given in self.rows:
-            run.recording.operators.inspect_list(given.value)
+        """Record the loop iteration by iteration: its trip count is specialized."""
+        for rows in self.rows:
+            run.recording.operators.inspect_list(rows.value)
         if not self.rows:
-            run.lifted.specialize(self.bounds)
-
-
-@dataclass(frozen=True)
-class Head:
-    """The head of a loop: the state there, and the offset in the frame at which the loop is over.
-
-    ``turn`` says how its rounds follow each other. ``wraps`` is the function that a ``range`` is
-    given to, ``making`` where on the operand stack the list is that a comprehension makes."""
-
-    state: FrameState
-    until: int
-    turn: Turn
-    wraps: Any = None
-    making: int | None = None
-    inside: bool = False
-    """Whether the state is that of the function which Python 3.11 makes of a comprehension."""
+            run.lifted.specialize(self.space.bounds)
 
 
 class LoopHeads:
-    """The loops of one monitor run that are no operators yet."""
+    """The loops of one monitor run that have not become operators yet."""
 
-    def __init__(self, branches: Host) -> None:
-        self._branches: Host = weakref.proxy(branches)  # which has this, and arguments of the call
-        self._begun: dict[tuple[int, int], _Begun] = {}
-        """By frame and the offset of their heads, loops whose first round may differ."""
-        self._tries: dict[tuple[int, int], int] = {}
-        """By frame and where their rounds begin, how often loops that count were no operators."""
+    def __init__(self, tools: OperatorTools) -> None:
+        # A loop that waits for its results is among the tools, and holds the call's arguments: a
+        # strong reference would be a cycle.
+        self._tools: OperatorTools = weakref.proxy(tools)
+        self._peeled: dict[tuple[int, int], _PeeledLoop] = {}
+        """By frame and offset of the loop's head."""
+        self._attempts: dict[tuple[int, int], int] = {}
+        """By frame and offset of the body, how often a ``while`` loop was no operator."""
 
     def begins(
         self,
         run: MonitorRun,
         step: Step,
-        bounds: tuple[int, int, int],
+        bounds: Bounds,
         tensors: tuple[torch.Tensor, ...],
         element: Element | None,
     ) -> bool:
         """See ``Branching.at_loop``."""
-        rounds = len(range(*bounds))
-        if rounds < 2 or run.lifted.any_lifted(bounds[2:]):
+        count = len(range(*bounds))
+        if count < 2 or run.lifted.any_lifted(bounds[2:]):
             return False
         varies = run.has_varied(bounds)
-        if rounds < MIN_ITERATIONS and not varies:
+        if count < MIN_ITERATIONS and not varies:
             return False
-        if varies and hand_rounds_over(run, step, bounds):
+        if varies and replace_consumer(run, step, bounds):
             return True
         if element is None:
             return False
         try:
-            head = _at_head(run, step)
+            head = find_head(run, step)
         except (Split, UnresumableState) as why:
-            _say_why_not(step, why)
+            _log_no_operator(step, why)
             return False
         if head is None or (head.wraps is not None and bounds[2] != 1):
             return False
         if head.wraps is not None:
-            bounds, element = _WRAPPERS[head.wraps](run, bounds, element)
-        plain = head.wraps is None and head.making is None
-        later = plain and rounds >= 3 and run.lifted.guards.are_computable_at_entry(bounds)
-        if self._make_loop(run, step, head, bounds, tensors, element, later=later):
+            bounds, element = unwrap_range(run, head.wraps, bounds, element)
+        is_plain = head.wraps is None and head.list_operand is None
+        may_peel = is_plain and count >= 3 and run.lifted.guards.are_computable_at_entry(bounds)
+        space = IterationSpace(bounds, tensors, element, may_skip_first=may_peel)
+        if self._record(run, step, head, space):
             return True
-        rows = _with_first(run, step) if later and element is not index_element else []
-        if not later or rows is None:
+        rows = _iterate_over_rows(run, step) if may_peel and element is not index_element else []
+        if not may_peel or rows is None:
             return False
         key = id(step.frame), head.state.offset + shift_of(step.frame)
-        if key in self._begun:  # it has been left in its first round, and begins once more
-            self._begun.pop(key).abandon(run)
-        self._begun[key] = _Begun(bounds, tensors, element, rows)
+        if key in self._peeled:  # the program has left it in its first iteration, and begins anew
+            self._peeled.pop(key).abandon(run)
+        self._peeled[key] = _PeeledLoop(space, rows)
         run.watch_iterators()
         return True
 
     def at_loop_head(self, run: MonitorRun, step: Step) -> None:
         """See ``Branching.at_loop_head``."""
         key = id(step.frame), instructions(step.code)[step.offset].offset
-        begun = self._begun.get(key)
-        if begun is None:
+        loop = self._peeled.get(key)
+        if loop is None:
             return
-        begun.heads += 1
-        if begun.heads < 2:
+        loop.head_visits += 1
+        if loop.head_visits < 2:
             return
-        del self._begun[key]
-        start, stop, by = begun.bounds
+        del self._peeled[key]
+        start, stop, by = loop.space.bounds
         rest = compute_lifted(run, operator.add, start, by), stop, by
         try:
-            if not begun.are_rows_there(run):
+            if not loop.has_unread_rows(run):
                 raise LoopNotMergeable("the first iteration has read all rows")
-            state = captured(run, step)
+            state = capture_state(run, step)
             at = instructions(state.code)[state.offset]
             stack = (*state.stack[:-1], iter(range(1)))
             state = replace(state, offset=at.offset, stack=stack)
             check_resumable(state)
             at = state.instruction
-            head = Head(state, at.exhaustion_target + shift_of(step.frame), turn_of(at))
-            made = self._make_loop(run, step, head, rest, begun.tensors, begun.element)
+            until = at.exhaustion_target + shift_of(step.frame)
+            head = LoopHead(state, until, for_loop_offsets(at))
+            is_operator = self._record(
+                run, step, head, replace(loop.space, bounds=rest, may_skip_first=False)
+            )
         except (Split, UnresumableState) as why:
-            _say_why_not(step, why)
-            made = False
-        if not made:
-            begun.abandon(run)
+            _log_no_operator(step, why)
+            is_operator = False
+        if not is_operator:
+            loop.abandon(run)
 
     def counts(self, run: MonitorRun, step: Step, compared: Comparison) -> bool:
         """See ``Branching.at_comparison``."""
@@ -185,113 +164,74 @@ class LoopHeads:
         shift = shift_of(step.frame)
         origin = origins.get(id(step.code))
         code = step.code if origin is None else origin.code
-        found = turn_at(code, step.offset - shift) if step.offset >= shift else None
+        found = while_loop_offsets(code, step.offset - shift) if step.offset >= shift else None
         if found is None or run.lifted.any_lifted(operands) is False:
             return False
-        turn, stays = found
-        key = id(step.frame), turn.begin
-        if self._tries.get(key, 0) > 1 or compared(*operands) is not stays:
+        offsets, stays = found
+        key = id(step.frame), offsets.body
+        attempts = self._attempts.get(key, 0)
+        if attempts >= _MAX_COUNTING_ATTEMPTS or compared(*operands) is not stays:
             return False
         holds = compared if stays else _OPPOSITE.get(compared)
         for at in (0, 1) if holds is not None else ():
             first, last = operands[at], operands[1 - at]
-            turned = holds if at == 0 else MIRRORED.get(holds)
-            if turned is None or not run.has_varied((first, last)):
+            comparison = holds if at == 0 else MIRRORED.get(holds)
+            if comparison is None or not run.has_varied((first, last)):
                 continue
             try:
-                state = captured(run, step)
+                state = capture_state(run, step)
                 state = replace(state, offset=instructions(state.code)[state.offset].offset)
                 check_resumable(state)
             except (Split, UnresumableState) as why:
-                _say_why_not(step, why)
+                _log_no_operator(step, why)
                 return False
-            head = Head(state, turn.exit + shift, turn)
-            if self._make_loop(run, step, head, (first, last, 1), (), None, Counter(turned, at)):
+            head = LoopHead(state, offsets.exit + shift, offsets)
+            space = IterationSpace((first, last, 1), (), None, Counter(comparison, at))
+            if self._record(run, step, head, space):
                 return True
-        self._tries[key] = self._tries.get(key, 0) + 1
+        self._attempts[key] = self._attempts.get(key, 0) + 1
         return False
 
     def abandon_loops(self, run: MonitorRun, frame: FrameType | None = None) -> None:
         """See ``Branching.abandon_loops``."""
-        for key in [key for key in self._begun if frame is None or key[0] == id(frame)]:
-            self._begun.pop(key).abandon(run)
+        for key in [key for key in self._peeled if frame is None or key[0] == id(frame)]:
+            self._peeled.pop(key).abandon(run)
 
-    def _make_loop(
-        self,
-        run: MonitorRun,
-        step: Step,
-        head: Head,
-        bounds: tuple[int, int, int],
-        tensors: tuple[torch.Tensor, ...],
-        element: Element | None,
-        counter: Counter | None = None,
-        later: bool = False,
-    ) -> bool:
-        """Whether the rounds over ``bounds``, before which the program is, are an operator now."""
-        nodes, raising = None, len(run.lifted.arithmetic.may_raise)
+    def _record(self, run: MonitorRun, step: Step, head: LoopHead, space: IterationSpace) -> bool:
+        """True if the loop that the program is about to begin is an operator now."""
+        raising = len(run.lifted.arithmetic.may_raise)
         try:
             state = head.state
             if step.frame is run.root_frame and state.function is frame_function(step.frame):
                 for slot in live_locals(state.code, state.offset):
                     run.arguments.read_local(run, step.frame, slot)
-            loop = Loop(
-                self._branches, run, state, bounds, tensors, element, head.turn,
-                head.making, head.inside, counter, later,
-            )  # fmt: skip
-            nodes = loop.record()
+            loop = ForLoop(self._tools, run, head, space)
+            loop.record()
         except (Split, UnresumableState) as why:
             del run.lifted.arithmetic.may_raise[raising:]
-            _say_why_not(step, why)
+            _log_no_operator(step, why)
             return False
-        self._branches.wait(lambda run, frame: loop.receive(nodes, frame))
+        self._tools.paths.receivers.append(lambda run, frame: loop.receive(frame))
         until = head.until if loop.exits is None else loop.until
-        inside = until != RETURN and loop.exits is not None
-        run.skip(step.frame, until + shift_of(step.frame) if inside else until)
+        is_in_frame = until != RETURN and loop.exits is not None
+        run.skip(step.frame, until + shift_of(step.frame) if is_in_frame else until)
         return True
 
 
-def is_consumed_at_once(step: Step, functions: Collection[Any]) -> bool:
-    """Whether one of these functions is given what a call is about to make, before anybody else
-    has it: it lies on the stack already, and what lies between is computed on top of that."""
-    table, stack = instructions(step.code), step.stack
-    at = table[step.offset]
-    place = len(stack) - at.arg - 2
-    depth = place + 1
-    while True:
-        at = table[at.end]
-        if at.name in ("PRECALL", "KW_NAMES"):
-            continue
-        takes = at.arg + _TAKES_MORE[at.name] if at.name in _TAKES_MORE else _TAKES.get(at.name)
-        if takes is None:
-            return False
-        first = depth - takes
-        if first > place:
-            argument = at.arg if dis.opmap[at.name] >= dis.HAVE_ARGUMENT else None
-            effect = dis.stack_effect(dis.opmap[at.name], argument)
-            depth = first + 1 if at.name == "CALL" else depth + effect
-        else:
-            is_call = at.name == "CALL" and first >= 0 and stack[first] is NULL
-            return is_call and any(stack[first + 1] is known for known in functions)
+_OPPOSITE: dict[Comparison, Comparison] = {
+    operator.lt: operator.ge, operator.ge: operator.lt, operator.le: operator.gt,
+    operator.gt: operator.le, operator.eq: operator.ne, operator.ne: operator.eq,
+}  # fmt: skip
+"""The comparison that holds of two integers if another one does not."""
 
 
-_TAKES = {
-    **dict.fromkeys(
-        ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL"), 0
-    ),
-    **dict.fromkeys(
-        ("LOAD_ATTR", "LOAD_METHOD", *(n for n in dis.opmap if n.startswith("UNARY_"))), 1
-    ),
-    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR"), 2),
-    "BINARY_SLICE": 3,
-}
-"""How many operands instructions take that do no more than to compute something."""
-_TAKES_MORE = {"CALL": 2, "BUILD_SLICE": 0}
-"""And how many beside those that their arguments count."""
+def _iterate_over_rows(run: MonitorRun, step: Step) -> list[GraphList | LiftedRange] | None:
+    """Replace tensors over which the program is about to iterate by the lists of their rows, as
+    lists of the graph whose first elements are known.
 
-
-def _with_first(run: MonitorRun, step: Step) -> list[GraphList | LiftedRange] | None:
-    """Let the program go through the rows of tensors as lists of the graph, of which it knows the
-    first ones; None where it cannot."""
+    Returns:
+        The lists; None if the program iterates over something else.
+    """
     at, stack = instructions(step.code)[step.offset], step.stack
     spread = at.name == "CALL_FUNCTION_EX" and not at.arg & 1
     operands, called = list(stack[-1:]), iter
@@ -303,7 +243,7 @@ def _with_first(run: MonitorRun, step: Step) -> list[GraphList | LiftedRange] | 
     lists = run.recording.operators.lists
     found: list[GraphList | LiftedRange] = []
     for i, value in enumerate(operands):
-        if type(value) is int:  # what `enumerate` begins with
+        if type(value) is int:  # the start of `enumerate`
             continue
         if isinstance(value, torch.Tensor):
             operands[i] = value.unbind(0)
@@ -328,137 +268,5 @@ def _with_first(run: MonitorRun, step: Step) -> list[GraphList | LiftedRange] | 
     return found
 
 
-def _at_head(run: MonitorRun, step: Step) -> Head | None:
-    """The head of the loop over what is about to be made, or gone through; None when that is for
-    something else.
-
-    Raises:
-        Split: the frame cannot be run on from there.
-    """
-    table, stack = instructions(step.code), step.stack
-    at, wraps = table[step.offset], None
-    if at.name == "CALL":
-        stack, at = stack[: -at.arg - 2], table[at.end]
-        after = table[at.end] if at.name == "PRECALL" else at
-        if after.name == "CALL" and after.arg == 1 and len(stack) > 1 and stack[-2] is NULL:
-            wraps = next((known for known in _WRAPPERS if known is stack[-1]), None)
-            if wraps is not None:
-                stack, at = stack[:-2], table[after.end]
-    elif at.name == "CALL_FUNCTION_EX":
-        stack, at = stack[: -3 - (at.arg & 1)], table[at.end]
-    else:
-        stack = stack[:-1]
-    if at.name != "GET_ITER":
-        return None
-    state, shift = captured(run, step), shift_of(step.frame)
-    iterator = iter(range(1))  # nothing takes elements out of it
-    state = replace(state, stack=(*state.stack[: len(stack)], iterator))
-    making: list[Any] | None = None
-    slots = list(state.locals)
-    on_stack = list(state.stack)
-    at = table[at.end]
-    while at.name in _OF_COMPREHENSIONS:  # Python 3.12 has them in the function itself
-        if at.name == "SWAP":
-            on_stack[-1], on_stack[-at.arg] = on_stack[-at.arg], on_stack[-1]
-        elif at.name == "LOAD_FAST_AND_CLEAR":
-            on_stack.append(slots[at.arg])
-            slots[at.arg] = NULL
-        elif at.arg == 0 and making is None:
-            making = []
-            on_stack.append(making)
-        else:
-            return None
-        at = table[at.end]
-    if making is None and len(on_stack) > 1 and "CALL" in at.name:
-        return _in_comprehension(step, on_stack[-2], at, iterator, wraps)
-    if at.name != "FOR_ITER":
-        return None
-    at = instructions(state.code)[at.offset - shift]
-    state = replace(state, offset=at.offset, locals=tuple(slots), stack=tuple(on_stack))
-    check_resumable(state)
-    place = None if making is None else next(i for i, v in enumerate(on_stack) if v is making)
-    return Head(state, at.exhaustion_target + shift, turn_of(at), wraps, place)
-
-
-def _in_comprehension(
-    step: Step, function: Any, call: Instruction, iterator: Any, wraps: Any
-) -> Head | None:
-    """The head of the loop in the function that Python 3.11 makes of a list comprehension."""
-    table = instructions(step.code)
-    call = table[call.end] if call.name == "PRECALL" else call
-    if type(function) is not FunctionType or function.__code__.co_name != "<listcomp>":
-        return None
-    code = function.__code__
-    inside = [i for i in instruction_list(code) if i.name not in ("RESUME", "COPY_FREE_VARS")]
-    begin, load, head, *_ = inside
-    names = (begin.name, load.name, head.name)
-    if call.arg or code.co_cellvars or names != ("BUILD_LIST", "LOAD_FAST", "FOR_ITER"):
-        return None
-    slots = (iterator, *[NULL] * (code.co_nlocals - 1), *(function.__closure__ or ()))
-    state = FrameState(function, code, head.offset, slots, ([], iterator), None)
-    check_resumable(state)
-    return Head(state, call.end, turn_of(head), wraps, 0, inside=True)
-
-
-_OF_COMPREHENSIONS = ("LOAD_FAST_AND_CLEAR", "SWAP", "BUILD_LIST")
-
-
-def _turned(
-    run: MonitorRun, bounds: tuple[int, int, int], element: Element
-) -> tuple[tuple[int, int, int], Element]:
-    return reversed_bounds(run, bounds), element
-
-
-def _numbered(
-    run: MonitorRun, bounds: tuple[int, int, int], element: Element
-) -> tuple[tuple[int, int, int], Element]:
-    def pair(index: Any, rows: list[torch.Tensor]) -> Any:
-        return compute_lifted(run, operator.sub, index, bounds[0]), element(index, rows)
-
-    return bounds, pair
-
-
-_OPPOSITE: dict[Comparison, Comparison] = {
-    operator.lt: operator.ge, operator.ge: operator.lt, operator.le: operator.gt,
-    operator.gt: operator.le, operator.eq: operator.ne, operator.ne: operator.eq,
-}  # fmt: skip
-"""What holds of two integers where a comparison does not."""
-
-
-_WRAPPERS: dict[Any, Callable[..., tuple[tuple[int, int, int], Element]]] = {
-    reversed: _turned,
-    enumerate: _numbered,
-}
-"""What a ``range`` of step 1 is given to: the bounds then, and the elements."""
-
-
-def captured(run: MonitorRun, step: Step) -> FrameState:
-    """The state of the frame before an instruction.
-
-    Raises:
-        Split: the monitor does not see what goes on there.
-    """
-    frame = step.frame
-    if run.recording.running.depth or run.suspension.depth:
-        raise LoopNotMergeable("it runs inside an operator")
-    if is_restoring(frame.f_code, step.offset):
-        raise LoopNotMergeable("a continuation is being restored")
-    return capture(frame, step.stack, step.offset, sys.exception())
-
-
-def check_resumable(state: FrameState) -> None:
-    """Raises Split: a frame cannot be run on from this state."""
-    if state.handled_exception is not None:
-        raise LoopNotMergeable("an exception is being handled")
-    if reason := is_resumable(state):
-        raise LoopNotMergeable(reason)
-
-
-def shift_of(frame: FrameType) -> int:
-    """By how much the offsets of a frame's code exceed those of the program's own."""
-    origin = origins.get(id(frame.f_code))
-    return origin.shift if origin is not None else 0
-
-
-def _say_why_not(step: Step, why: Exception) -> None:
+def _log_no_operator(step: Step, why: Exception) -> None:
     _log.info("%s: no operator for a loop: %s", source_location(step.frame), why)

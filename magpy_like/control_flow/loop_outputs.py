@@ -1,7 +1,8 @@
-"""What the program has behind a loop that has become an operator: the operator's results.
+"""Results of a ``for_loop`` operator in the program.
 
-It has gone through the rounds with nothing announced. Its tensors and numbers become known as
-values of the graph where the rounds have left them, in local variables, lists and other objects.
+The program has run through the iterations unreported. Its tensors and numbers become known as
+values of the graph where the iterations have left them: in local variables, lists and other
+objects.
 """
 
 from __future__ import annotations
@@ -16,105 +17,120 @@ from torch import fx
 
 from magpy_like.control_flow import carried_attributes
 from magpy_like.control_flow.carried_containers import Path, part, put
-from magpy_like.control_flow.carried_places import check_like
+from magpy_like.control_flow.symbolic_sizes import twin_of
+from magpy_like.control_flow.value_comparison import check_like
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.for_loop import Leaf, List, Loop
+    from magpy_like.control_flow.loop_iteration import Iteration
+    from magpy_like.control_flow.loop_plan import AppendedList, CarriedValue
     from magpy_like.monitor.recording import Recording
 
 
 class LoopOutputs:
-    """The end of a loop over its ``loop.bounds``, whose results are ``nodes`` of the graph."""
+    """The results of one loop."""
 
-    def __init__(self, loop: Loop, nodes: Sequence[fx.Node], inner: Sequence[Any]) -> None:
-        """``inner`` are the nodes of what a round leaves."""
-        self._loop, self._nodes, self._inner = loop, nodes, inner
-        self._run, self._bounds = loop.run, loop.bounds
+    def __init__(
+        self, iteration: Iteration, nodes: Sequence[fx.Node], body_results: Sequence[Any]
+    ) -> None:
+        """
+        Args:
+            nodes: the operator's results.
+            body_results: the nodes of the same values in the operator's body.
+        """
+        self._iteration, self._nodes, self._body_results = iteration, nodes, body_results
+        self._plan = iteration.plan
+        self._run, self._bounds = self._plan.run, self._plan.bounds
         self._known: dict[int, Any] = {}
-        """By id, the tensors that are results, with the nodes of what a round leaves."""
-        self._instead: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-        """What takes the place of numbers and tuples that the rounds have left in two places."""
+        """By id, the tensors that are results, with their nodes in the body."""
+        self._replaced: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        """The replacements of numbers and tuples, which the iterations may have left in two
+        locations; each with the original, whose id must stay unique."""
 
     def receive(self, frame: FrameType) -> None:
-        """The program is there, in ``frame``.
+        """Publish the results in ``frame``, which has come to the end of the loop.
 
         Raises:
-            Split: it is not as the round beside it has recorded.
+            Split: the program's values are not as the isolated iteration has left them.
         """
-        loop, rec = self._loop, self._run.recording
-        leaves = [*loop.carried.values(), *loop.written, *loop.last]
-        if any(leaf.was_there for leaf in leaves) or any(s.was_there for s in loop.lists):
-            steady = [leaf.first for leaf in leaves if is_instance(leaf.first, torch.Tensor)]
+        plan, lists, rec = self._plan, self._iteration.lists, self._run.recording
+        leaves = [*plan.inputs, *self._iteration.final_values]
+        if any(leaf.may_preexist for leaf in leaves) or any(s.may_preexist for s in lists):
+            steady = [leaf.initial for leaf in leaves if is_instance(leaf.initial, torch.Tensor)]
             rec.inspections.unchanged += map(VersionCheck, steady)
-        for leaf, node, inner in zip(leaves, self._nodes, self._inner, strict=False):
-            if leaf.is_last:
+        for leaf, node, inner in zip(leaves, self._nodes, self._body_results, strict=False):
+            if leaf.is_list_tail:
                 continue  # the list itself is a result
-            place = loop.place_of(leaf.slot)
+            place = plan.place_of(leaf.slot)
             value = frame_locals(frame)[leaf.slot] if place is None else place.get()
-            received = self._received(value, leaf.path, leaf, node, inner)
-            if received is value:
+            published = self._published(value, leaf.path, leaf, node, inner)
+            if published is value:
                 continue
             if place is None:
-                frame_set_local(frame, leaf.slot, received)
+                frame_set_local(frame, leaf.slot, published)
             else:
-                place.put(received)
-        for place in loop.places:
+                place.put(published)
+        for place in plan.places:
             carried_attributes.end(rec, place)
         at, count = len(leaves), trip_count(self._run, self._bounds)
-        for found, node in zip(loop.lists, self._nodes[at:], strict=True):
-            is_made = found.slot == len(loop.state.locals)
-            value = frame_stack(frame)[-1] if is_made else frame_locals(frame)[found.slot]
+        for found, node in zip(lists, self._nodes[at:], strict=True):
+            is_operand = found.slot == len(plan.state.locals)
+            value = frame_stack(frame)[-1] if is_operand else frame_locals(frame)[found.slot]
             value = value if found.shared is None else found.shared
-            self._gather(value, found, node, count, self._inner[at])
-            at += len(found.added)
-        if loop.counter is not None and loop.counter.slot is not None:
-            value = frame_locals(frame)[loop.counter.slot]
-            frame_set_local(frame, loop.counter.slot, self._index_of(value, count))
+            self._publish_list(value, found, node, count, self._body_results[at])
+            at += len(found.appended)
+        if plan.counter is not None and plan.counter.slot is not None:
+            value = frame_locals(frame)[plan.counter.slot]
+            frame_set_local(frame, plan.counter.slot, self._index_of(value, count))
 
-    def _received(self, value: Any, path: Path, leaf: Leaf, node: fx.Node, inner: Any) -> Any:
-        """``value``, in which the operator has made what is at ``path``."""
+    def _published(
+        self, value: Any, path: Path, leaf: CarriedValue, node: fx.Node, inner: Any
+    ) -> Any:
+        """``value``, with the tensor or number at ``path`` in it known as a result.
+
+        Args:
+            inner: the result's node in the body.
+        """
         if path:
             self._run.recording.variables.add_new(value)
             item = part(value, path[:1])
-            received = self._received(item, path[1:], leaf, node, inner)
-            if received is item:
+            published = self._published(item, path[1:], leaf, node, inner)
+            if published is item:
                 return value
-            made = put(value, path[0], received)
+            made = put(value, path[0], published)
             if made is value:
                 return value
-            return self._instead.setdefault((id(value), *path, id(received)), (made, value))[0]
+            return self._replaced.setdefault((id(value), *path, id(published)), (made, value))[0]
         operators = self._run.recording.operators
         if is_number(leaf.result):
             if type(value) is not type(leaf.result):
                 raise LoopNotMergeable(
                     "a loop leaves a number of another type than its isolated run"
                 )
-            if inner is self._loop.index:
+            if inner is self._iteration.index:
                 return self._last_index(value)
             lifted = self._run.lift(value, GraphNumber(node))
-            return self._instead.setdefault((id(value), id(inner)), (lifted, value))[0]
+            return self._replaced.setdefault((id(value), id(inner)), (lifted, value))[0]
         check_like(value, leaf.result)
         if self._known.get(id(value)) is inner:
             return value
         rec = self._run.recording
         is_known = operators.node_of(value) is not None or rec.variables.node(value) is not None
-        if leaf.was_there:
+        if leaf.may_preexist:
             if is_known:
-                value = self._loop.explorer.stand_in(value)
+                value = self._plan.tools.substitutes.make(value)
                 is_known = False
             rec.inspections.unchanged.append(VersionCheck(value))
         elif id(value) in self._known:
             raise LoopNotMergeable("a loop leaves one tensor in two variables")
         if leaf.in_place:
-            if value is not leaf.first:
+            if value is not leaf.initial:
                 raise LoopNotMergeable("a loop replaces a tensor that it changes in place")
         elif is_known:
             raise LoopNotMergeable("a loop leaves an external tensor")
@@ -123,26 +139,32 @@ class LoopOutputs:
         return value
 
     def _last_index(self, value: int) -> int:
-        rounds = trip_count(self._run, self._bounds)
-        return self._index_of(value, compute_lifted(self._run, operator.sub, rounds, 1))
+        count = trip_count(self._run, self._bounds)
+        return self._index_of(value, compute_lifted(self._run, operator.sub, count, 1))
 
     def _index_of(self, value: int, number: int) -> int:
-        """The index of a round, which the program has as ``value``."""
+        """The lifted index of the iteration with a ``number``, equal to the program's ``value``."""
         start, _, step = self._bounds
         steps = compute_lifted(self._run, operator.mul, number, step)
         found = compute_lifted(self._run, operator.add, start, steps)
         return found if found == value else value
 
-    def _gather(
-        self, value: list[Any], found: List, node: fx.Node, rounds: Any, inner: Any
+    def _publish_list(
+        self, value: list[Any], found: AppendedList, node: fx.Node, count: Any, inner: Any
     ) -> None:
-        run, added = self._run, len(found.added)
-        count = compute_lifted(run, operator.mul, rounds, added) if added > 1 else rounds
-        if found.begin:
-            count = compute_lifted(run, operator.add, count, len(found.begin))
+        """Make a list known that the operator has gathered.
+
+        Args:
+            count: the trip count.
+            inner: the node in the body of the first element that an iteration appends.
+        """
+        run, added = self._run, len(found.appended)
+        count = compute_lifted(run, operator.mul, count, added) if added > 1 else count
+        if found.initial:
+            count = compute_lifted(run, operator.add, count, len(found.initial))
         if len(value) != count:
             raise LoopNotMergeable("a loop leaves a list of another length than its isolated run")
-        alike = added == 1 and not found.begin
+        alike = added == 1 and not found.initial
 
         bounds = self._bounds
 
@@ -150,17 +172,12 @@ class LoopOutputs:
             run.lifted.specialize(bounds)
 
         twin = twin_of(inner) if alike else None
-        gather(run.recording, GraphList(value, node, count, twin, specialize_length), found)
+        add_gathered(run.recording, GraphList(value, node, count, twin, specialize_length), found)
 
 
-def gather(rec: Recording, known: GraphList, found: List) -> None:
-    """From here on the program has a list that the operator has gathered."""
-    if found.was_there or known.has_data_dependent_length:
+def add_gathered(rec: Recording, known: GraphList, found: AppendedList) -> None:
+    """Make a list known to the graph that an operator has gathered."""
+    if found.may_preexist or known.has_data_dependent_length:
         rec.inspections.unchanged += map(VersionCheck, known.value)
-        known.elements_are_new = not found.was_there
+        known.elements_are_new = not found.may_preexist
     rec.operators.lists[id(known.value)] = known
-
-
-def twin_of(node: Any) -> torch.Tensor | None:
-    """That of a node of the graph; None for a plain value."""
-    return node.meta.get(TWIN) if is_instance(node, fx.Node) else None

@@ -1,9 +1,8 @@
-"""Tensors that the rounds of a loop write into.
+"""Tensors that iterations write into.
 
-The program has made such a tensor before the loop and nobody else has it, nor a view of it. So a
-round may be given what the one before has left, as if it had made a new tensor; and where each
-round does nothing to it but to write its own row, the rows are gathered, and written at once behind
-the loop.
+The program has created such a tensor before the loop, and nothing else refers to it or to a view of
+it. So it can be carried like a new tensor of each iteration. Where each iteration only writes its
+own row, the rows are gathered instead, and written together after the loop.
 """
 
 from __future__ import annotations
@@ -26,17 +25,21 @@ from magpy_like.split_reasons import SplitCause
 from magpy_like.torch_compat.tensor_memory import storage_use_count
 
 
-class Written(Split):
-    """A side or round writes into a tensor that was there before."""
+class ExternalWrite(Split):
+    """An isolated path writes into a tensor that it has not created."""
 
     def __init__(self, cause: SplitCause, tensor: torch.Tensor) -> None:
         super().__init__(*cause)
         self.tensor = tensor
-        """It, or another one without data for the same memory."""
+        """The tensor, or a fake one for the same memory."""
 
 
-def is_nobody_elses(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
-    """Whether the program has made the tensor at a place and has it there alone."""
+def is_unshared(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
+    """True if the program has created the tensor in a slot, and nothing else refers to it.
+
+    Reference counts decide: call it with no more references to the tensor than those of the frame,
+    of its state and of ``values``.
+    """
     tensor = values[slot]
     if type(tensor) is not torch.Tensor or rec.variables.node(tensor) is not None:
         return False
@@ -53,46 +56,53 @@ def is_nobody_elses(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a round writes of a tensor: all that has one index in a dimension."""
+class RowWrite:
+    """The row that an iteration writes: a tensor's elements at one index of a dimension."""
 
     node: fx.Node
-    """The operator that does."""
+    """The operator that writes it."""
     dim: int
     offset: int
-    """By how much the index exceeds the round's."""
+    """The row's index minus the iteration's."""
     reads: tuple[tuple[fx.Node, int], ...] = ()
-    """The operators that read such rows of it, and by how much their indices exceed the round's."""
+    """The operators that read rows of the tensor, each with the row's index minus the
+    iteration's."""
 
-    def rounds_ago(self, offset: int, step: int) -> int:
-        """How many rounds ago the row at an index was written; -1 for none that was before."""
+    def iterations_ago(self, offset: int, step: int) -> int:
+        """How many iterations ago the row at an ``offset`` was written; -1 if none has before."""
         ago, rest = divmod(self.offset - offset, step)
         return -1 if rest else max(ago, -1)
 
 
 @dataclass
-class Past:
-    """A row that an earlier round has written, and that rounds hand on to each other: as it is in
-    the first round, as any round is given it, and as it leaves it."""
+class CarriedRow:
+    """A row that an earlier iteration has written."""
 
-    first: fx.Node
+    initial: fx.Node
+    """The row before the loop."""
     symbol: fx.Node
+    """The node that stands for it in the body."""
     result: Any = None
+    """The node that the next iteration receives."""
 
 
 def rows_of_all(
     run: MonitorRun, bounds: tuple[int, int, int], offset: int, size: int, times: int = 1
 ) -> slice:
-    """The indices that exceed so many ``times`` those of the rounds by ``offset``, from the lowest
-    one up.
+    """The indices ``times * i + offset`` of all iterations ``i``, in ascending order.
+
+    Guards that they are in range.
+
+    Args:
+        size: the number of rows.
 
     Raises:
-        Split: one of them is none of the ``size`` that there are.
+        Split: one of them is out of range in this call, or negative.
     """
     start, _, step = bounds
-    rounds = trip_count(run, bounds)
+    count = trip_count(run, bounds)
     by = step * times
-    steps = compute_lifted(run, operator.mul, compute_lifted(run, operator.sub, rounds, 1), by)
+    steps = compute_lifted(run, operator.mul, compute_lifted(run, operator.sub, count, 1), by)
     first = _sum(
         run, compute_lifted(run, operator.mul, start, times) if times != 1 else start, offset
     )
@@ -113,44 +123,48 @@ def _sum(run: MonitorRun, number: int, more: int) -> int:
     )
 
 
-def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:
-    """The one row that a round writes of the tensor that ``symbol`` stands for, at its own
-    ``index``, or so far from it, when it does nothing else to it but read such rows."""
-    places: dict[fx.Node, tuple[int, int] | None] = {}
+def written_row(symbol: fx.Node, index: fx.Node) -> RowWrite | None:
+    """The one row of a tensor that an iteration writes, at a constant distance from its ``index``;
+    None if it uses the tensor in another way than to write that row and to read such rows.
+
+    Args:
+        symbol: the node that stands for the tensor in the body.
+    """
+    rows: dict[fx.Node, tuple[int, int] | None] = {}
     for user in symbol.users:
         if getattr(user.target, "__name__", "") not in ("getitem", "setitem"):
             return None
         tensor, key, *value = user.args
         if tensor is not symbol or any(not is_instance(v, fx.Node) or v is symbol for v in value):
             return None
-        places[user] = _place(key, index)
-    writes = [user for user in places if len(user.args) == 3]
-    if len(writes) != 1 or None in places.values():
+        rows[user] = _row_at(key, index)
+    writes = [user for user in rows if len(user.args) == 3]
+    if len(writes) != 1 or None in rows.values():
         return None
     (node,) = writes
-    found = {user: place for user, place in places.items() if place is not None}
+    found = {user: row for user, row in rows.items() if row is not None}
     dim, offset = found.pop(node)
     if any(other != dim for other, _ in found.values()):
         return None
-    return Row(node, dim, offset, tuple((user, at) for user, (_, at) in found.items()))
+    return RowWrite(node, dim, offset, tuple((user, at) for user, (_, at) in found.items()))
 
 
-def _place(key: Any, index: fx.Node) -> tuple[int, int] | None:
-    """The dimension of which a key takes what is at ``index``, or so far from it; None where it
-    takes something else."""
+def _row_at(key: Any, index: fx.Node) -> tuple[int, int] | None:
+    """The dimension that a key indexes, and the position there minus ``index``; None for a key
+    that selects something else than one row at a constant distance."""
     parts = key if is_instance(key, tuple) else (key,)
-    places = [i for i, part in enumerate(parts) if part != slice(None)]
-    if len(places) != 1:
+    dims = [i for i, part in enumerate(parts) if part != slice(None)]
+    if len(dims) != 1:
         return None
-    offset = constant_offset(index, parts[places[0]])
-    return None if offset is None else (places[0], offset)
+    offset = constant_offset(index, parts[dims[0]])
+    return None if offset is None else (dims[0], offset)
 
 
 def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None:
-    """What a round writes into it writes as a whole: each round makes a new one of it.
+    """Check that iterations overwrite each written tensor as a whole, as if each created a new one.
 
     Raises:
-        Split: it writes to a part.
+        Split: an iteration writes to a part of one.
     """
     for node in nodes:
         name = str(getattr(node.target, "__name__", node.target))
@@ -165,9 +179,9 @@ def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None
             raise LoopNotMergeable("iterations write to parts of a tensor")
 
 
-def check_apart(written: Iterable[torch.Tensor], made: Iterable[object]) -> None:
-    """Raises Split: rounds hand on a tensor for the memory that they write to."""
-    memory = {t.untyped_storage()._cdata for t in made if is_instance(t, torch.Tensor)}
+def check_distinct(written: Iterable[torch.Tensor], carried: Iterable[object]) -> None:
+    """Raises Split: a carried tensor shares memory with a written one."""
+    memory = {t.untyped_storage()._cdata for t in carried if is_instance(t, torch.Tensor)}
     if any(tensor.untyped_storage()._cdata in memory for tensor in written):
         raise LoopNotMergeable("iterations carry a tensor that they write to, or a view of it")
 
@@ -184,12 +198,12 @@ _AUGMENTED = frozenset(
 )  # fmt: skip
 
 
-def on_a_copy(graph: fx.GraphModule, positions: Iterable[int]) -> None:
-    """Let a graph write into copies of the inputs at these positions."""
+def write_to_copies(graph: fx.GraphModule, positions: Iterable[int]) -> None:
+    """Make a graph write into copies of the inputs at these positions."""
     inputs = graph.graph.find_nodes(op="placeholder")
     for position in positions:
-        given = inputs[position]
+        original = inputs[position]
         with graph.graph.inserting_after(inputs[-1]):
-            copy = graph.graph.call_method("clone", (given,))
-        given.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
+            copy = graph.graph.call_method("clone", (original,))
+        original.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
     graph.recompile()

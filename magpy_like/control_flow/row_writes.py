@@ -1,7 +1,7 @@
-"""Rows of tensors that the rounds of a loop write, one each, and read again later.
+"""Rows of tensors that iterations write, one each, and that later iterations read.
 
-No round is handed such a tensor: its rows are gathered, and written at once behind the loop. A row
-that rounds have written and later ones read is handed on from round to round.
+No iteration receives such a tensor: its rows are gathered, and written together after the loop. A
+row that later iterations read is carried to them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from magpy_like.control_flow.carried_places import End, erase
+from magpy_like.control_flow.body_nodes import erase
 from magpy_like.control_flow.loop_tensor_writes import (
-    Past,
-    Row,
+    CarriedRow,
+    RowWrite,
     check_writes,
     rows_of_all,
     written_row,
@@ -27,90 +27,99 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.for_loop import Leaf, Loop
+    from magpy_like.control_flow.loop_iteration import Iteration
+    from magpy_like.control_flow.loop_plan import CarriedValue
 
 
-def filled_rows(loop: Loop, end: End) -> list[tuple[Leaf, Row, slice]]:
-    """The tensors of which each round does but write one row, that row, and which ones all
-    rounds write; no round is handed these.
+def written_rows(iteration: Iteration) -> list[tuple[CarriedValue, RowWrite, slice]]:
+    """The tensors of which each iteration writes but one row, that row, and the indices of the rows
+    of all iterations. The tensors are carried no longer.
 
     Raises:
-        Split: rounds write into a tensor otherwise than as a whole.
+        Split: iterations write to a part of a tensor in another way.
     """
-    found: list[tuple[Leaf, Row, slice]] = []
-    rec = loop.run.recording
-    for leaf in list(loop.written):
-        row = written_row(leaf.symbol, loop.index)
+    found: list[tuple[CarriedValue, RowWrite, slice]] = []
+    plan, end = iteration.plan, iteration.end
+    rec = plan.run.recording
+    for leaf in list(plan.written):
+        row = written_row(leaf.symbol, iteration.index)
         if row is None:
             if leaf.result.requires_grad:
                 raise LoopNotMergeable(
                     "iterations change a tensor in place that requires gradients"
                 )
             continue
-        sizes, writes = list(leaf.first.shape), row.node
+        sizes, writes = list(leaf.initial.shape), row.node
         size = sizes.pop(row.dim)
         if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
             raise LoopNotMergeable("iterations write rows of another shape")
         if rec.sizes.twin is not None:
-            size = loop.run.lifted.symbolic.lift(size, leaf.symbol.meta[TWIN].shape[row.dim])
-        at = rows_of_all(loop.run, loop.bounds, row.offset, size)
-        _check_reads(loop, leaf, row, size, end)
-        loop.written.remove(leaf)
-        with writes.graph.inserting_before(writes):  # whatever becomes of it in the round
+            size = plan.run.lifted.symbolic.lift(size, leaf.symbol.meta[TWIN].shape[row.dim])
+        at = rows_of_all(plan.run, plan.bounds, row.offset, size)
+        _check_reads(iteration, leaf, row, size)
+        plan.written.remove(leaf)
+        # A copy: the iteration may change the written value later.
+        with writes.graph.inserting_before(writes):
             value = writes.graph.call_method("clone", (writes.args[2],))
         found.append((leaf, replace(row, node=value), at))
         end.nodes[end.nodes.index(writes)] = value
         erase(rec, [writes])
-        _hand_on(loop, leaf, row, value, end)
-    check_writes([leaf.symbol for leaf in loop.written], end.nodes)
+        _carry_rows(iteration, leaf, row, value)
+    check_writes([leaf.symbol for leaf in plan.written], end.nodes)
     return found
 
 
-def _check_reads(loop: Loop, leaf: Leaf, row: Row, size: int, end: End) -> None:
+def _check_reads(iteration: Iteration, leaf: CarriedValue, row: RowWrite, size: int) -> None:
     """
     Raises:
-        Split: a round does not only read rows that stay as they are while it runs, or gradients
-            go through them, which eager mode may refuse.
+        Split: an iteration reads more than rows that stay unchanged while it runs, or gradients
+            flow through the rows, which eager mode may refuse.
     """
+    plan = iteration.plan
     if row.reads and leaf.result.requires_grad:
         raise LoopNotMergeable(
             "iterations read a tensor that they write to and that requires gradients"
         )
-    check_writes([leaf.symbol], [node for node in end.nodes if node is not row.node])
+    check_writes([leaf.symbol], [node for node in iteration.end.nodes if node is not row.node])
     for _, offset in row.reads:
-        rows_of_all(loop.run, loop.bounds, offset, size)
-        if row.rounds_ago(offset, loop.bounds[2]) == 0:
+        rows_of_all(plan.run, plan.bounds, offset, size)
+        if row.iterations_ago(offset, plan.bounds[2]) == 0:
             raise LoopNotMergeable("iterations read the row that they write")
 
 
-def _hand_on(loop: Loop, leaf: Leaf, row: Row, value: fx.Node, end: End) -> None:
-    """Let rounds have the rows of a tensor that they read from those which have written them,
-    of which the round that runs writes ``value``, or from before the loop."""
-    run, operators = loop.run, loop.run.recording.operators
-    graph, first, step = operators.graph, leaf.first, loop.bounds[2]
+def _carry_rows(iteration: Iteration, leaf: CarriedValue, row: RowWrite, value: fx.Node) -> None:
+    """Carry the rows that iterations read from the iterations that have written them, or from
+    before the loop.
+
+    Args:
+        value: the row that this iteration writes.
+    """
+    plan, end = iteration.plan, iteration.end
+    run, operators = plan.run, plan.run.recording.operators
+    graph, first, step = operators.graph, leaf.initial, plan.bounds[2]
     tensor = operators.value_node(first, run.recording.graph.value)
-    ago = {node: row.rounds_ago(offset, step) for node, offset in row.reads}
-    pasts: list[Past] = []
-    for rounds in range(1, max(ago.values(), default=0) + 1):
-        at = compute_lifted(run, operator.add, loop.bounds[0], row.offset - rounds * step)
+    ago = {node: row.iterations_ago(offset, step) for node, offset in row.reads}
+    carried: list[CarriedRow] = []
+    for distance in range(1, max(ago.values(), default=0) + 1):
+        at = compute_lifted(run, operator.add, plan.bounds[0], row.offset - distance * step)
         number = operators.value_node(at, run.recording.graph.value)
         begin = graph.call_function(torch.select, (tensor, row.dim, number))
-        pasts.append(Past(_dense(graph, begin), operators.add_symbol(number=False)))
-    if pasts:
+        carried.append(CarriedRow(_dense(graph, begin), operators.add_symbol(number=False)))
+    if carried:
         written = graph.call_method("to", (value, first.device, first.dtype))
         end.nodes += [written, _dense(graph, written)]
-    for past, result in zip(pasts, [end.nodes[-1], *(p.symbol for p in pasts)], strict=False):
+    for past, result in zip(carried, [end.nodes[-1], *(p.symbol for p in carried)], strict=False):
         past.result = result
-    for node, rounds in ago.items():
-        if rounds > 0:
-            node.replace_all_uses_with(pasts[rounds - 1].symbol)
+    for node, distance in ago.items():
+        if distance > 0:
+            node.replace_all_uses_with(carried[distance - 1].symbol)
             end.nodes.remove(node)
             erase(run.recording, [node])
         else:
             node.update_arg(0, tensor)
-    loop.pasts += pasts
+    iteration.rows += carried
 
 
 def _dense(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A copy of a tensor of which the elements lie as those of a new one."""
+    """A contiguous copy, with the strides of a new tensor."""
     return graph.call_method("clone", (node,), {"memory_format": torch.contiguous_format})

@@ -1,7 +1,7 @@
-"""Loops on a tensor's value become one operator, ``while_loop`` (MagPy, section 6.2.2).
+"""Loops on a tensor's value, as one operator of the graph: ``while_loop`` (MagPy, section 6.2.2).
 
-One round runs beside the program, for any tensors and numbers that the round before may have
-left, and what it records becomes the operator's body.
+One iteration runs in isolation, for any tensors and numbers that the iteration before may have
+left, and its nodes become the operator's body.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from torch import fx
 
 from magpy_like.bytecode.data_flow import live_locals
 from magpy_like.bytecode.post_dominators import can_reach
-from magpy_like.control_flow.carried_places import (
-    End,
-    Output,
-    Place,
-    at_place,
-    begin_side,
-    check_carried,
-    erase,
-    unchanged,
+from magpy_like.control_flow.body_nodes import erase, external_nodes, without_constants
+from magpy_like.control_flow.frame_locations import (
+    FrameLocation,
+    OperatorOutput,
+    value_at,
     with_value,
 )
-from magpy_like.control_flow.for_loop import Explorer, check_twins
+from magpy_like.control_flow.operator_tools import OperatorTools
+from magpy_like.control_flow.path_ends import PathEnd, begin_branch
+from magpy_like.control_flow.symbolic_sizes import check_twins
+from magpy_like.control_flow.value_comparison import check_carried, is_unchanged
 from magpy_like.logs import topic
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
@@ -40,24 +38,28 @@ _log = topic("splits")
 
 
 def find_loop(
-    explorer: Explorer, run: MonitorRun, state: FrameState, until: int
-) -> tuple[bool, Sequence[tuple[Output, fx.Node]]] | None:
-    """A side that leads back to the branch, as the body of one ``while_loop``: whether it is the
-    one where the condition holds, and what the operator gives the program.
+    tools: OperatorTools, run: MonitorRun, state: FrameState, until: int
+) -> tuple[bool, Sequence[tuple[OperatorOutput, fx.Node]]] | None:
+    """Record the loop whose condition is the branch at which a frame is.
 
-    None when neither does, or when the rounds are not all alike.
+    Args:
+        until: the branch's join point.
+
+    Returns:
+        The truth with which the loop goes on, and the operator's results. None if neither branch
+        leads back, or if the iterations differ.
     """
     at = state.instruction
     for stays in (True, False):
-        begin, leave = begin_side(state, stays).offset, begin_side(state, not stays).offset
+        begin, leave = begin_branch(state, stays).offset, begin_branch(state, not stays).offset
         if leave != until or not can_reach(state.code, begin, at.offset, until):
             continue
-        carried = [Place(False, len(state.stack) - 1)]
+        carried = [FrameLocation(False, len(state.stack) - 1)]
         known = 0
         while known < len(carried):
             known = len(carried)
             try:
-                found = _round(explorer, run, state, until, stays, carried)
+                found = _iterate(tools, run, state, until, stays, carried)
             except Split as why:
                 _log.info("%s is no loop: %s", state.where, why)
                 break
@@ -68,70 +70,84 @@ def find_loop(
     return None
 
 
-def _round(
-    explorer: Explorer,
+def _iterate(
+    tools: OperatorTools,
     run: MonitorRun,
     state: FrameState,
     until: int,
     stays: bool,
-    carried: list[Place],
-) -> Sequence[tuple[Output, fx.Node]] | None:
-    """One round of a loop, for any values at the places that are ``carried`` from one to the
-    next. None when it changes further places, which are added to those.
+    carried: list[FrameLocation],
+) -> Sequence[tuple[OperatorOutput, fx.Node]] | None:
+    """Run one isolated iteration, for any values at the ``carried`` locations.
+
+    Returns:
+        The operator's results; None if the iteration changes further locations, which are added to
+        ``carried``.
 
     Raises:
-        Split: it is no round of a loop.
+        Split: the branch is not the condition of a loop whose iterations are alike.
     """
-    rec, operators = run.recording, run.recording.operators
-    first = [at_place(state, place) for place in carried]
+    rec = run.recording
+    first = [value_at(state, location) for location in carried]
     twins = [_twin_of(run, value) for value in first]
     symbols = [
-        operators.add_symbol(is_number(value), twin)
+        rec.operators.add_symbol(is_number(value), twin)
         for value, twin in zip(first, twins, strict=True)
     ]
     begun, end = state, None
     values = []
     try:
-        for place, value, symbol in zip(carried, first, symbols, strict=True):
-            values.append(_any_like(explorer, run, value, symbol))
-            begun = with_value(begun, place, values[-1])
-        end = explorer.explore(run, begin_side(begun, stays), until, state.instruction.offset)
-        if not end.again:
+        for location, value, symbol in zip(carried, first, symbols, strict=True):
+            values.append(_placeholder(tools, run, value, symbol))
+            begun = with_value(begun, location, values[-1])
+        begin = begin_branch(begun, stays)
+        end = tools.paths.explore(run, begin, until, state.instruction.offset)
+        if not end.is_at_head:
             raise LoopNotMergeable("the body does not return to the condition")
         after = replace(state, locals=end.locals, stack=end.stack)
-        places = [Place(True, slot) for slot in live_locals(state.code, state.offset)]
-        places += [Place(False, i) for i in range(len(state.stack))]
-        further = [
-            place
-            for place in places
-            if place not in carried
-            and not unchanged(at_place(begun, place), at_place(after, place))
-        ]
+        further = _changed_locations(begun, after, carried)
         if further:
             carried += further
             return None
-        results = [at_place(after, place) for place in carried]
+        results = [value_at(after, location) for location in carried]
         for value, result, twin in zip(values, results, twins, strict=True):
             check_carried(value, result)
             if is_instance(twin, torch.Tensor):
                 check_twins(run, twin, _twin_of(run, result))
-        return _while_loop(rec, stays, carried, first, symbols, end, results)
+        nodes = _add_while_loop(run, stays, first, symbols, end, results)
     finally:
         erase(rec, end.nodes if end is not None else [])
         erase(rec, symbols)
+    outputs = _outputs(carried, first)
+    return list(zip(outputs, nodes, strict=True))[1:]  # the condition is popped at the exit
 
 
-def _any_like(explorer: Explorer, run: MonitorRun, value: Any, symbol: fx.Node) -> Any:
-    """A tensor without data, or a lifted number, for any value that a loop may carry there."""
+def _changed_locations(
+    before: FrameState, after: FrameState, carried: Sequence[FrameLocation]
+) -> list[FrameLocation]:
+    """The live locations that an iteration has changed and that are not yet carried."""
+    live = live_locals(after.code, after.offset)
+    locations = [FrameLocation(True, slot) for slot in live]
+    locations += [FrameLocation(False, i) for i in range(len(after.stack))]
+    return [
+        location
+        for location in locations
+        if location not in carried
+        and not is_unchanged(value_at(before, location), value_at(after, location))
+    ]
+
+
+def _placeholder(tools: OperatorTools, run: MonitorRun, value: Any, symbol: fx.Node) -> Any:
+    """A placeholder tensor, or a lifted number, for any value that the loop may carry there."""
     if is_number(value):
         return run.lift(value, GraphNumber(symbol))
     if not is_instance(value, torch.Tensor):
         raise LoopNotMergeable(f"a {type(value).__qualname__} differs between iterations")
-    return explorer.any_tensor(run, value, symbol, value.requires_grad)
+    return tools.placeholders.any_like(run, value, symbol, value.requires_grad)
 
 
 def _twin_of(run: MonitorRun, value: Any) -> Any:
-    """What stands for the sizes of a tensor that rounds hand on, or for a number.
+    """The symbolic twin of a carried tensor, or an example of a carried number.
 
     Raises:
         Split: the sizes are not known.
@@ -145,38 +161,49 @@ def _twin_of(run: MonitorRun, value: Any) -> Any:
     return twin
 
 
-def _while_loop(
-    rec: Recording,
+def _add_while_loop(
+    run: MonitorRun,
     stays: bool,
-    carried: Sequence[Place],
     first: Sequence[Any],
     symbols: Sequence[fx.Node],
-    end: End,
+    end: PathEnd,
     results: Sequence[Any],
-) -> Sequence[tuple[Output, fx.Node]]:
-    operators = rec.operators
-    given = [operators.value_node(value, rec.graph.value) for value in results]
-    end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
-    inside = {*end.nodes, *symbols}
-    used = [n for node in end.nodes for n in node.all_input_nodes]
-    used += [n for n in given if is_instance(n, fx.Node)]
-    outside = list(dict.fromkeys(n for n in used if n not in inside))
+) -> Sequence[fx.Node]:
+    """Add the operator to the graph.
+
+    Args:
+        stays: the truth of the condition with which the loop goes on.
+        first: the carried values before the loop; the condition comes first.
+        symbols: the nodes that stand for them in the body.
+        results: the carried values after one iteration.
+
+    Returns:
+        The nodes of its results, one for each carried value.
+    """
+    rec, operators = run.recording, run.recording.operators
+    returned = [operators.value_node(value, rec.graph.value) for value in results]
+    end.nodes = without_constants(rec, end.nodes)
+    outside = external_nodes(end.nodes, returned, {*end.nodes, *symbols})
     inputs = [*symbols, *outside]
     graphs = [
         operators.condition_graph(inputs, stays),
-        operators.subgraph(inputs, end.nodes, given),
+        operators.subgraph(inputs, end.nodes, returned),
     ]
     numbers = [is_number(value) for value in first]
     initial = tuple(operators.value_node(value, rec.graph.value) for value in first)
     nodes = operators.add_control(
         torch.ops.higher_order.while_loop, (), graphs, (initial, tuple(outside)), numbers
     )
-    for node, symbol, counts in zip(nodes, symbols, numbers, strict=True):
-        if TWIN in symbol.meta and not counts:
+    for node, symbol, number in zip(nodes, symbols, numbers, strict=True):
+        if TWIN in symbol.meta and not number:
             node.meta[TWIN] = symbol.meta[TWIN]
+    return nodes
+
+
+def _outputs(carried: Sequence[FrameLocation], first: Sequence[Any]) -> list[OperatorOutput]:
+    """The operator's outputs. A carried tensor may be any of those from before the loop."""
     sources = [value for value in first[1:] if is_instance(value, torch.Tensor)]
-    outputs = [
-        Output(place, (value, value), [] if number else sources)
-        for place, value, number in zip(carried, first, numbers, strict=True)
+    return [
+        OperatorOutput(location, (value, value), [] if is_number(value) else sources)
+        for location, value in zip(carried, first, strict=True)
     ]
-    return list(zip(outputs, nodes, strict=True))[1:]  # the condition is off the stack then

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.control_flow.branches import Branches
+from magpy_like.control_flow.isolated_paths import IsolatedPaths
 from magpy_like.graph_operators.control_operators import for_loop, for_loop_with_exits
 from tests.compare import assert_same
 from tests.control_flow import loops
@@ -383,9 +383,11 @@ def skipping(x):
 
 def test_rounds_that_skip_what_follows_are_recorded_without_running_all_ways(monkeypatch):
     """The sides meet behind the loop only: there are twice as many ways with each round."""
-    sides, explore = [], Branches.explore
+    sides, explore = [], IsolatedPaths.explore
     monkeypatch.setattr(
-        Branches, "explore", lambda *args, **kwargs: sides.append(1) or explore(*args, **kwargs)
+        IsolatedPaths,
+        "explore",
+        lambda *args, **kwargs: sides.append(1) or explore(*args, **kwargs),
     )
     fast = magpy.compile(skipping, backend="eager")
     x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))

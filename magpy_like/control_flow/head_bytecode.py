@@ -1,0 +1,146 @@
+"""Heads of ``for`` loops, found in the bytecode after the call that creates the iterator."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions
+from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
+from magpy_like.control_flow.counting_loops import for_loop_offsets
+from magpy_like.control_flow.loop_description import Bounds, LoopHead
+from magpy_like.monitor.instructions.step import Step
+from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, reversed_bounds
+from magpy_like.native import NULL
+from magpy_like.splitting.frame_state import FrameState
+
+
+def find_head(run: MonitorRun, step: Step) -> LoopHead | None:
+    """The head of the loop over the object that an instruction is about to create or to iterate
+    over; None if the object is not iterated over at once.
+
+    Raises:
+        Split: no continuation can start at the head.
+    """
+    found = _find_get_iter(step)
+    if found is None:
+        return None
+    at, operand_count, wraps = found
+    state, shift = capture_state(run, step), shift_of(step.frame)
+    iterator = iter(range(1))  # never advanced
+    state = replace(state, stack=(*state.stack[:operand_count], iterator))
+    return _find_for_iter(step, state, at, shift, wraps)
+
+
+def _find_get_iter(step: Step) -> tuple[Instruction, int, Any] | None:
+    """The GET_ITER that takes the object that an instruction creates or iterates over.
+
+    Returns:
+        The GET_ITER, the number of operands below the object, and the built-in to which the object
+        is passed before, if any. None if the object is used in another way.
+    """
+    table, stack = instructions(step.code), step.stack
+    at, wraps = table[step.offset], None
+    if at.name == "CALL":
+        stack, at = stack[: -at.arg - 2], table[at.end]
+        after = table[at.end] if at.name == "PRECALL" else at
+        if after.name == "CALL" and after.arg == 1 and len(stack) > 1 and stack[-2] is NULL:
+            wraps = next((known for known in _WRAPPERS if known is stack[-1]), None)
+            if wraps is not None:
+                stack, at = stack[:-2], table[after.end]
+    elif at.name == "CALL_FUNCTION_EX":
+        stack, at = stack[: -3 - (at.arg & 1)], table[at.end]
+    else:
+        stack = stack[:-1]
+    return (at, len(stack), wraps) if at.name == "GET_ITER" else None
+
+
+def _find_for_iter(
+    step: Step, state: FrameState, at: Instruction, shift: int, wraps: Any
+) -> LoopHead | None:
+    """The head of the loop whose iterator the instruction ``at`` pushes.
+
+    Args:
+        state: the frame with the iterator on its stack.
+        shift: the offset in the frame's code minus that in ``state.code``.
+    """
+    table, iterator = instructions(step.code), state.stack[-1]
+    new_list: list[Any] | None = None
+    slots, stack = list(state.locals), list(state.stack)
+    at = table[at.end]
+    while at.name in _OF_COMPREHENSIONS:  # Python 3.12 compiles them into the function itself
+        if at.name == "SWAP":
+            stack[-1], stack[-at.arg] = stack[-at.arg], stack[-1]
+        elif at.name == "LOAD_FAST_AND_CLEAR":
+            stack.append(slots[at.arg])
+            slots[at.arg] = NULL
+        elif at.arg == 0 and new_list is None:
+            new_list = []
+            stack.append(new_list)
+        else:
+            return None
+        at = table[at.end]
+    if new_list is None and len(stack) > 1 and "CALL" in at.name:
+        return _find_in_comprehension(step, stack[-2], at, iterator, wraps)
+    if at.name != "FOR_ITER":
+        return None
+    at = instructions(state.code)[at.offset - shift]
+    state = replace(state, offset=at.offset, locals=tuple(slots), stack=tuple(stack))
+    check_resumable(state)
+    operand = None if new_list is None else next(i for i, v in enumerate(stack) if v is new_list)
+    return LoopHead(state, at.exhaustion_target + shift, for_loop_offsets(at), wraps, operand)
+
+
+def _find_in_comprehension(
+    step: Step, function: Any, call: Instruction, iterator: Any, wraps: Any
+) -> LoopHead | None:
+    """The head of the loop in the function to which Python 3.11 compiles a list comprehension."""
+    table = instructions(step.code)
+    call = table[call.end] if call.name == "PRECALL" else call
+    if type(function) is not FunctionType or function.__code__.co_name != "<listcomp>":
+        return None
+    code = function.__code__
+    inside = [i for i in instruction_list(code) if i.name not in ("RESUME", "COPY_FREE_VARS")]
+    begin, load, head, *_ = inside
+    names = (begin.name, load.name, head.name)
+    if call.arg or code.co_cellvars or names != ("BUILD_LIST", "LOAD_FAST", "FOR_ITER"):
+        return None
+    slots = (iterator, *[NULL] * (code.co_nlocals - 1), *(function.__closure__ or ()))
+    state = FrameState(function, code, head.offset, slots, ([], iterator), None)
+    check_resumable(state)
+    return LoopHead(state, call.end, for_loop_offsets(head), wraps, 0, in_comprehension=True)
+
+
+_OF_COMPREHENSIONS = ("LOAD_FAST_AND_CLEAR", "SWAP", "BUILD_LIST")
+
+
+def _reversed(run: MonitorRun, bounds: Bounds, element: Element) -> tuple[Bounds, Element]:
+    return reversed_bounds(run, bounds), element
+
+
+def _enumerated(run: MonitorRun, bounds: Bounds, element: Element) -> tuple[Bounds, Element]:
+    def pair(index: Any, rows: list[torch.Tensor]) -> Any:
+        return compute_lifted(run, operator.sub, index, bounds[0]), element(index, rows)
+
+    return bounds, pair
+
+
+_WRAPPERS: dict[Any, Callable[..., tuple[Bounds, Element]]] = {
+    reversed: _reversed,
+    enumerate: _enumerated,
+}
+"""The built-ins to which a ``range`` of step 1 may be passed: from its bounds and elements to those
+of their result."""
+
+
+def unwrap_range(
+    run: MonitorRun, wraps: Any, bounds: Bounds, element: Element
+) -> tuple[Bounds, Element]:
+    """The bounds and elements of ``wraps(range(*bounds))``."""
+    return _WRAPPERS[wraps](run, bounds, element)
