@@ -1,4 +1,13 @@
-"""Annotations of operations (MagPy, section 5.2): schema, files, look-up, verification."""
+"""Annotations of operations (MagPy, section 5.2).
+
+- ``schema``: one annotation and its properties
+- ``annotation_files``: the folder of the YAML files
+- ``loader``: YAML files to rules, with file and line for errors
+- ``lookup``: from an operation to its annotation; public ``annotate`` and ``load_annotations``
+- ``output_shapes``: whether the shape of an operator's output depends on data
+- ``verify``: verification of annotations by running the operations
+- ``annotation_command``: the command ``magpy annotations``
+"""
 
 from magpy_like.annotation.lookup import NULL, annotate, load_annotations, lookup, resolve
 from magpy_like.annotation.schema import (

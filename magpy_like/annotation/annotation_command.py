@@ -1,4 +1,4 @@
-"""The command ``magpy annotations``."""
+"""The command ``magpy annotations``: load and verify annotations."""
 
 import sys
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""Where the operation annotations lie: in the installed package or beside it in a checkout."""
+"""The folder of the annotation files: in the installed package, or beside it in a checkout."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def annotations_dir() -> Path:
     read the repository's `annotations/`.
 
     Raises:
-        FileNotFoundError: neither folder is there, so the installation is incomplete.
+        FileNotFoundError: neither folder exists; the installation is incomplete.
     """
     installed = _PACKAGE / "_annotations"
     checkout = _PACKAGE.parent / "annotations"

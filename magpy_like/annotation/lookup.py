@@ -1,10 +1,10 @@
-"""From an operation that the program performs to its annotation.
+"""Look-up of annotations by operation, and the public functions that add annotations.
 
 Operations are function objects: a built-in function, the descriptor of a method or property, a
-class (for a call of the class), or an instance of a native callable type. :func:`resolve` turns
-what the interpreter is about to call into such an operation and its receiver; :func:`lookup` finds
-the annotation in a table by identity. The files are read when the first operation is looked up,
-and bound to objects of those modules that are imported by then; the others follow when they are.
+class (for a call of the class), or an instance of a native callable type. :func:`resolve` maps a
+callee to such an operation and its receiver; :func:`lookup` finds its annotation by identity. The
+first look-up reads the files and binds their rules to objects of imported modules; rules for other
+modules are bound once these are imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Null:
-    """The receiver of a call that has none."""
+    """Stands for the receiver of a call without one."""
 
     def __repr__(self) -> str:
         return "NULL"
@@ -45,15 +45,15 @@ _NATIVE = (
     types.ClassMethodDescriptorType,
     types.MethodWrapperType,
 )
-_OTHER_SCHEMAS = ("opcodes.yaml",)  # instructions are no objects: the monitor reads them
+_OTHER_SCHEMAS = ("opcodes.yaml",)  # annotates instructions, for the monitor
 _PROPERTY = (types.GetSetDescriptorType, types.MemberDescriptorType, property)
 
 
 class Table:
-    """Annotations by the identity of the operation; holds every operation it knows.
+    """Annotations by the identity of the operation; keeps the operations alive.
 
-    A name that does not exist is an error in a ``strict`` table. The table that programs use is
-    not strict with the shipped files: another version of a library may lack a function.
+    A name that does not exist is an error in a ``strict`` table. The process's own table is not
+    strict with the shipped files: another version of a library may lack a function.
     """
 
     def __init__(self, strict: bool = True) -> None:
@@ -61,8 +61,8 @@ class Table:
         self._reads: dict[int, tuple[object, Annotation]] = {}
         self._writes: dict[int, tuple[object, Annotation]] = {}
         self._instances: dict[type, Annotation] = {}
-        self._bound: dict[tuple[int, bool], bool] = {}  # what this round bound, and how
-        self._replaced: set[tuple[int, bool]] = set()  # by the user: the files come after
+        self._bound: dict[tuple[int, bool], bool] = {}  # (operation, is write) -> by an exact name
+        self._replaced: set[tuple[int, bool]] = set()  # annotated by the user, before the files
         self._sets: dict[str, Any] = {}
         self._pending: list[Rule] = []
         self._modules_seen = 0
@@ -70,6 +70,7 @@ class Table:
         self._lock = threading.RLock()
 
     def lookup(self, operation: object, write: bool = False) -> Annotation | None:
+        """The annotation of an operation, or of the assignment of a property (``write``)."""
         entries = self._writes if write else self._reads
         entry = entries.get(id(operation))
         if entry is not None:
@@ -82,7 +83,7 @@ class Table:
         return None if write else self.instance(type(operation))
 
     def instance(self, kind: type) -> Annotation | None:
-        """The annotation for calls of instances of a type."""
+        """The annotation of calls of a type's instances."""
         for base in kind.__mro__:
             annotation = self._instances.get(base)
             if annotation is not None:
@@ -90,7 +91,7 @@ class Table:
         return None
 
     def entries(self) -> Iterator[tuple[object, Annotation, bool]]:
-        """Every annotated operation; the last item says whether it is a property assignment."""
+        """All annotated operations, as (operation, annotation, is a property's assignment)."""
         self._complete()
         yield from (
             (operation, annotation, False) for operation, annotation in self._reads.values()
@@ -100,11 +101,12 @@ class Table:
         )
 
     def instance_types(self) -> Mapping[type, Annotation]:
+        """The annotations of calls of instances, by type."""
         self._complete()
         return self._instances
 
     def add(self, operation: object, annotation: Annotation, write: bool = False) -> None:
-        """Annotate one object; replaces what the files say."""
+        """Annotate one object; overrides the files."""
         self._complete()
         with self._lock:
             entries = self._writes if write else self._reads
@@ -112,7 +114,11 @@ class Table:
             self._replaced.add((id(operation), write))
 
     def load(self, path: Path) -> None:
-        """Read one file of a user; replaces what earlier files say."""
+        """Read one file of a user; overrides earlier files.
+
+        Raises:
+            AnnotationError: an entry is invalid, or names something that does not exist.
+        """
         self._complete()
         with self._lock:
             rules, sets = read_rules(path, self._sets)
@@ -155,7 +161,7 @@ class Table:
         self._pending = [rule for rule in self._pending if not self._bind(rule)]
 
     def _bind(self, rule: Rule) -> bool:
-        """Bind a rule to objects; False while one of its modules is not imported."""
+        """Bind a rule to objects; False if one of its modules is not imported yet."""
         if not rule.namespaces:
             return self._bind_instances(rule)
         owners = []
@@ -224,7 +230,7 @@ class Table:
     def _put(
         self, rule: Rule, name: str, operation: object, write: bool, line: int, *, exact: bool
     ) -> None:
-        """Exact names come before patterns, wherever they stand; earlier rules before later."""
+        """Exact names override patterns in any order; earlier rules override later ones."""
         entries = self._writes if write else self._reads
         key = (id(operation), write)
         if key in self._replaced:
@@ -247,16 +253,16 @@ _TABLE: Final = Table(strict=False)
 
 
 def lookup(operation: object, write: bool = False) -> Annotation | None:
-    """The annotation of an operation, or None; ``write`` asks for a property's assignment."""
+    """The annotation of an operation, or of the assignment of a property (``write``), or None."""
     return _TABLE.lookup(operation, write)
 
 
 def resolve(function: object) -> tuple[Any, Any]:
-    """The operation that a call of ``function`` performs, and its receiver or NULL.
+    """The operation of a call of ``function``, and its receiver or NULL.
 
-    A bound built-in method becomes its descriptor and the object it is bound to, an instance of a
-    native callable type the type's ``__call__`` and the instance. What has no receiver, or is
-    annotated itself, stays as it is. ``functools.partial`` objects stay as they are.
+    A bound built-in method is resolved to its descriptor and the object it is bound to, an instance
+    of a native callable type to the type's ``__call__`` and the instance. Callables without a
+    receiver or with an annotation of their own, and ``functools.partial`` objects, are returned.
     """
     kind = type(function)
     if kind is types.BuiltinFunctionType:
@@ -311,11 +317,18 @@ def annotate(
 ) -> None:
     """Annotate one function (MagPy, section 5.2); replaces an earlier annotation of it.
 
-    ``inputs`` maps positions (the receiver is 0) and keywords to how they are used, for example
-    ``{0: "ELEMENTS in_place", 1: "NONE"}``; ``outputs`` describes the result, for example
-    ``{"relation": {"kind": "KEY", "of": 0, "key": 1}}``; further properties are those of the
-    annotation files. Raises AnnotationError for properties that are unknown, of a wrong type or
-    contradictory, and for an object that cannot be called.
+    Args:
+        fn: a function, method or class.
+        pure_closure: the call has no effects besides its output and in-place inputs.
+        as_op_node: the call is a node of the operator graph.
+        inputs: by position (the receiver is 0) or keyword, how much is read and whether the input
+            is changed: ``{0: "ELEMENTS in_place", 1: "NONE"}``.
+        outputs: properties of the result: ``{"relation": {"kind": "KEY", "of": 0, "key": 1}}``.
+        properties: further properties, as in the annotation files.
+
+    Raises:
+        AnnotationError: a property is unknown, of a wrong type or contradicts another one; or
+            ``fn`` is not callable.
     """
     frame = sys._getframe(1)
     source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -339,10 +352,12 @@ def annotate(
 
 
 def load_annotations(path: str | Path) -> None:
-    """Read a file of annotations, in the form of those in ``annotations/``.
+    """Read a file of annotations, in the format of those in ``annotations/``.
 
-    They replace earlier annotations of the same operations. Raises AnnotationError, with file,
-    line and key, for an entry that cannot be used as written.
+    They override earlier annotations of the same operations.
+
+    Raises:
+        AnnotationError: an entry is invalid; has file, line and key.
     """
     _TABLE.load(Path(path))
 
@@ -371,7 +386,7 @@ def _locate(path: str) -> object:
 
 
 def _member(owner: object, name: str) -> object:
-    """What a namespace itself holds under a name: of a class the descriptor, not what it gives."""
+    """A namespace's own attribute: of a class the descriptor, not the value it results in."""
     if is_instance(owner, type):
         member = owner.__dict__.get(name, _ABSENT)
     else:
@@ -389,7 +404,7 @@ def _inherited(kind: type, name: str) -> object:
 
 
 def _kind(operation: object) -> str:
-    # Cython has a type of its own for functions, in every library that was built with it.
+    # Every library built with Cython has a function type of its own with this name.
     if is_instance(operation, _NATIVE) or type(operation).__name__ == "cython_function_or_method":
         return "native"
     if is_instance(operation, type):

@@ -1,4 +1,4 @@
-"""Whether the shape of what an operator gives can be known from the shapes of its inputs."""
+"""Data-dependent output shapes: calls of operators whose shape is not known from the inputs'."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from magpy_like.annotation.schema import Annotation, DataShape
 def shape_depends_on_data(
     annotation: Annotation, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether guards on the inputs' shapes do not fix the shape of this call's output.
+    """True if guards on the inputs' shapes do not determine the shape of this call's output.
 
-    ``args`` counts the receiver as 0. Numbers of elements that a tensor of masks, counts or
-    positions decides are what this is about: ``x[mask]``, ``nonzero``, ``repeat_interleave``.
+    For example ``x[mask]``, ``nonzero``, ``repeat_interleave``: a tensor's data determines the
+    number of elements. ``args`` begins with the receiver.
     """
     match annotation.output.shape_from_data:
         case DataShape.NEVER:

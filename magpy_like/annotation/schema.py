@@ -1,10 +1,9 @@
-"""What an annotation says about an operation: the six properties of MagPy, section 5.2.
+"""Schema of annotations: the six properties of an operation in MagPy, section 5.2.
 
-An annotation is data. This module holds its shape and the check that turns a mapping, read from
-YAML or passed from Python, into an :class:`Annotation`. It knows nothing about files or about the
-objects that are annotated.
+An annotation is data: this module checks a mapping, read from YAML or passed from Python, and
+builds an :class:`Annotation` from it.
 
-Beyond the paper's properties there are a few marks, each for something the paper's prose treats
+Beyond the paper's properties there are a few flags, for operations that the paper's prose treats
 specially: ``global_state`` (a setter of torch state that belongs in the operator graph),
 ``state_read`` (pure but for process-wide state, which a guard can check by calling again),
 ``random`` (a draw that the mock repeats), ``replay`` (an effect that the mock repeats by calling
@@ -25,7 +24,7 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 
 
 class ValueRead(enum.Enum):
-    """How much of an input an operation looks at, from nothing to everything."""
+    """How much of an input an operation reads, from nothing to everything."""
 
     NONE = "none"  # moves the reference only
     IDENTITY = "identity"  # which object it is (id, weak references)
@@ -38,27 +37,27 @@ class ValueRead(enum.Enum):
 
 
 class RelationKind(enum.Enum):
-    """Names the way from one variable to another (the edges of the RefGraph)."""
+    """How a variable refers to another one: the labels of the RefGraph's edges."""
 
-    CONSTANT = "constant"  # outlives the call: a class, a module, what a cached function gave
+    CONSTANT = "constant"  # outlives the call: a class, a module, a cached result
     LOCAL = "local"
     CELL = "cell"
     GLOBAL = "global"
     ATTRIBUTE = "attribute"
-    HAS_ATTRIBUTE = "has attribute"  # the output says whether there is one
+    HAS_ATTRIBUTE = "has attribute"  # the output: whether there is one
     SLOT = "slot"
     DICT = "__dict__"
     ITEM = "item"  # by position: list, tuple, deque
     KEY = "key"  # by dictionary key; ITEM and KEY are one `x[k]` when the type is not known
-    MEMBERSHIP = "membership"  # the output says whether a key or value is in the input
+    MEMBERSHIP = "membership"  # the output: whether a key or value is in the input
     LENGTH = "length"  # the output is the input's length
     TYPE = "type"  # the output is the input's type
-    ITERATION = "iteration"  # the output is, or hands out, what iterating over the input gives
+    ITERATION = "iteration"  # the output is, or yields, the items of the input
     ELEMENT = "element"  # the output is one of the input's elements, chosen by the operation
     ARGUMENT = "argument"  # the output is one of the inputs, chosen by the operation
     SELF = "self"  # the output is the input
-    COPY = "copy"  # the output is new and holds the very elements of the input
-    MAPPING = "mapping"  # what a mapping proxy shows
+    COPY = "copy"  # the output is new and contains the same elements
+    MAPPING = "mapping"  # the mapping of a mapping proxy
     CONTEXT = "context"  # the value of a context variable
     CLOSURE = "closure"
     DEFAULT = "default argument"
@@ -88,11 +87,10 @@ class InputProperty:
 
 @dataclass(frozen=True, slots=True)
 class RelationProperty:
-    """The output is reached from input ``of`` by way ``kind``.
+    """The output is reached from input ``of`` by a relation of this kind.
 
-    ``key`` is the position of the input that holds the attribute name, key or index, ``default``
-    that of the input returned when there is no such entry, ``value`` that of the input which a
-    write stores. Positions count the receiver as 0.
+    Positions of inputs, which count the receiver as 0: ``key`` of the attribute name, key or index,
+    ``default`` of the result if there is no such entry, ``value`` of the value that a write stores.
     """
 
     kind: RelationKind
@@ -105,7 +103,7 @@ class RelationProperty:
 
 @dataclass(frozen=True, slots=True)
 class OutputProperty:
-    """``InPlace`` and ``Relation`` of the output, and whether its shape is known from shapes."""
+    """``InPlace`` and ``Relation`` of the output, and the dependence of its shape on data."""
 
     in_place: bool = False
     relation: RelationProperty | None = None
@@ -114,10 +112,10 @@ class OutputProperty:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """The properties of one operation; ``source`` says where they are written.
+    """The properties of one operation; ``source`` is the file and line of their text.
 
-    ``changes_if`` is the position of the argument that says whether what is in place is changed,
-    such as ``training`` of a normalisation.
+    ``changes_if`` is the position of the argument that switches in-place changes on, such as
+    ``training`` of a normalisation.
     """
 
     operation: str
@@ -141,19 +139,19 @@ class Annotation:
         return self.inputs.get(position, self.default_input)
 
     def changes(self, position: int | str, value: object) -> bool:
-        """Whether a call may change this input: it is in place, or an iterator that is advanced."""
+        """True if a call may change this input, in place or as an iterator that advances."""
         given = self.input(position)
         return given.in_place or (given.value_read in _ITERATING and isinstance(value, Iterator))
 
     def writes_to(self, position: int | str, args: Sequence[Any]) -> bool:
-        """Whether a call with these arguments may write to the tensor at a position."""
+        """True if a call with these arguments may write to the tensor at a position."""
         decides = self.changes_if
         spared = decides is not None and decides < len(args) and args[decides] is False
         return self.input(position).in_place and not spared
 
     @property
     def dynamic(self) -> bool:
-        """Whether a call splits the program whatever its inputs are."""
+        """Whether every call splits the program."""
         return not self.pure_closure and not (self.as_op_node or self.random or self.replay)
 
     def split_cause(self, name: str, otherwise: SplitReason, detail: str = "") -> SplitCause:
@@ -180,7 +178,7 @@ _REASONS = {reason.name: reason for reason in SplitReason}
 
 
 class SchemaError(Exception):
-    """A wrong entry; ``path`` leads to it through the mapping. The loader adds file and line."""
+    """An invalid entry at ``path`` in the mapping; the loader adds file and line."""
 
     def __init__(self, path: tuple[Any, ...], message: str) -> None:
         super().__init__(message)
@@ -189,7 +187,11 @@ class SchemaError(Exception):
 
 
 def build(operation: str, raw: Mapping[str, Any], source: str) -> Annotation:
-    """Check a mapping of properties and make the annotation it describes."""
+    """Check a mapping of properties and build the annotation.
+
+    Raises:
+        SchemaError: a property is unknown, of a wrong type or contradicts another one.
+    """
     for key in raw:
         if key not in PROPERTIES:
             raise SchemaError((key,), f"unknown property; known are {_listed(PROPERTIES)}")
