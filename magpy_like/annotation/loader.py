@@ -1,4 +1,4 @@
-"""Reads annotation files into rules; every entry remembers its line for error messages.
+"""Reading of annotation files into rules; each entry keeps its line for error messages.
 
 A file has two keys. ``sets`` names groups of properties for reuse; ``operations`` lists groups of
 rules, each for the contents of one namespace (a module or a class, by dotted path)::
@@ -9,7 +9,7 @@ rules, each for the contents of one namespace (a module or a class, by dotted pa
           - names: [append]
             pure_closure: true
             inputs: {0: LENGTH in_place, 1: NONE}
-          - names: ["*"]                      # whatever is native and has no rule of its own
+          - names: ["*"]                      # all native functions without a rule of their own
             is: pure
       - instances_of: operator.itemgetter     # callable objects of a native type
         is: pure
@@ -39,7 +39,7 @@ GROUP_KEYS = frozenset(("namespace", "rules"))
 
 
 class Entries(dict[Any, Any]):
-    """A mapping that knows the line of each of its keys."""
+    """A mapping with the line of each key."""
 
     def __init__(self, lines: dict[Any, int]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Entries(dict[Any, Any]):
 
 
 class Items(list[Any]):
-    """A list that knows the line of each of its items."""
+    """A list with the line of each item."""
 
     def __init__(self, lines: list[int]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Items(list[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One entry of a file: names, and the properties of the operations they stand for."""
+    """One entry of a file: names of operations, and their properties."""
 
     namespaces: tuple[str, ...]  # empty for instances_of, where names holds the types
     names: tuple[tuple[str, int], ...]  # with the line of each
@@ -94,9 +94,10 @@ def is_pattern(name: str) -> bool:
 
 
 def read_rules(path: Path, shared_sets: Mapping[str, Any]) -> tuple[list[Rule], dict[str, Any]]:
-    """The rules of one file and the sets it defines (``shared_sets`` can be used in it too).
+    """The rules of one file, and the sets that it defines besides ``shared_sets``.
 
-    Raises AnnotationError for anything that does not follow the schema.
+    Raises:
+        AnnotationError: an entry does not follow the schema.
     """
     return _FileReader(path, shared_sets).read()
 
@@ -231,7 +232,7 @@ class _FileReader:
         )
 
     def _merged(self, raw: Entries) -> dict[str, Any]:
-        """The properties of an entry on top of those of the set that it starts from."""
+        """The properties of the set that an entry starts from, overridden by its own."""
         merged: dict[str, Any] = {}
         if "is" in raw:
             base = self.sets.get(raw["is"]) if isinstance(raw["is"], str) else None
@@ -291,7 +292,7 @@ _BOOLS = {"true": True, "false": False}
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
-    """Strings, whole numbers, true and false: an annotation needs nothing else of YAML."""
+    """A scalar of YAML: annotations use only strings, integers and booleans."""
     text = node.value
     if node.style:  # quoted, or a block
         return text

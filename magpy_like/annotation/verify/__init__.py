@@ -1,9 +1,15 @@
-"""Verification of annotations: every claim that can be tried is tried on sample inputs.
+"""Verification of annotations: each claim is tested by running the operation on sample inputs.
 
-An annotation is trusted by the monitor: one that is wrong makes a wrong program, silently. So the
-claims are put to the test, by running each operation on inputs that it accepts: twice on equal
-inputs in a process whose state was changed in between, with what the operation says it does not
-read changed, and with a look at what it left its inputs in.
+The monitor trusts annotations: a wrong one results in wrong programs, silently. So each operation
+runs on inputs that it accepts: twice on equal inputs with the process's state changed in between,
+with other values for the parts that it claims not to read, and with its inputs compared afterwards.
+
+- ``verification``: all operations of a table, each in a child process
+- ``claim_checks``: one check for each kind of claim
+- ``output_relations``: checks of relations between inputs and outputs
+- ``samples``: sample inputs of an operation
+- ``value_variation``: other values for the parts that an operation does not read
+- ``snapshot``: values as comparable data
 """
 
 from magpy_like.annotation.verify.verification import Report, Result, verify

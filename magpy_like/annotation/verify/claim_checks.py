@@ -1,8 +1,7 @@
-"""One check per kind of claim: run an operation on samples and try to catch the claim lying.
+"""Checks of claims, one for each kind: run an operation on samples and try to refute the claim.
 
-A claim is one sentence of an annotation about one operation. A check gives a verdict: the claim
-held wherever it could be tried, it was refuted (with the inputs that did), or nothing could be
-tried.
+A claim is one property that an annotation states of one operation. A check returns a verdict: the
+claim held on all samples, a sample refuted it, or no sample could test it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from magpy_like.annotation.verify.value_variation import NOTHING, vary, vary_dat
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``ok`` is None when the claim could not be tried."""
+    """The result of a check; ``ok`` is None if no sample could test the claim."""
 
     claim: str
     ok: bool | None
@@ -60,14 +59,14 @@ class Operation:
     function: Any
     annotation: Annotation
     write: bool
-    unspecified: bool = False  # the numbers in its output mean nothing, as those of torch.empty
+    unspecified: bool = False  # its output is uninitialised, as that of torch.empty
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return call(self.function, self.write, args, kwargs)
 
 
 def check(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
-    """Verdicts on every claim that the annotation of an operation makes."""
+    """Verdicts on all claims of an operation's annotation."""
     if not operation.annotation.pure_closure:
         return
     for claim in (
@@ -83,10 +82,10 @@ def check(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
 
 
 def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
-    """`pure_closure`: equal outputs for equal inputs, whatever happens in between."""
+    """`pure_closure`: equal inputs result in equal outputs, whatever happens in between."""
     annotation = operation.annotation
     if annotation.global_state:
-        return  # it is there for its effect
+        return  # it is called for its effect
     kept = _kept_objects(annotation)
     tried = False
     for sample in samples:
@@ -96,10 +95,10 @@ def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]
         if iterators:
             again = sample.make()  # not every iterator can be copied
         before = _frozen_inputs(args, kwargs)
-        seeded = annotation.as_op_node  # a random operator draws as the program did
+        seeded = annotation.as_op_node  # a random operator draws the same numbers
         first = _outcome(operation, args, kwargs, seeded=seeded)
         if not iterators and _frozen_inputs(args, kwargs) == before:
-            # What has no value but who it is can be shared, as nothing was done to it.
+            # Objects compared by identity are shared: the first run has not changed them.
             shared = kept(args, kwargs)
             again = copied((args, kwargs), functools.partial(_kept_or_valueless, shared))
         if annotation.state_read:
@@ -121,7 +120,7 @@ def _kept_or_valueless(kept: Callable[[Any], bool], value: Any) -> bool:
 
 
 def unchanged_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
-    """Inputs that are not `in_place` are as they were."""
+    """Inputs that are not `in_place` are unchanged."""
     tried = False
     for sample in samples:
         args, kwargs = sample.make()
@@ -145,7 +144,7 @@ def unchanged_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Ve
 
 
 def changed_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
-    """Inputs that are `in_place` are changed by at least one sample (else a warning)."""
+    """At least one sample changes the inputs that are `in_place` (else a warning)."""
     for key, given in operation.annotation.inputs.items():
         if not given.in_place:
             continue
@@ -157,13 +156,13 @@ def changed_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verd
                 continue
             verdict = bool(verdict) or _changes(operation, args, kwargs, inputs[key])
             if not verdict and isinstance(inputs[key], torch.Tensor):
-                # Some keep what is positive or small, such as abs_ and frac_.
+                # Some do not change positive or small numbers, such as abs_ and frac_.
                 args, kwargs = sample.make()
                 with contextlib.suppress(Exception), torch.no_grad():
                     _inputs(args, kwargs)[key].mul_(-3.7).sub_(0.3)
                     verdict = _changes(operation, args, kwargs, _inputs(args, kwargs)[key])
         if verdict is None and isinstance(key, str):
-            continue  # a keyword that this operation need not have, such as `out`
+            continue  # a keyword that this operation may lack, such as `out`
         yield Verdict(
             f"in_place[{key}]",
             True if verdict else None,
@@ -180,10 +179,10 @@ def _changes(operation: Operation, args: Any, kwargs: Any, value: Any) -> bool:
 
 
 def unread_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
-    """`value_read`: what is not read cannot be seen in the output."""
+    """`value_read`: the output does not depend on parts of the inputs that are not read."""
     annotation = operation.annotation
     if annotation.state_read:
-        return  # what the guard asks for again may change with the input
+        return  # a result that the guard reads again may change with the input
     verdicts: dict[int | str, tuple[bool | None, str]] = {}
     for sample in samples:
         for key in _inputs(*sample.make()):
@@ -199,7 +198,7 @@ def unread_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdi
         yield Verdict(f"value_read[{key}]: {read.name}", ok, detail)
 
 
-# Relations under which the output follows what the input holds under one key, which is then kept.
+# Relations by which the output depends on the input's entry for one key, which is then kept.
 _KEYED = (
     RelationKind.ITEM,
     RelationKind.KEY,
@@ -207,7 +206,7 @@ _KEYED = (
     RelationKind.MEMBERSHIP,
     RelationKind.HAS_ATTRIBUTE,
 )
-# Relations under which the output is all that the operation shows of the input.
+# Relations by which the output is the only part of the input that the operation exposes.
 _WHOLE = (
     RelationKind.LENGTH,
     RelationKind.DICT,
@@ -219,11 +218,11 @@ _WHOLE = (
 )
 
 
-# Reads that leave it to those relations what of the input is handed out.
+# Reads for which those relations determine the exposed part of the input.
 _HANDED_OUT = (ValueRead.TYPE, ValueRead.IDENTITY, ValueRead.KEYS)
 
 
-# How deep the objects lie that an operation may look at the identity of.
+# The depth of the objects whose identity an operation may read.
 _DEPTH = {ValueRead.IDENTITY: 0, ValueRead.ELEMENTS: 1, ValueRead.PAIRS: 2}
 
 
@@ -243,7 +242,7 @@ def _calls_native(annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping
 
 
 def _vary_one(operation: Operation, sample: Sample, key: int | str, read: ValueRead) -> bool | None:
-    """Whether the output is the same when what is not read of one input is another."""
+    """True if the output does not change with the unread parts of one input."""
     args, kwargs = sample.make()
     value = _inputs(args, kwargs)[key]
     annotation = operation.annotation
@@ -263,8 +262,8 @@ def _vary_one(operation: Operation, sample: Sample, key: int | str, read: ValueR
     elif output.shape_from_data is not DataShape.NEVER:
         return None
     if annotation.calls and key not in annotation.calls and _calls_native(annotation, args, kwargs):
-        return None  # then the monitor takes the input as read by what is called
-    # What the operation may look at stays who it is, so both runs share it.
+        return None  # then the monitor records the reads of the functions that it calls
+    # Objects whose identity the operation may read are shared by both runs.
     shared = {id(part) for part in _parts(value, _DEPTH.get(read))}
     kept = _kept_objects(annotation)(args, kwargs)
     other_args, other_kwargs = copied((args, kwargs), lambda v: id(v) in shared or kept(v))
@@ -316,7 +315,7 @@ def output_relation(operation: Operation, samples: list[Sample]) -> Iterator[Ver
 
 
 def operator_node(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
-    """`as_op_node`: a graph of this one node, run on equal tensors, gives equal results."""
+    """`as_op_node`: a graph of this one node results in equal tensors for equal inputs."""
     if not operation.annotation.as_op_node:
         return
     verdict: bool | None = None
@@ -348,7 +347,7 @@ def operator_node(operation: Operation, samples: list[Sample]) -> Iterator[Verdi
 
 
 def output_shape(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
-    """Of an operator: other data changes neither the output's metadata nor its plain values."""
+    """Of an operator: other data changes neither metadata nor plain values of the output."""
     annotation = operation.annotation
     if not annotation.as_op_node or annotation.output.shape_from_data is DataShape.ALWAYS:
         return
@@ -429,9 +428,9 @@ def _outcome(
     seeded: bool = True,
     related: RelationProperty | None = None,
 ) -> tuple[Any, ...]:
-    """What a call gives or raises, with inputs and what they hold written as names.
+    """The result or exception of a call, frozen, with inputs and their contents as names.
 
-    An output that is what ``related`` leads to is written as just that.
+    An output that ``related`` leads to is replaced by a mark.
     """
     names = name_inputs(args, kwargs) if named else {}
     witness = Witness(related, args, kwargs) if related and related.kind in _KEYED else None
@@ -487,7 +486,7 @@ def _kept_objects(annotation: Annotation) -> Callable[..., Callable[[Any], bool]
 
 @contextlib.contextmanager
 def _same_generators() -> Iterator[None]:
-    """Every call inside draws the same random numbers, and none is missing afterwards."""
+    """All calls inside draw the same random numbers; the generators' states are restored."""
     states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     try:
         torch.default_generator.manual_seed(0)
@@ -503,7 +502,7 @@ _noise: list[Any] = []
 
 @contextlib.contextmanager
 def _perturbed() -> Iterator[None]:
-    """The same process in another state, but for what every guard checks (grad mode, dtype)."""
+    """The process in another state, except for modes that every guard checks (grad mode, dtype)."""
     limit = sys.getrecursionlimit()
     directory, options = os.getcwd(), numpy.get_printoptions()
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Whether an output is the object that its relation says."""
+"""Checks of relations: the output is the object that the relation of the annotation leads to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MISSING = object()
 
 
 class Witness:
-    """What a relation leads to, looked up before the operation runs and may change it."""
+    """The object at a relation, looked up before the operation, which may change it."""
 
     def __init__(
         self, relation: RelationProperty, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Witness:
 
 
 def holds(witness: Witness, output: Any, again: Callable[[], Any]) -> bool | None:
-    """None when this call says nothing about the relation."""
+    """True if the relation holds; None if this call cannot test it."""
     relation = witness.relation
     if relation.access == "write":
         return _written(witness)
@@ -81,7 +81,7 @@ def holds(witness: Witness, output: Any, again: Callable[[], Any]) -> bool | Non
             return _is_copy(output, witness.all_elements)
         case RelationKind.ITERATION:
             if isinstance(witness.source, Iterator) and not witness.elements:
-                return None  # it does not say what it has left
+                return None  # its remaining items are not accessible
             return _iterates(witness, output)
         case RelationKind.CONSTANT | RelationKind.SLOT | RelationKind.CELL | RelationKind.CONTEXT:
             return _same_again(output, again)
@@ -98,7 +98,7 @@ def _looked_up(witness: Witness, output: Any) -> bool | None:
         return _among(output, given) if given else None
     if output is witness.expected:
         return True
-    # Some are made when they are read: bound methods, items of a string or range, views.
+    # Some are created by the read: bound methods, items of a string or range, views.
     if isinstance(output, torch.Tensor):
         return (
             _equal(output, witness.expected)
@@ -120,7 +120,7 @@ def _written(witness: Witness) -> bool | None:
                 if isinstance(witness.key, slice) or isinstance(witness.source, torch.Tensor):
                     return None
                 if relation.value is None and not isinstance(witness.source, dict):
-                    return None  # another element has taken its place
+                    return None  # another element is in its position
                 found = witness.source[witness.key]
             case RelationKind.CONTEXT:
                 found = witness.source.get()
@@ -136,7 +136,7 @@ def _given(value: Any) -> list[Any]:
 
 
 def _among(output: Any, candidates: list[Any]) -> bool:
-    """Numbers that a tensor-free container makes when it is read count when equal."""
+    """True if the output is among the elements; numbers created by the read need only be equal."""
     if any(candidate is output for candidate in candidates):
         return True
     return any(
@@ -154,7 +154,7 @@ def _is_copy(output: Any, elements: list[Any]) -> bool:
 
 
 def _iterates(witness: Witness, output: Any) -> bool | None:
-    """What comes out, however it is grouped, is among the elements or made of plain values."""
+    """True if all results, in any grouping, are elements or consist of plain values."""
     if isinstance(output, Iterator | collections.abc.MappingView):
         parts = list(itertools.islice(output, LIMIT))  # type: ignore[arg-type]
     else:
@@ -201,7 +201,7 @@ def _elements(value: Any) -> list[Any]:
 
 
 def _remaining(iterator: Any) -> list[Any]:
-    """What an iterator has left, without moving it, and what it knows besides."""
+    """The remaining items of an iterator and its other state, without advancing it."""
     try:
         _, *state = iterator.__reduce__()
     except Exception:

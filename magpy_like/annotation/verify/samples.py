@@ -1,9 +1,9 @@
-"""Inputs to try operations on.
+"""Sample inputs of operations.
 
-Four sources, from the most to the least telling: the samples written for an operation in
+Four sources, from the most to the least specific: the samples written for an operation in
 ``annotations/samples/``; PyTorch's own OpInfo database; the schema of an ATen operator with values
 drawn by argument type; and values drawn from a pool, the receiver by the type that owns the
-method. What an operation does not accept is thrown away.
+method. Inputs that an operation does not accept are discarded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPINFO_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Inputs that an operation accepts, made anew at every call."""
+    """Inputs that an operation accepts, created anew at every call."""
 
     make: Callable[[], Inputs]
 
@@ -55,7 +55,7 @@ def call(operation: Any, write: bool, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 class Samples:
-    """Finds samples for operations; keeps what is costly to read."""
+    """Finds samples of operations, and caches sources that are costly to read."""
 
     def __init__(self) -> None:
         self.scope = _scope()
@@ -66,7 +66,7 @@ class Samples:
         self.unspecified: dict[str, str] = written.get("unspecified", {})
 
     def prepare(self) -> None:
-        """Read what is costly to read now, before processes are forked."""
+        """Read the costly sources now, before processes are forked."""
         _opinfo()
 
     def of(
@@ -132,7 +132,7 @@ def _made(chosen: tuple[Callable[[], Any], ...]) -> Inputs:
 
 
 def _evaluate(text: str, scope: dict[str, Any]) -> Inputs:
-    """``args`` as in a call: the expression is written as it would stand in the parentheses."""
+    """The arguments in ``args``, the text between the parentheses of a call."""
     return eval(f"_inputs({text})", scope)
 
 
@@ -178,7 +178,7 @@ def _read_samples() -> dict[str, Any]:
 def _accepted(
     operation: Any, write: bool, candidates: Iterator[Sample], limit: int
 ) -> Iterator[Sample]:
-    """Candidates that do not raise, some for each combination of input types."""
+    """Candidates that do not raise, a few for each combination of input types."""
     seen: collections.Counter[Any] = collections.Counter()
     refused: list[Sample] = []
     for candidate in candidates:
@@ -196,7 +196,7 @@ def _accepted(
         yield candidate
         if seen.total() == limit:
             return
-    if not seen:  # a comparison that knows no other type, say
+    if not seen:  # for example a comparison with its own type only
         yield from refused[:limit]
 
 

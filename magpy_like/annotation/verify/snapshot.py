@@ -1,8 +1,8 @@
-"""Values as comparable data: what an object holds, to any depth, and what stands for an input.
+"""Values as comparable data, to any depth.
 
-``freeze`` turns a value into nested tuples. Two values freeze alike when no operation that looks
-at values could tell them apart. Objects given a name are written as the name, so that results
-can be compared between two runs on different objects.
+``freeze`` converts a value to nested tuples, which are equal if no operation on values
+distinguishes the originals. Named objects are replaced by their names, so that results of two runs
+on different objects can be compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPAQUE = (
 
 
 class Marker:
-    """A value that nothing can be read from but its identity."""
+    """A value without any property but its identity."""
 
     __slots__ = ("__weakref__",)
 
@@ -53,7 +53,7 @@ class Cell:
 
 
 def freeze(value: Any, names: Names | None = None) -> Any:
-    """A value as nested tuples; objects in ``names`` (by id) are written as their names."""
+    """A value as nested tuples; objects in ``names`` (by id) are replaced by their names."""
     return _Freezer(names or {}).freeze(value)
 
 
@@ -126,7 +126,7 @@ class _Freezer:
         return () if not state else tuple((k, self.freeze(v)) for k, v in state.items())
 
     def state_of_iterator(self, value: Any) -> Any:
-        """Where an iterator stands; it must not be moved by being looked at."""
+        """The position of an iterator, read without advancing it."""
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             return None if frame is None else frame.f_lasti
@@ -177,10 +177,10 @@ def _data(value: torch.Tensor) -> Any:
 
 
 def name_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, tuple[Any, ...]]:
-    """Names for the inputs and what they hold, to a depth of three.
+    """Names of the inputs and their contents, to a depth of three, by id.
 
-    Only objects that can be told apart by identity get one: a small number or an empty tuple may
-    be anywhere.
+    Only objects with a meaningful identity have one: a small number or an empty tuple may occur
+    anywhere.
     """
     names: dict[int, tuple[Any, ...]] = {}
 
@@ -203,7 +203,7 @@ def name_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, t
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
-    """What a value holds directly, and under which name."""
+    """The direct contents of a value, by name."""
     if isinstance(value, torch.Tensor | numpy.ndarray):
         return []
     if isinstance(value, dict | types.MappingProxyType):
@@ -216,20 +216,20 @@ def children(value: Any) -> list[tuple[Any, Any]]:
 
 
 def unrolled(value: Any) -> Any:
-    """A result in a form that can be looked at: what an iterator gives, instead of an iterator."""
+    """A result with iterators replaced by their items."""
     if isinstance(value, Iterator):
         return (type(value).__name__, list(itertools.islice(value, ITEMS_OF_AN_ITERATOR)))
     return value
 
 
 def has_value(value: Any) -> bool:
-    """Whether an object can be equal to another one; what cannot is who it is."""
+    """True if an object is compared by value, False if by identity."""
     kind = type(value)
     return kind.__eq__ is not object.__eq__ or isinstance(value, torch.Tensor)
 
 
 def copied(value: Any, keep: Callable[[Any], bool] = lambda value: False) -> Any:
-    """An equal copy that shares nothing that could be changed; ``keep`` says what to share."""
+    """An equal copy without shared mutable parts, except those that ``keep`` selects."""
     memo: dict[int, Any] = {}
 
     def visit(value: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Other values that an operation must not be able to tell from the one it was given.
+"""Variations of a value that an operation must not distinguish from it.
 
-For an input annotated ``value_read: LENGTH``, say, a list of the same length with other elements.
+For example, for an input annotated ``value_read: LENGTH``, a list of the same length with other
+elements.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import torch
 from magpy_like.annotation.schema import ValueRead
 from magpy_like.annotation.verify.snapshot import Cell, Marker, copied
 
-NOTHING = object()  # there is no other value
+NOTHING = object()  # the type has no other value
 
 
 def vary(value: Any, read: ValueRead, keep: Any = NOTHING) -> Any:
-    """A value that differs only in what ``read`` does not cover, or NOTHING.
+    """A value that differs only in parts that ``read`` does not cover, or NOTHING.
 
     ``keep`` is the key, index or attribute that a relation of the operation covers.
     """
@@ -28,7 +29,7 @@ def vary(value: Any, read: ValueRead, keep: Any = NOTHING) -> Any:
 
 
 def vary_data(value: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors with the same metadata and other data, still within the range of the given one."""
+    """Tensors with the same metadata and other data within the same range."""
     data = value.detach()
     if value.layout is not torch.strided or value.is_quantized or not value.numel():
         return []
@@ -102,7 +103,7 @@ def _same_keys(value: Any, keep: Any) -> Any:
 
 
 def _same_parts(depth: int) -> Callable[[Any, Any], Any]:
-    """The value itself, after what lies deeper than ``depth`` has been changed in place."""
+    """The value itself, with the parts deeper than ``depth`` changed in place."""
 
     def variation(value: Any, keep: Any) -> Any:
         return value if _change_below(value, depth) else NOTHING
@@ -123,7 +124,7 @@ def _change_below(value: Any, depth: int) -> bool:
 
 
 def _change(value: Any) -> bool:
-    """Change an object in place, keeping who it is; whether that was possible."""
+    """Change an object in place; True if that is possible."""
     if isinstance(value, torch.Tensor):
         others = vary_data(value)
         if others:

@@ -1,4 +1,4 @@
-"""Verifies many operations, each in a child process that may hang or die without harm."""
+"""Verification of many operations, in child processes that may hang or die without harm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS_FOR_ONE = 10
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one operation; ``problem`` says why nothing could be tried."""
+    """The verdicts on one operation; ``problem`` is the reason if no claim could be tested."""
 
     operation: str
     source: str
@@ -40,7 +40,7 @@ class Result:
 
 @dataclass
 class Report:
-    """All results. A claim is one property that an annotation gives one operation."""
+    """All results. A claim is one property that an annotation states of one operation."""
 
     results: list[Result] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Report:
 
     @property
     def untried(self) -> list[Result]:
-        """Operations of which no claim could be tried."""
+        """Operations without a claim that could be tested."""
         return [r for r in self.results if r.verdicts and all(v.ok is None for v in r.verdicts)]
 
 
@@ -73,10 +73,10 @@ def verify(
     isolated: bool = True,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> Report:
-    """Try every claim of the annotations in ``table`` whose operation's name ``only`` accepts.
+    """Test all claims about the operations in ``table`` whose names ``only`` accepts.
 
-    ``isolated`` runs them in child processes, which survives an operation that never returns or
-    ends its process; each has SECONDS_FOR_ONE.
+    ``isolated`` runs them in child processes, so that an operation may hang or end its process;
+    each has SECONDS_FOR_ONE seconds.
     """
     samples = Samples()
     operations = [operation for operation in _operations(table, samples) if only(operation.name)]
@@ -103,7 +103,7 @@ def verify_one(operation: Operation, samples: Samples) -> Result:
     verdicts: list[Verdict] = []
     try:
         verdicts.extend(check(operation, found))
-    except Exception as error:  # an input or output that cannot be looked at
+    except Exception as error:  # an input or output that cannot be read
         problem = f"its inputs or outputs cannot be compared: {error!r}"
         verdicts.append(Verdict("pure_closure", None))
     return Result(operation.name, annotation.source, tuple(verdicts), len(found), problem)
@@ -144,7 +144,7 @@ def _in_children(operations: list[Operation], samples: Samples) -> Iterator[Resu
 
 
 def _in_one_child(operations: list[Operation], samples: Samples) -> Iterator[Result]:
-    """Results until the operations are through, or the child dies or hangs at one of them."""
+    """Results until the last operation, or until the child dies or hangs in one of them."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(theirs, operations, samples), daemon=True)
@@ -188,7 +188,7 @@ def _child(pipe: Connection, operations: list[Operation], samples: Samples) -> N
 
 
 def shipped_table() -> Table:
-    """The annotations of this package, with all modules imported that they speak of."""
+    """The annotations of this package, with all modules imported that they mention."""
     for name in _modules():
         __import__(name)
     table = Table()
@@ -205,7 +205,7 @@ def _modules() -> list[str]:
 
 
 def table_of_files(paths: Iterable[Path]) -> Table:
-    """The annotations of this package and, over them, those of some files."""
+    """The annotations of this package, overridden by those of some files."""
     table = shipped_table()
     for path in paths:
         table.load(path)
