@@ -123,7 +123,7 @@ def upper_bound(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr | None:
     return total
 
 
-def divides(d: Expr, e: Expr) -> Expr | None:
+def exact_quotient(d: Expr, e: Expr) -> Expr | None:
     """``e / d`` if it is an integer expression, else None."""
     if d.is_Integer and e.is_Integer:
         return sympy.Integer(int(e) // int(d)) if int(e) % int(d) == 0 else None
@@ -147,7 +147,7 @@ def simplify(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
     if e.is_Add or e.is_Mul:
         if any(f.has(Div, Mod) for f in e.args):
             e = e.func(*(simplify(f, ranges) for f in e.args))
-            e = _rejoin(e)
+            e = _join_quotient_and_remainder(e)
         return sympy.expand(e) if _needs_expansion(e) else e
     if isinstance(e, (Div, Mod)):
         a, b = simplify(e.args[0], ranges), simplify(e.args[1], ranges)
@@ -162,7 +162,7 @@ def _needs_expansion(e: Expr) -> bool:
     return any(f.is_Add for f in factors)
 
 
-def _rejoin(e: Expr) -> Expr:
+def _join_quotient_and_remainder(e: Expr) -> Expr:
     """``Div(a, b)*b*c + Mod(a, b)*c`` is ``a*c``."""
     if not e.is_Add:
         return e
@@ -176,7 +176,7 @@ def _rejoin(e: Expr) -> Expr:
                 terms.remove(low)
                 terms.remove(quotient * b * scale)
                 terms.append(sympy.expand(a * scale))
-                return _rejoin(sympy.Add(*terms))
+                return _join_quotient_and_remainder(sympy.Add(*terms))
     return e
 
 
@@ -185,7 +185,7 @@ def _split_multiples(a: Expr, d: Expr) -> tuple[Expr, Expr]:
     quotient: Expr = sympy.S.Zero
     rest: Expr = sympy.S.Zero
     for term in sympy.Add.make_args(sympy.expand(a) if _needs_expansion(a) else a):
-        q = divides(d, term)
+        q = exact_quotient(d, term)
         if q is None:
             rest += term
         else:
@@ -213,7 +213,7 @@ def simplify_mod(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
     if is_nonnegative(b - 1 - bound):
         return rest
     if isinstance(rest, Mod):
-        if divides(b, rest.args[1]) is not None:
+        if exact_quotient(b, rest.args[1]) is not None:
             return simplify_mod(rest.args[0], b, ranges)
     return Mod(rest, b)
 
@@ -260,14 +260,14 @@ def is_injective(e: Expr, variable: Symbol, ranges: Mapping[Symbol, Expr]) -> bo
     step = steps.pop(variable)
     below: Expr = sympy.S.Zero
     for other, factor in steps.items():
-        if divides(step * ranges[variable], factor) is None:
+        if exact_quotient(step * ranges[variable], factor) is None:
             if not is_nonnegative(factor):
                 return False
             below += factor * (ranges[other] - 1)
     return is_nonnegative(step - 1 - below)
 
 
-def merge_loops(
+def mergeable_loops(
     variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], indices: Sequence[Expr]
 ) -> list[tuple[Symbol, Symbol]]:
     """Adjacent loops that every index addresses as one loop.
@@ -346,7 +346,9 @@ def reshape_groups(
             j += 1
         while p != q:
             # Grow the product that divides the other; with symbols, it may be either.
-            if j < len(new) and (i >= len(old) or divides(q, p) is not None or _is_less(q, p)):
+            if j < len(new) and (
+                i >= len(old) or exact_quotient(q, p) is not None or _is_less(q, p)
+            ):
                 right.append(j)
                 q *= new[j]
                 j += 1

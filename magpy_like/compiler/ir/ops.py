@@ -50,7 +50,7 @@ def round_number(number: float, dtype: torch.dtype) -> float:
     return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
 
 
-def same_number(a: float, b: float) -> bool:
+def is_same_number(a: float, b: float) -> bool:
     return a == b or (a != a and b != b)
 
 
@@ -343,16 +343,16 @@ class Recorder:
         """True if every result of ``value`` is a value of the low precision ``dtype``."""
         known = self._rounded.get((value, dtype))
         if known is None:
-            known = self._rounded[value, dtype] = self._find_rounded(value, dtype)
+            known = self._rounded[value, dtype] = self._compute_is_rounded(value, dtype)
         return known
 
-    def _find_rounded(self, value: Value, dtype: torch.dtype) -> bool:
+    def _compute_is_rounded(self, value: Value, dtype: torch.dtype) -> bool:
         if value.op == "load":
             return self._dtype_of(value.args[0]) == dtype
         if value.op == "round_to":
             return bool(value.args[1] == dtype)
         if value.op == "constant":
-            return same_number(round_number(value.args[0], dtype), value.args[0])
+            return is_same_number(round_number(value.args[0], dtype), value.args[0])
         if value.op in _SELECTIONS:
             sides = value.args[1:] if value.op == "where" else value.args
             return all(self._is_rounded(v, dtype) for v in sides)

@@ -57,7 +57,7 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     )  # fmt: skip
     parts = (
         lines, inputs, shared, modes, compiled_graph_cache.flags(), compiled_graph_cache.compiler(),
-        _cards(example_inputs), current_gpu() if has_current_gpu_calls(gm) else None,
+        _gpu_models(example_inputs), current_gpu() if has_current_gpu_calls(gm) else None,
     )  # fmt: skip
     return sealed_entries.digest("captured", *parts)
 
@@ -79,7 +79,7 @@ def _target(node: fx.Node) -> Any:
     return home, name
 
 
-def _cards(inputs: Sequence[Any]) -> list[str]:
+def _gpu_models(inputs: Sequence[Any]) -> list[str]:
     """The GPU models of the inputs: library operators choose algorithms by them."""
     devices = {t.device for t in inputs if _is_tensor(t) and t.device.type == "cuda"}
     return sorted(f"{d}: {torch.cuda.get_device_properties(d)}" for d in devices)

@@ -49,7 +49,7 @@ def key(gm: fx.GraphModule, kind: str) -> str | None:
         for node in gm.graph.nodes:
             lines.append(_node(node, gm, nodes))
             nodes[node] = len(nodes)
-        return sealed_entries.digest(kind, lines, _known_of_sizes(gm), flags(), compiler())
+        return sealed_entries.digest(kind, lines, _size_facts(gm), flags(), compiler())
     except NotCacheable:
         return None
 
@@ -122,7 +122,7 @@ def _text_of_expr(e: Any) -> str:
     return str(e)
 
 
-def _known_of_sizes(gm: fx.GraphModule) -> Any:
+def _size_facts(gm: fx.GraphModule) -> Any:
     env = find_shape_env(gm)
     if env is None:
         return None

@@ -20,12 +20,12 @@ _TWO_ADDITIONS = (
 )
 
 
-def without_pairs(ptx: str) -> str:
+def split_paired_additions(ptx: str) -> str:
     """The same PTX program with paired additions split."""
     return _PAIR.sub(_TWO_ADDITIONS, ptx)
 
 
-def no_pairs() -> contextlib.AbstractContextManager[None]:
+def splitting_paired_additions() -> contextlib.AbstractContextManager[None]:
     """Split paired additions in everything Triton compiles within the block; reentrant across
     threads."""
-    return rewriting_ptx(without_pairs, "magpy adds one by one")
+    return rewriting_ptx(split_paired_additions, "magpy adds one by one")

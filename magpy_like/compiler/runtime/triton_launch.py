@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.runtime.ptx_repair import no_pairs
+from magpy_like.compiler.runtime.ptx_repair import splitting_paired_additions
 from magpy_like.torch_compat.cuda import current_device, current_raw_stream
 from magpy_like.torch_patches import register_source
 
@@ -145,7 +145,7 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
         triton.compiler.ASTSource(fn=function, signature=signature, attrs=attributes)
         for function in functions
     ]
-    with no_pairs():
+    with splitting_paired_additions():
         return [triton.compile(ast, target=target, options=options) for ast in asts]
 
 

@@ -92,7 +92,7 @@ class Group:
         return index_arithmetic.product(self.ranges[v] for v in self.rs)
 
 
-def group_of(operation: LoopOp, key: int, device: torch.device) -> Group:
+def make_group(operation: LoopOp, key: int, device: torch.device) -> Group:
     body = operation.body
     inner = bool(body.rs) or body.is_reduction()
     node = Node(operation.name, body, inner, operation.origins)
@@ -132,7 +132,7 @@ def try_fuse(
     if len(first.nodes) + len(second.nodes) > MAX_NODES:
         return "the kernel would be too large"
     reason: Conflict | str = "loop sizes differ"
-    for fused in _alignments(first, second):
+    for fused in _candidate_fusions(first, second):
         conflict = _find_conflict(fused, first.writes, second.writes, in_parts)
         if (
             conflict is None
@@ -191,7 +191,7 @@ def _is_read_before_and_after(nodes: Sequence[Node], buffer: str) -> bool:
     return before and any(buffer in n.reads for n in nodes[writer + 1 :])
 
 
-def _alignments(first: Group, second: Group) -> Iterator[Group]:
+def _candidate_fusions(first: Group, second: Group) -> Iterator[Group]:
     """Candidate fusions over common loops, the simplest first."""
     if bool(first.rs) == bool(second.rs):
         if first.x_size == second.x_size and first.r_size == second.r_size:
@@ -217,25 +217,25 @@ def _merge(
     their level as it is.
     """
     target = [*host.xs, *host.rs] if levels else list(host.xs)
-    for mapping in _mappings(host, guest, list(xs), target):
+    for mapping in _candidate_mappings(host, guest, list(xs), target):
         if rs:
-            for inner in _mappings(host, guest, list(rs), list(host.rs)):
-                yield _combined(host, guest, {**mapping, **inner}, levels, swapped)
+            for inner in _candidate_mappings(host, guest, list(rs), list(host.rs)):
+                yield _combine(host, guest, {**mapping, **inner}, levels, swapped)
         else:
-            yield _combined(host, guest, mapping, levels, swapped)
+            yield _combine(host, guest, mapping, levels, swapped)
     # Reversed roles: the guest's loops may be finer and then need no division.
     if levels is None and not rs and len(guest.xs) > len(host.xs):
-        for mapping in _mappings(guest, host, list(host.xs), list(guest.xs)):
-            yield _combined(guest, host, mapping, None, not swapped)
+        for mapping in _candidate_mappings(guest, host, list(host.xs), list(guest.xs)):
+            yield _combine(guest, host, mapping, None, not swapped)
 
 
-def _mappings(
+def _candidate_mappings(
     host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
 ) -> Iterator[dict[Symbol, Expr]]:
     """Candidate expressions of the guest's loop variables in terms of the host's."""
     sizes = [guest.ranges[v] for v in variables]
     new_sizes = [host.ranges[v] for v in target]
-    by_address = _by_address(host, guest, variables, target)
+    by_address = _match_by_strides(host, guest, variables, target)
     plain: dict[Symbol, Expr] | None
     if sizes == new_sizes:
         plain = dict(zip(variables, target, strict=True))
@@ -248,7 +248,7 @@ def _mappings(
     yield plain
 
 
-def _by_address(
+def _match_by_strides(
     host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
 ) -> dict[Symbol, Expr] | None:
     """Match loops one to one by their strides in the buffers that both access."""
@@ -278,7 +278,7 @@ def _by_address(
     return mapping
 
 
-def _combined(
+def _combine(
     host: Group, guest: Group, mapping: Mapping[Symbol, Expr], inner: bool | None, swapped: bool
 ) -> Group:
     moved = []

@@ -89,7 +89,7 @@ class Scheduler:
             order = self._fuse_operations(operations)
             if max(self._bytes_held(order)) >= max(self._bytes_held(freely)):
                 order, self.decisions = freely, decisions
-        return Schedule(self._steps(order), self.decisions)
+        return Schedule(self._make_steps(order), self.decisions)
 
     def _fuse_operations(self, operations: list[Operation]) -> list[_Item]:
         """Fuse operations into items, in the order of the two that needs less memory.
@@ -100,7 +100,8 @@ class Scheduler:
         items = self._make_items(operations)
         self._fuse(items)
         orders = [
-            self._sink_fills(_topological(items, key)) for key in (_last_position, _first_position)
+            self._sink_fills(_topological_order(items, key))
+            for key in (_last_position, _first_position)
         ]
         return min(orders, key=lambda order: max(self._bytes_held(order)))
 
@@ -157,7 +158,7 @@ class Scheduler:
             for b in operation.writes:
                 b = alias.get(b, b)
                 before |= readers.get(b, 0) | (
-                    writers.get(b, 0) if not self._disjoint_parts(b, operation) else 0
+                    writers.get(b, 0) if not self._has_disjoint_writers(b, operation) else 0
                 )
             if isinstance(operation, ExternOp) and operation.ordered:
                 before |= ordered
@@ -166,14 +167,14 @@ class Scheduler:
             if isinstance(operation, LoopOp):
                 device = self.graph.buffers[operation.writes[0]].device
                 functions = frozenset(() if operation.function is None else (operation.function,))
-                work: Group | ExternOp = fusion.group_of(operation, k, device)
+                work: Group | ExternOp = fusion.make_group(operation, k, device)
             else:
                 work = operation
                 for symbol in _symbols_defined(operation, self.graph):
                     writers.setdefault(symbol, 1 << k)
             for symbol in self._symbols_used(operation):
                 before |= writers.get(symbol, 0)
-            items[k] = _Item(work, k, k, set(_bits(before & ~(1 << k))), functions)
+            items[k] = _Item(work, k, k, set(_set_bits(before & ~(1 << k))), functions)
             for b in operation.reads:
                 b = alias.get(b, b)
                 readers[b] = readers.get(b, 0) | 1 << k
@@ -185,7 +186,7 @@ class Scheduler:
     def _symbols_used(self, operation: Operation) -> set[str]:
         return _symbols_used(operation, self.graph) if self._reads_numbers else set()
 
-    def _disjoint_parts(self, buffer: str, operation: Operation) -> bool:
+    def _has_disjoint_writers(self, buffer: str, operation: Operation) -> bool:
         """True if the writers of ``buffer`` write disjoint parts (a concatenation)."""
         return buffer in self.graph.concatenated and isinstance(operation, LoopOp)
 
@@ -224,7 +225,7 @@ class Scheduler:
                 continue  # stale: an item has grown since, and its pairs were pushed again
             if order.depends_on(a, b):
                 a, b = b, a
-            fused = self._attempt(items, order, a, b)
+            fused = self._try_fuse_pair(items, order, a, b)
             if fused is None:
                 refused[a].add(b)
                 refused[b].add(a)
@@ -266,7 +267,7 @@ class Scheduler:
                 return None  # one would be recomputed, and held, long before its use
         return (category, -saved, abs(a.position - b.position))
 
-    def _attempt(
+    def _try_fuse_pair(
         self, items: dict[int, _Item], order: TopologicalOrder, a: int, b: int
     ) -> Group | None:
         first, second = items[a].work, items[b].work
@@ -347,7 +348,7 @@ class Scheduler:
 
     # --- kernels -------------------------------------------------------------------------------
 
-    def _steps(self, order: list[_Item]) -> list[Kernel | ExternOp]:
+    def _make_steps(self, order: list[_Item]) -> list[Kernel | ExternOp]:
         outside: dict[str, set[int]] = {}
         for k, item in enumerate(order):
             for b in item.work.reads:
@@ -441,7 +442,7 @@ def _alias_classes(graph: Graph, operations: list[Operation]) -> dict[str, str]:
     return alias
 
 
-def _bits(mask: int) -> Iterator[int]:
+def _set_bits(mask: int) -> Iterator[int]:
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -462,7 +463,7 @@ def _first_position(item: _Item) -> int:
     return item.first_position
 
 
-def _topological(items: dict[int, _Item], key: Callable[[_Item], int]) -> list[_Item]:
+def _topological_order(items: dict[int, _Item], key: Callable[[_Item], int]) -> list[_Item]:
     """Items in order of ``key``, a position in the program, as far as dependences allow."""
     waiting = {k: len(item.predecessors) for k, item in items.items()}
     later: dict[int, list[int]] = {}

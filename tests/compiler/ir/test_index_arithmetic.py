@@ -67,7 +67,7 @@ def test_what_divides_leaves_nothing_over(divisor, steps):
     n, m = sympy.symbols("n m", integer=True, positive=True)
     sums = n * steps[0] + m * steps[1] + steps[2]
     for size in (sums, m * sums, m * (n + steps[3]) ** 2, n * m * steps[3]):
-        quotient = index_arithmetic.divides(sympy.Integer(divisor), sympy.sympify(size))
+        quotient = index_arithmetic.exact_quotient(sympy.Integer(divisor), sympy.sympify(size))
         if quotient is None:
             continue
         for at in itertools.product(range(1, 5), repeat=2):

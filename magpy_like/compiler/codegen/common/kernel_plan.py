@@ -241,7 +241,7 @@ def _normalize_loops(
     indices = [e for n in nodes for e in addresses(n.body)]
     mapping, ranges = {}, dict(ranges)
     for group in (xs, rs):
-        for outer, inner in index_arithmetic.merge_loops(group, ranges, indices):
+        for outer, inner in index_arithmetic.mergeable_loops(group, ranges, indices):
             mapping[outer] = sympy.S.Zero
             ranges[inner] = ranges[inner] * ranges.pop(outer)
     if mapping:
@@ -288,6 +288,7 @@ def _find_split_sizes(
     variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], nodes: Sequence[Node]
 ) -> dict[Symbol, list[Expr]]:
     """Sizes to split loops into that appear as ``Div(v, d)`` or ``Mod(Div(v, d), m)``."""
+    quotient = index_arithmetic.exact_quotient
     cuts: dict[Symbol, set[Expr]] = {}
     for node in nodes:
         for e in addresses(node.body):
@@ -302,12 +303,10 @@ def _find_split_sizes(
         chain: list[Expr] = [sympy.S.One]
         for d in sorted(points, key=lambda p: (len(p.free_symbols), sympy.default_sort_key(p))
                         if not p.is_Integer else (0, (int(p),))):  # fmt: skip
-            if index_arithmetic.divides(chain[-1], d) is not None and index_arithmetic.divides(
-                d, ranges[v]
-            ):
+            if quotient(chain[-1], d) is not None and quotient(d, ranges[v]):
                 chain.append(d)
         chain.append(ranges[v])
-        sizes = [index_arithmetic.divides(a, b) for a, b in itertools.pairwise(chain)]
+        sizes = [quotient(a, b) for a, b in itertools.pairwise(chain)]
         sizes = [s for s in sizes if s is not None and s != 1]
         if len(sizes) > 1:
             split[v] = sizes[::-1]

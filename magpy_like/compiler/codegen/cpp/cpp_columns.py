@@ -57,7 +57,7 @@ class Columns(Reduction):
             else width
         )
 
-    def body(self) -> None:
+    def print_body(self) -> None:
         """Print tiles of the last outer loop."""
         kernel, line = self.kernel, self.lines.line
         x = kernel.xs[-1]
@@ -79,7 +79,7 @@ class Columns(Reduction):
         line(f"const i64 width = m_minimum<i64>(tile, {extent} - start);")
         self.declare_locals(scalar=False)
         for phase in kernel.phases:
-            self._column_phase(phase, x)
+            self._print_column_phase(phase, x)
         self.close(count)
         self.close_scratch()
         self.report_flags()
@@ -91,29 +91,31 @@ class Columns(Reduction):
         self.lines.indent()
         self.lines.line(f"const i64 {x.name} = start + l;")
 
-    def _column_phase(self, phase: Phase, x: Symbol) -> None:
+    def _print_column_phase(self, phase: Phase, x: Symbol) -> None:
         accumulators: dict[Value, Parts] = {}
         if phase.inner:
             accumulators = self.accumulators(phase, f"[{self.tile}]")
             self.declare_scans(phase, f"[{self.tile}]")
-            self.column_loops(phase, x, accumulators)
-        self.after_columns(phase, x, accumulators)
+            self.print_column_loops(phase, x, accumulators)
+        self.print_column_results(phase, x, accumulators)
 
     def has_column_results(self, phase: Phase) -> bool:
         """True if the phase computes values once per column, after the rows."""
         return bool(phase.outer) or any(split_levels(n.body)[2] for n in phase.inner)
 
-    def after_columns(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
+    def print_column_results(
+        self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]
+    ) -> None:
         """Print, column by column, the values that follow from a tile's reductions."""
         if self.has_column_results(phase):
             self.open_lanes(x)
             emitter = CppEmitter(self, "l")
-            self.after(phase, emitter, accumulators, "l")
+            self.print_results(phase, emitter, accumulators, "l")
             for node in phase.outer:
                 emitter.run(node.body, node.body.values)
             self.close()
 
-    def column_loops(
+    def print_column_loops(
         self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts],
         limits: tuple[Symbol, str, str] | None = None,
     ) -> None:  # fmt: skip
@@ -141,7 +143,9 @@ class Columns(Reduction):
             begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
         self._is_block_start = f"{rs[-1].name} == {begin}"
         inner = parts if block else {}
-        self._row_loop(phase, x, accumulators, inner, (begin, end), whole, block or UNROLLED_ROWS)
+        self._print_row_loop(
+            phase, x, accumulators, inner, (begin, end), whole, block or UNROLLED_ROWS
+        )
         if block:
             self._merge_block(x, accumulators, parts, begin, end)
         self.close(len(rs) - 1)
@@ -174,7 +178,7 @@ class Columns(Reduction):
                 line(f"{ctype} {part}_from[{self.tile}] = {{}};")
                 line(f"f64 {part}_off[{self.tile}] = {{}}, {part}_m2[{self.tile}] = {{}};")
 
-    def _row_loop(
+    def _print_row_loop(
         self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts], inner: dict[Value, str],
         bounds: tuple[str, str], whole: bool, step: int,
     ) -> None:  # fmt: skip
@@ -193,7 +197,7 @@ class Columns(Reduction):
                 line("{")
                 self.lines.indent()
                 line(f"const i64 {last.name} = {at} + {k};")
-                self.element(phase, accumulators, inner, "l")
+                self.print_element(phase, accumulators, inner, "l")
                 self.close()
             self.close(2)
         extent, several = self.kernel.ranges[last], UNROLLED_ROWS
@@ -201,7 +205,7 @@ class Columns(Reduction):
         if at == begin or not even:
             self.open_loop(last, at, end)
             self.open_lanes(x)
-            self.element(phase, accumulators, inner, "l")
+            self.print_element(phase, accumulators, inner, "l")
             self.close(2)
 
     def _merge_block(

@@ -77,7 +77,7 @@ class CppKernel:
         """True if no iteration checks a condition or scatters."""
         return not self.kernel.messages and not is_serial(self.kernel)
 
-    def body(self) -> None:
+    def print_body(self) -> None:
         """Print the function's loops."""
         raise NotImplementedError
 
@@ -170,7 +170,7 @@ class CppKernel:
         flags = [f" reduction(|:{', '.join(self.flags())})"] if self.flags() else []
         return "#pragma omp simd" + "".join([*flags, *reductions])
 
-    def vector_loop(
+    def print_vector_loop(
         self, nodes: Sequence[Node], loop: Symbol, begin: str, end: str,
         element: Callable[[], None], share: str = "", pieces: bool = False,
     ) -> None:  # fmt: skip
@@ -186,7 +186,7 @@ class CppKernel:
         if pieces and not streamed:
             self.prefetcher.prefetch(nodes, loop, begin)
         if self.halves.find(nodes, loop):
-            self._half_vector_loop(nodes, loop, begin, end, element, share)
+            self._print_half_vector_loop(nodes, loop, begin, end, element, share)
         elif streamed:
             if share:
                 self.lines.line(f"#pragma omp for{share}")
@@ -194,7 +194,7 @@ class CppKernel:
             self.open_strips(strip, begin, end)
             if pieces:
                 self.prefetcher.prefetch(nodes, loop, strip, STRIP_ELEMENTS)
-            self._streaming_strip(streamed, loop, begin, end, element)
+            self._print_streaming_strip(streamed, loop, begin, end, element)
         else:
             self.lines.line(f"#pragma omp for simd{share}" if share else self.simd_pragma())
             self.open_loop(loop, begin, end)
@@ -207,7 +207,7 @@ class CppKernel:
         self.lines.line(f"for (i64 {strip} = {begin}; {strip} < {end}; {strip} += {step}) {{")
         self.lines.indent()
 
-    def _half_vector_loop(
+    def _print_half_vector_loop(
         self, nodes: Sequence[Node], loop: Symbol, begin: str, end: str,
         element: Callable[[], None], share: str,
     ) -> None:  # fmt: skip
@@ -226,7 +226,7 @@ class CppKernel:
         self.halves.close(loop, block, stop)
         self.close()
 
-    def _streaming_strip(
+    def _print_streaming_strip(
         self, streamed: Sequence[tuple[str, Expr]], loop: Symbol, begin: str, end: str,
         element: Callable[[], None],
     ) -> None:  # fmt: skip

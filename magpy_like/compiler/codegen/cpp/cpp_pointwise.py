@@ -35,13 +35,13 @@ class Pointwise(CppKernel):
         self._tile_loops = "", ""
         self._gathers: dict[RowGather, str] = {}  # gather -> its analysed positions
 
-    def body(self) -> None:
+    def print_body(self) -> None:
         xs, line = self.kernel.xs, self.lines.line
         emitter = CppEmitter(self)
         self.declare_locals(scalar=True)
         if not xs:
             self.declare_flags()
-            self._element(emitter)
+            self._print_element(emitter)
             self.report_flags()
             return
         condition = self.parallel_clause(self.iteration_count())
@@ -51,7 +51,7 @@ class Pointwise(CppKernel):
             line(f"#pragma omp parallel{condition}")
             line("{")
             self.lines.indent()
-            self._simd_loop(emitter, share=f" schedule(static){self.flag_clause()}")
+            self._print_simd_loop(emitter, share=f" schedule(static){self.flag_clause()}")
             self.streams.print_fence()
             self.close()
             self.report_flags()
@@ -61,12 +61,12 @@ class Pointwise(CppKernel):
         line("{")
         self.lines.indent()
         self.declare_flags()
-        self._nest(emitter)
+        self._print_nest(emitter)
         self.report_flags()
         self.streams.print_fence()
         self.close()
 
-    def _element(self, emitter: CppEmitter) -> None:
+    def _print_element(self, emitter: CppEmitter) -> None:
         for node in self.kernel.nodes():
             emitter.run(node.body, node.body.values)
 
@@ -88,7 +88,7 @@ class Pointwise(CppKernel):
                         return x
         return None
 
-    def _nest(self, emitter: CppEmitter) -> None:
+    def _print_nest(self, emitter: CppEmitter) -> None:
         """Print several loops, the last one as a vector loop."""
         *outer, last = self.kernel.xs
         strided, line = self._strided_loop(), self.lines.line
@@ -98,14 +98,14 @@ class Pointwise(CppKernel):
         for v in outer:
             self.open_loop(v)
         if strided is None:
-            self._vector(emitter)
+            self._print_vector(emitter)
         else:
-            self._blocks(emitter, strided, last)
+            self._print_tile_blocks(emitter, strided, last)
         self.close(len(outer))
 
     # --- where a buffer is contiguous along another loop ---------------------------------------
 
-    def _blocks(self, emitter: CppEmitter, strided: Symbol, last: Symbol) -> None:
+    def _print_tile_blocks(self, emitter: CppEmitter, strided: Symbol, last: Symbol) -> None:
         """Print loop tiling: blocks of tiles, a tile being a cache line in each direction.
 
         Loads strided along the vector are transposed in registers, a tile at a time, rather than
@@ -124,7 +124,7 @@ class Pointwise(CppKernel):
             extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
             line(f"const i64 {v.name}_end = m_minimum<i64>({start} + {TILE_BLOCK}, {extent});")
         self._open_tiles(strided)
-        self._transpose(strided, last)
+        self._print_transpose(strided, last)
         begin = f"{strided.name}_tile"
         self.open_loop(strided, begin, f"{begin} + {strided.name}_n")
         self._hoist(emitter)
@@ -135,12 +135,12 @@ class Pointwise(CppKernel):
         nodes = self.kernel.nodes()
         streamed = self.streams.find(nodes, last)
         self.streams.print_strip(
-            streamed, last, begin, lambda: self._element(emitter.in_new_scope())
+            streamed, last, begin, lambda: self._print_element(emitter.in_new_scope())
         )
         self.lines.indent(-1)
         line("} else {")
         self.lines.indent()
-        self._simd_loop(emitter, begin, f"{begin} + {last.name}_n")
+        self._print_simd_loop(emitter, begin, f"{begin} + {last.name}_n")
         self.close(5)
 
     def _open_tiles(self, v: Symbol) -> None:
@@ -150,7 +150,9 @@ class Pointwise(CppKernel):
         self.lines.indent()
         line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {tile}, {STRIP_ELEMENTS});")
 
-    def _contiguous(self, strided: Symbol, last: Symbol, along: Symbol) -> list[StridedLoad]:
+    def _loads_contiguous_along(
+        self, strided: Symbol, last: Symbol, along: Symbol
+    ) -> list[StridedLoad]:
         """Unmasked loads of inputs contiguous ``along`` one of two loops and strided along the
         other.
 
@@ -173,7 +175,7 @@ class Pointwise(CppKernel):
                     found[buffer, index, form[0][other]] = None
         return list(found)
 
-    def _fetch_block(self, strided: Symbol, last: Symbol) -> None:
+    def _prefetch_block(self, strided: Symbol, last: Symbol) -> None:
         """Prefetch a share of the rows of the next block along ``last``: the same share as this
         tile has of its block."""
         if not self.prefetcher.is_needed:
@@ -189,16 +191,16 @@ class Pointwise(CppKernel):
         for along, other in ((last, strided), (strided, last)):
             position = {**start, last: start[last] + TILE_BLOCK}
             position[other] += first
-            for buffer, index, step in self._contiguous(strided, last, along):
+            for buffer, index, step in self._loads_contiguous_along(strided, last, along):
                 at = print_index(index.xreplace(position))
                 shape = f"<{rows}, {TILE_BLOCK}>"
                 self.lines.line(f"fetch_rows{shape}(&{buffer}[{at}], {print_index(step)});")
 
-    def _transpose(self, strided: Symbol, last: Symbol) -> None:
+    def _print_transpose(self, strided: Symbol, last: Symbol) -> None:
         """Copy the loads contiguous along ``strided`` into a row of transposed tiles."""
         line = self.lines.line
         start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
-        transposed = self._contiguous(strided, last, strided)
+        transposed = self._loads_contiguous_along(strided, last, strided)
         if not transposed and not self.prefetcher.is_needed:
             return
         for buffer, index, _ in transposed:
@@ -206,7 +208,7 @@ class Pointwise(CppKernel):
             ctype = CTYPE[self.kernel.dtypes[buffer]]
             line(f"alignas(64) {ctype} {name}[{STRIP_ELEMENTS * TILE_BLOCK}];")
         self._open_tiles(last)
-        self._fetch_block(strided, last)
+        self._prefetch_block(strided, last)
         for buffer, index, step in transposed:
             name, at = self._tiles[buffer, index], print_index(index.xreplace(start))
             line(
@@ -243,7 +245,7 @@ class Pointwise(CppKernel):
                 line(f"find_takings({name}, {table}, {count}, {gather.extent});")
             self._gathers[gather] = name
 
-    def _gather_strips(self, emitter: CppEmitter) -> None:
+    def _print_gather_strips(self, emitter: CppEmitter) -> None:
         """Print the last loop strip by strip, with gathered rows."""
         line, last = self.lines.line, self.kernel.xs[-1]
         count, strip = int(self.kernel.ranges[last]), f"{last.name}_strip"
@@ -272,7 +274,7 @@ class Pointwise(CppKernel):
                 self.streams.find(nodes, last),
                 last,
                 strip,
-                lambda: self._element(element.in_new_scope()),
+                lambda: self._print_element(element.in_new_scope()),
             )
             self.close()
         if count > whole:
@@ -282,7 +284,7 @@ class Pointwise(CppKernel):
             element = gathered()
             line(self.simd_pragma())
             self.open_loop(last, strip, str(count))
-            self._element(element.in_new_scope())
+            self._print_element(element.in_new_scope())
             self.close(2)
 
     # --- the loop that is a vector -------------------------------------------------------------
@@ -295,21 +297,21 @@ class Pointwise(CppKernel):
         bodies = [node.body for node in kernel.nodes()]
         emitter.hoist((body, loop_invariants(body, loop, kernel.inputs)) for body in bodies)
 
-    def _simd_loop(
+    def _print_simd_loop(
         self, emitter: CppEmitter, begin: str = "0", end: str | None = None, share: str = ""
     ) -> None:
         last = self.kernel.xs[-1]
         end = end if end is not None else print_index(self.kernel.ranges[last])
-        self.vector_loop(
+        self.print_vector_loop(
             self.kernel.nodes(),
             last,
             begin,
             end,
-            lambda: self._element(emitter.in_new_scope()),
+            lambda: self._print_element(emitter.in_new_scope()),
             share,
         )
 
-    def _vector(self, emitter: CppEmitter) -> None:
+    def _print_vector(self, emitter: CppEmitter) -> None:
         """Print the last loop, without masks in its interior (inside the borders of an image).
 
         For the iterations outside the interior, the loop with masks is a lambda.
@@ -317,15 +319,15 @@ class Pointwise(CppKernel):
         self._hoist(emitter)
         kernel, line = self.kernel, self.lines.line
         if self._gathers:
-            self._gather_strips(emitter)
+            self._print_gather_strips(emitter)
             return
         inside = interior_loops.find_interior(kernel, kernel.xs[-1], emitter.hoisted, self.hint)
         if inside is None or kernel.messages:
-            self._simd_loop(emitter)
+            self._print_simd_loop(emitter)
             return
         line("const auto masked = [=](i64 begin, i64 end) {")
         self.lines.indent()
-        self._simd_loop(emitter, "begin", "end")
+        self._print_simd_loop(emitter, "begin", "end")
         self.lines.indent(-1)
         line("};")
         tests = [f"{'' if so else '!'}{emitter.hoisted[v]}" for v, so in inside.uniform.items()]
@@ -342,7 +344,7 @@ class Pointwise(CppKernel):
             begin, end = "inner", "outer"
         if begin != "0":
             line(f"masked(0, {begin});")
-        self._simd_loop(emitter.assuming(inside.known), begin, end)
+        self._print_simd_loop(emitter.assuming(inside.known), begin, end)
         if end != extent:
             line(f"masked({end}, {extent});")
         self.lines.indent(-1)

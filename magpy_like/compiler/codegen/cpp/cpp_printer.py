@@ -81,7 +81,7 @@ def _print_loops(kernel: Kernel, hint: Callable[[Expr], int]) -> str:
     printer.lines.indent()
     if kernel.messages:
         line("int raised = 0;")
-    printer.body()
+    printer.print_body()
     line("return raised;" if kernel.messages else "return 0;")
     printer.lines.indent(-1)
     line("}")

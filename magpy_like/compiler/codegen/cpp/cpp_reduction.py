@@ -99,7 +99,7 @@ class Reduction(CppKernel):
         short = self.columns and count.is_Integer and int(count) < 2**31
         return torch.int32 if short else torch.int64
 
-    def in_order(self, v: Value) -> bool:
+    def is_in_position_order(self, v: Value) -> bool:
         """True if the loops visit the elements of a reduction in the order of their positions."""
         position, rs = v.args[1][1], self.kernel.rs
         if position.op != "index_expr":
@@ -123,7 +123,7 @@ class Reduction(CppKernel):
             self.scans[v] = [name for name, *_ in parts]
         return bool(found)
 
-    def element(
+    def print_element(
         self, phase: Phase, accumulators: dict[Value, Parts],
         inner: dict[Value, str], lane: str | None = None,
     ) -> None:  # fmt: skip
@@ -158,7 +158,7 @@ class Reduction(CppKernel):
         position = emitter.names[v.args[1][1]]
         other = parts[1][0] + at
         test, ctype = self.fresh("better"), CTYPE[dtype]
-        if self.in_order(v):
+        if self.is_in_position_order(v):
             largest = "true" if kind == "argmax" else "false"
             line(f"const bool {test} = exceeds<{largest}, {ctype}>({value}, {name});")
         else:
@@ -173,7 +173,7 @@ class Reduction(CppKernel):
         """One element of Welford's reduction, into the state that is merged after each block."""
         raise NotImplementedError
 
-    def after(
+    def print_results(
         self, phase: Phase, outer: CppEmitter,
         accumulators: dict[Value, Parts], lane: str | None = None,
     ) -> None:  # fmt: skip

@@ -104,10 +104,10 @@ class RowPipeline:
             self._reduce_unless_ready(phase, accumulators)
         elif self.is_active and phase is phases[1]:
             self._begin_next_row()
-            printer.reduce_row(phase, accumulators)
+            printer.print_row_reductions(phase, accumulators)
             self._end_next_row()
         else:
-            printer.reduce_row(phase, accumulators)
+            printer.print_row_reductions(phase, accumulators)
 
     def _reduce_unless_ready(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
         line = self._printer.lines.line
@@ -118,7 +118,7 @@ class RowPipeline:
         self._printer.lines.indent(-1)
         line("} else {")
         self._printer.lines.indent()
-        self._printer.reduce_row(phase, accumulators)
+        self._printer.print_row_reductions(phase, accumulators)
         self._printer.close()
 
     def _begin_next_row(self) -> None:

@@ -40,7 +40,7 @@ class Rows(Reduction):
         self.pipeline = RowPipeline(self)
         self.block_begin = ""  # where the block being printed begins
 
-    def body(self) -> None:
+    def print_body(self) -> None:
         kernel, line = self.kernel, self.lines.line
         shared = self.shared
         if shared:
@@ -57,7 +57,7 @@ class Rows(Reduction):
             if phase.inner:
                 accumulators = self.accumulators(phase, "")
                 self.pipeline.reduce_phase(phase, accumulators)
-                self.after(phase, outer, accumulators)
+                self.print_results(phase, outer, accumulators)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
         self.pipeline.order.close()
@@ -67,11 +67,11 @@ class Rows(Reduction):
             self.streams.print_fence()
         self.close()
 
-    def reduce_row(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
+    def print_row_reductions(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
         """Print the reductions of a phase over the whole row."""
-        self.row_loops(phase, accumulators, None)
+        self.print_row_loops(phase, accumulators, None)
 
-    def row_loops(
+    def print_row_loops(
         self, phase: Phase, accumulators: dict[Value, Parts], bounds: tuple[str, str] | None
     ) -> None:
         """Print the reduction loops; ``bounds`` limits the first of them to a thread's part."""
@@ -80,7 +80,7 @@ class Rows(Reduction):
         if not rs:
             line("{")
             self.lines.indent()
-            self.element(phase, accumulators, {})
+            self.print_element(phase, accumulators, {})
             self.close()
             return
         strips = self.strips.are_possible(phase)
@@ -102,7 +102,7 @@ class Rows(Reduction):
             whole = bounds is None or len(rs) > 1
             self.strips.print_loop(phase, accumulators, inner, begin, end, whole)
         else:
-            self._last_loop(phase, accumulators, inner, clauses, begin, end, scans)
+            self._print_last_loop(phase, accumulators, inner, clauses, begin, end, scans)
         self.halves.close(rs[-1], begin, end)
         self._merge_parts(accumulators, inner, strips, begin, end)
         self.close(opened)
@@ -184,7 +184,7 @@ class Rows(Reduction):
                 clauses.append(f" reduction(|:{self.nans[v]})")
         return inner, clauses
 
-    def _last_loop(
+    def _print_last_loop(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
         clauses: list[str], begin: str, end: str, scans: bool,
     ) -> None:  # fmt: skip
@@ -193,11 +193,11 @@ class Rows(Reduction):
         serial = scans or is_serial(self.kernel)
 
         def element() -> None:
-            self.element(phase, accumulators, inner)
+            self.print_element(phase, accumulators, inner)
 
         if not accumulators and not serial and not self.halves.find(phase.inner, last):
             pieces = len(self.kernel.rs) > 1
-            self.vector_loop(phase.inner, last, begin, end, element, pieces=pieces)
+            self.print_vector_loop(phase.inner, last, begin, end, element, pieces=pieces)
             return
         indexed = any(parts[0][2] in ("argmax", "argmin") for parts in accumulators.values())
         if not indexed and not serial:
@@ -245,7 +245,7 @@ class SplitRows(Rows):
 
     shared = False
 
-    def reduce_row(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
+    def print_row_reductions(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
         line, kernel = self.lines.line, self.kernel
         extent = print_index(kernel.ranges[kernel.rs[0]])
         threads = self.fresh("threads")
@@ -262,7 +262,7 @@ class SplitRows(Rows):
         line(f"const i64 last = part_begin({extent}, thread + 1, {threads});")
         for parts in accumulators.values():
             self.declare_accumulator(parts, "")
-        self.row_loops(phase, accumulators, ("first", "last"))
+        self.print_row_loops(phase, accumulators, ("first", "last"))
         for name, array in arrays.items():
             line(f"{array}[thread] = {name};")
         self.streams.print_fence()

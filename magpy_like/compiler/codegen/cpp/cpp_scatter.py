@@ -23,7 +23,7 @@ class Scatter(Pointwise):
     Conflicting iterations run in program order, so results equal a single thread's bit by bit,
     without atomic operations."""
 
-    def body(self) -> None:
+    def print_body(self) -> None:
         *outer, last = self.kernel.xs or [None]
         apart = [v for v in outer if v in self._injective_loops]
         count = self.hint(self.kernel.size(apart))
@@ -56,7 +56,7 @@ class Scatter(Pointwise):
         if self._is_contiguous(last):
             line(self.simd_pragma())
         self.open_loop(last, begin, end)
-        self._element(emitter)
+        self._print_element(emitter)
         self.close(1 + opened)
         self.report_flags()
         self.close()
@@ -66,7 +66,7 @@ class Scatter(Pointwise):
         self.declare_flags()
         for v in self.kernel.xs:
             self.open_loop(v)
-        self._element(CppEmitter(self))
+        self._print_element(CppEmitter(self))
         self.close(len(self.kernel.xs))
         self.report_flags()
 

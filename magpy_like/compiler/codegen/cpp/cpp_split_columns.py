@@ -77,7 +77,7 @@ class SplitColumns(Columns):
         self._split_loop = _longest_reduction_loop(kernel, hint)
         self._outer = [b for b, kind in kernel.forward.items() if kind == "outer"]
 
-    def body(self) -> None:
+    def print_body(self) -> None:
         kernel, line = self.kernel, self.lines.line
         (x,) = kernel.xs
         rows = print_index(kernel.ranges[self._split_loop])
@@ -86,7 +86,7 @@ class SplitColumns(Columns):
         for b in self._outer:
             self._allocate(f"all_v_{b}", CTYPE[kernel.dtypes[b]], "columns")
         for phase in kernel.phases:
-            self._phase(phase, x)
+            self._print_phase(phase, x)
         for b in self._outer:
             line(f"free(all_v_{b});")
 
@@ -94,7 +94,7 @@ class SplitColumns(Columns):
         bytes_ = f"({count} * sizeof({ctype}) + 63) / 64 * 64"
         self.lines.line(f"{ctype}* __restrict__ {name} = ({ctype}*)aligned_alloc(64, {bytes_});")
 
-    def _phase(self, phase: Phase, x: Symbol) -> None:
+    def _print_phase(self, phase: Phase, x: Symbol) -> None:
         accumulators = self.name_accumulators(phase)
         kept = [(name, CTYPE[dtype]) for parts in accumulators.values() for name, dtype, _ in parts]
         for name, ctype in kept:
@@ -114,7 +114,7 @@ class SplitColumns(Columns):
         line("const i64 first = part_begin(rows, thread, threads);")
         line("const i64 last = part_begin(rows, thread + 1, threads);")
         self._open_tile(accumulators)
-        self.column_loops(phase, x, accumulators, (self._split_loop, "first", "last"))
+        self.print_column_loops(phase, x, accumulators, (self._split_loop, "first", "last"))
         if accumulators:
             self.open_lanes(x)
             for parts in accumulators.values():
@@ -131,7 +131,7 @@ class SplitColumns(Columns):
             for parts in accumulators.values():
                 self.merge(parts, "[l]", f"thread * columns + {x.name}")
             self.close(2)
-        self.after_columns(phase, x, accumulators)
+        self.print_column_results(phase, x, accumulators)
         self.close()
 
     def _open_tile(self, accumulators: dict[Value, Parts]) -> None:

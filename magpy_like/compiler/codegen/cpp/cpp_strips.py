@@ -69,7 +69,9 @@ class Strips:
                 v.args[0] in LANE_ACCUMULATORS and v.args[1][0].dtype.itemsize == 4
                 for v in reductions
             )
-            and all(len(v.args[1]) == 1 or self._printer.in_order(v) for v in reductions)
+            and all(
+                len(v.args[1]) == 1 or self._printer.is_in_position_order(v) for v in reductions
+            )
         )
 
     def absorb_powers(self, phase: Phase) -> None:
@@ -235,7 +237,7 @@ class Strips:
         line(f"for (i64 {lane} = 0; {lane} < {count or STRIP_ELEMENTS}; ++{lane}) {{")
         printer.lines.indent()
         line(f"const i64 {loop.name} = {begin} + {lane};")
-        printer.element(phase, accumulators, inner)
+        printer.print_element(phase, accumulators, inner)
         printer.close()
         self._elements, self._is_repeated = {}, ""
         for v, row in rows.items():

@@ -268,7 +268,7 @@ class Launcher:
             target = self._name(operation.target)
             if isinstance(operation.target, OpOverload):
                 target += "._op"  # its own call is a Python wrapper around this one
-        if operation.target in _MAKES_WORKSPACE and self._returns(operation.outputs[-1]):
+        if operation.target in _MAKES_WORKSPACE and self._is_returned(operation.outputs[-1]):
             target = f"for_backward({target})"
         call = f"{target}({', '.join(args)})"
         if not operation.multiple:
@@ -311,7 +311,7 @@ class Launcher:
             same = f"{missing}{output}.stride() == {stride}"
             line(f"if not ({same}): {output} = relayout({output}, {stride})")
 
-    def _returns(self, buffer: str | None) -> bool:
+    def _is_returned(self, buffer: str | None) -> bool:
         windows = [value for value in self.graph.outputs if isinstance(value, Strided)]
         return any(window.buffer == buffer for window in windows)
 

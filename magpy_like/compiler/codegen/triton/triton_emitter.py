@@ -36,7 +36,7 @@ class TritonEmitter(Emitter):
 
     def define(self, text: str, axes: Iterable[str]) -> Name:
         """A new name for an expression that varies along ``axes``."""
-        return self.printer.named(text, frozenset(axes))
+        return self.printer.define(text, frozenset(axes))
 
     # --- memory --------------------------------------------------------------------------------
 

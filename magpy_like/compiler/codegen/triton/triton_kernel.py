@@ -100,7 +100,7 @@ class TritonKernel:
     def mask(self, axes: Iterable[str], mask: Any) -> str:
         """The condition that an element exists and ``mask`` holds; empty if it is always true."""
         parts = [
-            f"{a.name}mask" for a in self.tiling.axes if a.name in axes and not a.exact
+            f"{a.name}mask" for a in self.tiling.axes if a.name in axes and not a.is_exact
         ]  # fmt: skip
         if isinstance(mask, Name):
             parts.append(mask.typed(self.rank))
@@ -132,7 +132,7 @@ class TritonKernel:
                     for node in phase.outer:
                         emitter.run(node.body, node.body.values)
             else:
-                self._reduction(self.tiling.reduced)
+                self._print_reduction(self.tiling.reduced)
             self.close_function()
             stages = [(kernel.name, self.grid())]
         return TritonSource(
@@ -186,14 +186,14 @@ class TritonKernel:
         where = ", ".join(":" if a is axis else "None" for a in self.tiling.axes)
         span = f"tl.arange(0, {axis.block})" + (f"[{where}]" if self.rank > 1 else "")
         line(f"{name} = {start} + {span}")
-        if not axis.exact:
+        if not axis.is_exact:
             line(f"{axis.name}mask = {name} < {print_index(axis.size)}")
         at = sympy.Symbol(name, integer=True, nonnegative=True)
         sizes = [self.kernel.ranges[v] for v in axis.loops]
         for v, e in zip(axis.loops, index_arithmetic.unflatten(at, sizes), strict=True):
             line(f"{v.name} = {print_index(e)}")
 
-    def _reduction(self, axis: Axis) -> None:
+    def _print_reduction(self, axis: Axis) -> None:
         outer = TritonEmitter(self, "outer")
         inner = TritonEmitter(self, "inner")
         if self.tiling.persistent:
@@ -201,17 +201,17 @@ class TritonKernel:
         stored: set[str] = set()  # buffers stored per element by phases so far
         for phase in self.kernel.phases:
             if phase.inner and self.tiling.persistent:
-                self._persistent_phase(phase, inner, outer, axis)
+                self._print_persistent_phase(phase, inner, outer, axis)
             elif phase.inner:
                 if stored & {b for n in phase.inner for b in n.reads}:
                     # Another thread may have stored the element.
                     self.lines.line("tl.debug_barrier()")
-                self._looped_phase(phase, outer, axis)
+                self._print_looped_phase(phase, outer, axis)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
             stored |= {b for n in phase.inner for b in n.writes} - self.kernel.removed
 
-    def _persistent_phase(
+    def _print_persistent_phase(
         self, phase: Phase, inner: TritonEmitter, outer: TritonEmitter, axis: Axis
     ) -> None:
         """Print a phase of a persistent kernel."""
@@ -237,7 +237,7 @@ class TritonKernel:
             count = f"tl.full({full}, 1.0, {TYPE[wide]})"
             # x - x is 0, but NaN for an infinity, as in eager.
             parts = [parts[0], f"{parts[0]} - {parts[0]}", count]
-        if axis.exact:
+        if axis.is_exact:
             return parts
         starts = neutral_elements(kind, wide)
         if kind == "welford":
@@ -266,9 +266,9 @@ class TritonKernel:
         if dtype not in ACCUMULATED:
             return state[0]
         text = f"{state[0]} != 0" if dtype == torch.bool else f"{state[0]}.to({TYPE[dtype]})"
-        return self.named(text, state[0].axes)
+        return self.define(text, state[0].axes)
 
-    def named(self, text: str, axes: frozenset[str]) -> Name:
+    def define(self, text: str, axes: frozenset[str]) -> Name:
         """A new name for an expression that varies along ``axes``."""
         name = self.fresh_name(axes)
         self.lines.line(f"{name} = {text}")
@@ -279,16 +279,16 @@ class TritonKernel:
         self.axes_of[str(name)] = axes
         return name
 
-    def _looped_phase(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
+    def _print_looped_phase(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
         """Print a phase of a looped kernel."""
-        accumulators = self.walk_row(phase, outer, axis, "0", print_index(axis.size))
+        accumulators = self.print_row_walk(phase, outer, axis, "0", print_index(axis.size))
         for node in phase.inner:
             _, reductions, after = split_levels(node.body)
             for v in reductions:
                 outer.names[v] = self.reduction_result(v, self.combine_row(v, accumulators[v]))
             outer.run(node.body, after)
 
-    def walk_row(
+    def print_row_walk(
         self, phase: Phase, outer: TritonEmitter, axis: Axis, first: str, last: str
     ) -> dict[Value, list[str]]:
         """Print a phase's nodes block by block along the row from ``first`` to ``last``.

@@ -42,7 +42,7 @@ class Scans:
         if kind in ("argmax", "argmin"):
             starts.append(("-1", torch.int64))
         self._carried[v] = [
-            printer.named(f"tl.full({printer.shape(axes)}, {start}, {TYPE[dtype]})", axes)
+            printer.define(f"tl.full({printer.shape(axes)}, {start}, {TYPE[dtype]})", axes)
             for start, dtype in starts
         ]
 
@@ -72,5 +72,5 @@ class Scans:
             line(f"{results} = {combine}({before}, {results})")
             line(f"{before} = {combine}({before}, {', '.join(whole)})")
         result = found[-1]
-        return result if wide[-1] == v.dtype else printer.named(
+        return result if wide[-1] == v.dtype else printer.define(
             f"{result}.to({TYPE[v.dtype]})", axes)  # fmt: skip

@@ -90,7 +90,7 @@ class SplitReduction:
         step = print_index(length * axis.block)
         line(f"first = part * {step}")
         line(f"last = tl.minimum(first + {step}, {print_index(axis.size)})")
-        accumulators = printer.walk_row(phase, outer, axis, "first", "last")
+        accumulators = printer.print_row_walk(phase, outer, axis, "first", "last")
         guard = printer.mask("x", None)
         guard = f", {guard}" if guard else ""
         for v, names in accumulators.items():
@@ -138,5 +138,5 @@ class SplitReduction:
         for pointer, start in zip(self._pointers_of(v), starts, strict=True):
             address = f"{pointer} + (xat * {split} + tl.arange(0, {split})[None, :])"
             masked = f", {guard}, other={start}" if guard else ""
-            loaded.append(printer.named(f"tl.load({address}{masked})", axes))
+            loaded.append(printer.define(f"tl.load({address}{masked})", axes))
         return loaded

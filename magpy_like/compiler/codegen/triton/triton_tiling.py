@@ -51,7 +51,7 @@ class Axis:
     block: int
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         return bool(self.size.is_Integer) and int(self.size) % self.block == 0
 
 

@@ -74,7 +74,7 @@ def test_few_columns_of_many_rows_are_shared_by_rows():
 
 def test_what_is_cheap_is_computed_again_and_nothing_is_kept_for_each_element():
     (printer,) = printers(centred, seeded(262144, 16))
-    printer.body()
+    printer.print_body()
     text = printer.lines.text()
     assert isinstance(printer, SplitColumns) and "row_" not in text
     assert text.count("m_relu") + text.count("m_maximum") >= 2
