@@ -2,8 +2,8 @@
 
 Each function here makes one change, states its reason and the version on which it was seen, and
 undoes the change if it is temporary. No other module of ``magpy_like`` assigns to an attribute of
-torch, Triton or the standard library (``tests/test_imports.py`` checks what an import leaves
-behind).
+torch, Triton or the standard library (``tests/test_torch_patches.py`` checks that, and
+``tests/test_imports.py`` the effects of an import).
 
 On ``import magpy_like``, nothing changes but:
 
@@ -139,6 +139,19 @@ def silent_fake_tensor_errors() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_of_another_thread)
+
+
+def forget_script_classes() -> None:
+    """Forget all classes that ``torch.jit.script`` has compiled in this process.
+
+    Programs of ParityBench define classes of equal names. Applied by ``paritybench_runner``
+    between two of them; ``magpy_like`` does not call it. *Seen* on torch 2.13.
+    """
+    from torch.jit import _recursive, _state
+
+    torch._C._jit_clear_class_registry()
+    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
+    _state._clear_class_state()
 
 
 # --- Triton ---------------------------------------------------------------------------------------

@@ -227,9 +227,9 @@ class TorchScript:
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def reset(self) -> None:
-        from magpy_like.torch_compat.torchscript import clear_script_classes
+        from magpy_like.torch_patches import forget_script_classes
 
-        clear_script_classes()
+        forget_script_classes()
 
 
 class _Scripted:

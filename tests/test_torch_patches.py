@@ -1,13 +1,16 @@
-"""Changes to torch and Python at run time are undone, whatever other threads do."""
+"""Changes to torch and Python at run time are in one module, and are undone."""
 
+import ast
 import contextlib
 import gc
 import linecache
 import logging
+from pathlib import Path
 
 import pytest
 import torch
 
+import magpy_like
 from magpy_like.torch_patches import (
     Compiling,
     add_collection_callbacks,
@@ -105,3 +108,77 @@ def test_ptx_is_rewritten_behind_the_hook_of_the_program(monkeypatch):
         assert stages["ptx"]("a", "b") == "AB"
     assert knobs.runtime.add_stages_inspection_hook is hook
     assert passed == [(None, None), ("backend", stages)]
+
+
+# --- nothing else changes torch or Python's state ----------------------------------------------
+
+ROOT = Path(magpy_like.__file__).parent
+CHANGES = {
+    "atexit.register", "gc.callbacks.append", "gc.callbacks.insert", "gc.callbacks.remove",
+    "gc.disable", "gc.enable", "gc.freeze", "gc.set_threshold", "logging.basicConfig",
+    "os.environ.setdefault", "signal.signal", "sys.path.append", "sys.path.insert",
+    "sys.setprofile", "sys.setrecursionlimit", "sys.settrace", "threading.setprofile",
+    "threading.settrace", "torch.library.Library", "torch.manual_seed",
+    "torch.set_default_device", "torch.set_default_dtype", "torch.set_num_threads",
+    "torch.use_deterministic_algorithms", "warnings.filterwarnings", "warnings.simplefilter",
+}  # fmt: skip
+"""Calls that change the state of the process."""
+ALLOWED = {("monitor/run.py", "sys.settrace")}
+"""The monitor's own trace function."""
+
+
+def root_name(node):
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def changes(source):
+    """Assignments to attributes and items of imported modules, and calls among ``CHANGES``."""
+    tree = ast.parse(source)
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").split(".")[0] in ("torch", "triton"):
+                modules |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            if not isinstance(node.ctx, ast.Load) and root_name(node) in modules:
+                yield ast.unparse(node), node.lineno
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            sets = name in ("setattr", "delattr") and root_name(node.args[0]) in modules
+            if name in CHANGES or sets:
+                yield name, node.lineno
+
+
+def test_only_torch_patches_changes_torch_and_python():
+    found = []
+    for path in ROOT.rglob("*.py"):
+        file = path.relative_to(ROOT).as_posix()
+        # `magpy annotations verify` runs in processes of its own.
+        if file != "torch_patches.py" and not file.startswith("annotation/verify/"):
+            found += [
+                f"{file}:{line} {change}: make it a function of magpy_like/torch_patches.py"
+                for change, line in changes(path.read_text())
+                if (file, change) not in ALLOWED
+            ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("import torch\ntorch.compiler.flag = 1", ["torch.compiler.flag"]),
+        ("import linecache\nlinecache.cache['a'] = 1", ["linecache.cache['a']"]),
+        ("import os\ndel os.environ['A']", ["os.environ['A']"]),
+        ("def f():\n    from triton import knobs\n    knobs.a.b = 1", ["knobs.a.b"]),
+        ("import gc\ngc.disable()", ["gc.disable"]),
+        ("import torch\nsetattr(torch, 'a', 1)", ["setattr"]),
+        ("import torch\nx = torch.ones(3)\nx.grad = x\nx[0] = 1", []),
+    ],
+)
+def test_changes_of_every_form_are_found(source, expected):
+    assert [change for change, _ in changes(source)] == expected

@@ -12,7 +12,6 @@ __all__ = [
     "ScriptNode",
     "TensorType",
     "TupleType",
-    "clear_script_classes",
 ]
 
 ScriptFunction = torch._C.ScriptFunction
@@ -25,12 +24,3 @@ ListType = torch._C.ListType
 OptionalType = torch._C.OptionalType
 TensorType = torch._C.TensorType
 TupleType = torch._C.TupleType
-
-
-def clear_script_classes() -> None:
-    """Forget all classes that ``torch.jit.script`` has compiled in this process."""
-    from torch.jit import _recursive, _state
-
-    torch._C._jit_clear_class_registry()
-    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
-    _state._clear_class_state()
