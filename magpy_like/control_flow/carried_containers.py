@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from magpy_like.config import config
 from magpy_like.control_flow.value_comparison import describe, is_unchanged
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number
@@ -103,7 +104,7 @@ def containers(value: Any) -> Iterator[Any]:
 
 def check_depth(path: Path) -> None:
     """Raises Split: containers are nested too deeply, or in themselves."""
-    if len(path) > _MAX_NESTING:
+    if len(path) > config.max_carried_nesting:
         raise LoopNotMergeable("deeply nested containers differ between iterations")
 
 
@@ -120,15 +121,12 @@ def shared(value: Any, rec: Recording, references: int, depth: int = 0) -> set[i
             return set()
         if sys.getrefcount(value) > references + 2 or rec.variables.node(value) is not None:
             return {id(value)}
-    if depth == _MAX_NESTING:
+    if depth == config.max_carried_nesting:
         return {id(value)}
     found: set[int] = set()
     for key in [*(parts(value) or ())]:
         found |= shared(part(value, (key,)), rec, 1, depth + 1)
     return found
-
-
-_MAX_NESTING = 8
 
 
 def _is_named(value: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import fx
 
+from magpy_like.config import config
 from magpy_like.control_flow import carried_attributes
 from magpy_like.control_flow.for_loop_operator import (
     add_for_loop,
@@ -32,11 +33,6 @@ from magpy_like.control_flow.loop_tensor_writes import ExternalWrite
 from magpy_like.control_flow.operator_tools import OperatorTools
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.split_points import LoopNotMergeable
-
-MIN_ITERATIONS = 8
-"""A shorter loop becomes an operator only if its trip count varies between calls."""
-_MAX_ATTEMPTS = 7
-"""Isolated iterations until the plan of carried values is complete."""
 
 
 class ForLoop:
@@ -63,7 +59,7 @@ class ForLoop:
         Raises:
             Split: the iterations differ, or do something that the operator cannot.
         """
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(config.max_isolated_iterations):
             try:
                 return self._attempt()
             except PlanGrew:

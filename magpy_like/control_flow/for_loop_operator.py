@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from magpy_like.config import config
 from magpy_like.control_flow.body_nodes import external_nodes, without_constants
 from magpy_like.control_flow.loop_iteration import Iteration
 from magpy_like.control_flow.loop_plan import CarriedValue, LoopPlan
@@ -25,12 +26,6 @@ from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.split_points import LoopNotMergeable
-
-_MIN_OPERATORS = 4000
-"""A loop with a constant trip count becomes an operator from so many operators in all iterations
-on. *Measured* with the written-out LSTM on one core: unrolled, a call takes 0.65 to 0.9 of the
-time, but 1,000 operators take 1.5 s to compile, and more operators take more than their share
-(21 s for 64 steps of 10 layers, 1 s as an operator)."""
 
 
 def require_two_iterations(plan: LoopPlan) -> None:
@@ -91,7 +86,7 @@ def add_for_loop(iteration: Iteration) -> tuple[list[fx.Node], list[Any]]:
 def _check_worthwhile(iteration: Iteration) -> None:
     """Raises Split: recording each iteration is as good."""
     plan = iteration.plan
-    few = len(iteration.end.nodes) * plan.trip_count < _MIN_OPERATORS
+    few = len(iteration.end.nodes) * plan.trip_count < config.min_loop_operators
     if few and not plan.run.has_varied(plan.bounds):
         raise LoopNotMergeable("so few operators are faster unrolled")
     if plan.trip_count < 2:

@@ -18,6 +18,7 @@ from torch import fx
 
 from magpy_like.bytecode.data_flow import instructions
 from magpy_like.bytecode.post_dominators import RETURN, join_point
+from magpy_like.config import config
 from magpy_like.control_flow.body_nodes import erase, last_node, nodes_after
 from magpy_like.control_flow.loop_exits import LoopExits
 from magpy_like.control_flow.loop_tensor_writes import ExternalWrite
@@ -35,13 +36,6 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.frame_state import FrameState, origins
 from magpy_like.splitting.resumption import resumption
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
-
-MAX_NESTED_BRANCHES = 12
-"""Depth of branches inside branches."""
-MAX_BRANCH_VISITS = 32
-"""How often isolated paths may come to one branch within one path of the program itself. Where the
-join point lies after a loop, as with ``continue`` in ``while``, both branches run through the rest
-of the loop, and each iteration doubles the visits."""
 
 Receiver = Callable[[MonitorRun, FrameType], None]
 """Publishes an operator's results in the frame that has come to its join point."""
@@ -86,14 +80,14 @@ class IsolatedPaths:
         self._visits: dict[tuple[int, int], int] = {}
         """By code and offset, how often isolated paths have come to a branch."""
         self._too_often: set[tuple[int, int]] = set()
-        """The branches that exceed ``MAX_BRANCH_VISITS``."""
+        """The branches that exceed ``config.max_branch_visits``."""
 
     def count_visit(self, state: FrameState) -> None:
         """Raises Split: isolated paths have come to this branch too often."""
         branch = id(state.code), state.offset
         if self.depth:
             self._visits[branch] = visits = self._visits.get(branch, 0) + 1
-            if visits > MAX_BRANCH_VISITS:
+            if visits > config.max_branch_visits:
                 self._too_often.add(branch)
         if branch in self._too_often:
             raise BranchNotMergeable("both branches contain the remaining iterations of a loop")
@@ -104,8 +98,8 @@ class IsolatedPaths:
         Raises:
             Split: there is none, or branches are nested too deeply.
         """
-        if self.depth >= MAX_NESTED_BRANCHES:
-            raise BranchNotMergeable(f"more than {MAX_NESTED_BRANCHES} branches are nested")
+        if self.depth >= config.max_nested_branches:
+            raise BranchNotMergeable(f"more than {config.max_nested_branches} branches are nested")
         until = join_point(state.code, state.instruction.offset)
         if until is None:
             raise BranchNotMergeable("no path leads from the branch to a join point or a return")

@@ -15,9 +15,10 @@ import torch
 
 from magpy_like.bytecode.data_flow import instructions, live_locals
 from magpy_like.bytecode.post_dominators import RETURN
+from magpy_like.config import config
 from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
 from magpy_like.control_flow.counting_loops import for_loop_offsets, while_loop_offsets
-from magpy_like.control_flow.for_loop import MIN_ITERATIONS, ForLoop
+from magpy_like.control_flow.for_loop import ForLoop
 from magpy_like.control_flow.generator_consumers import replace_consumer
 from magpy_like.control_flow.head_bytecode import find_head, unwrap_range
 from magpy_like.control_flow.loop_description import (
@@ -41,8 +42,6 @@ from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import origins
 
 _log = topic("splits")
-_MAX_COUNTING_ATTEMPTS = 2
-"""How often a ``while`` loop in one frame is tried as an operator."""
 
 
 @dataclass
@@ -94,7 +93,7 @@ class LoopHeads:
         if count < 2 or run.lifted.any_lifted(bounds[2:]):
             return False
         varies = run.has_varied(bounds)
-        if count < MIN_ITERATIONS and not varies:
+        if count < config.min_loop_iterations and not varies:
             return False
         if varies and replace_consumer(run, step, bounds):
             return True
@@ -170,7 +169,7 @@ class LoopHeads:
         offsets, stays = found
         key = id(step.frame), offsets.body
         attempts = self._attempts.get(key, 0)
-        if attempts >= _MAX_COUNTING_ATTEMPTS or compared(*operands) is not stays:
+        if attempts >= config.max_while_loop_attempts or compared(*operands) is not stays:
             return False
         holds = compared if stays else _OPPOSITE.get(compared)
         for at in (0, 1) if holds is not None else ():

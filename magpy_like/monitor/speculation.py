@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magpy_like.config import config
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, GraphNumber
 from magpy_like.native.instance_checks import is_instance
@@ -50,10 +51,7 @@ def gives_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call makes a list of few numbers, as many at every call."""
     if operation is not torch.Tensor.tolist or args[0].dtype not in REAL_NUMBERS:
         return False
-    return 0 < args[0].numel() <= _FEW
-
-
-_FEW = 16
+    return 0 < args[0].numel() <= config.max_tolist_numbers
 
 
 def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""From the ``backend`` argument of ``compile`` to a function that compiles an operator graph."""
+"""Backends: from the ``backend`` argument of ``compile`` to a function that compiles a graph."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
-"""Backends that raise where one of the graph's operators does, and nowhere else."""
+"""Backends whose compiled graphs raise only if one of the operators does."""
 
 
 def resolve_backend(
     backend: str | Callable[..., Any], mode: str | None, options: dict[str, Any] | None
 ) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
-    """A callable ``(graph, example_inputs) -> callable`` for a name or callable.
+    """The callable ``(graph, example_inputs) -> callable`` of a backend.
 
     Raises:
         ValueError: no backend of that name is registered with ``torch._dynamo``.
-        TypeError: it is neither a name nor callable.
+        TypeError: the backend is neither a name nor callable.
     """
     if callable(backend):
         extra = {k: v for k, v in (("mode", mode), ("options", options)) if v is not None}
