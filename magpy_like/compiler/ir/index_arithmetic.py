@@ -54,6 +54,7 @@ class Mod(sympy.Function):
 
 
 def product(sizes: Iterable[Expr]) -> Expr:
+    """The product of sizes; 1 for none."""
     return functools.reduce(operator.mul, sizes, sympy.S.One)
 
 
@@ -194,6 +195,7 @@ def _split_multiples(a: Expr, d: Expr) -> tuple[Expr, Expr]:
 
 
 def simplify_div(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
+    """``Div(a, b)`` without the division where the loop ranges decide it."""
     if isinstance(a, Div):
         return simplify_div(a.args[0], a.args[1] * b, ranges)
     quotient, rest = _split_multiples(a, b)
@@ -206,6 +208,7 @@ def simplify_div(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
 
 
 def simplify_mod(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
+    """``Mod(a, b)`` without the remainder where the loop ranges decide it."""
     _, rest = _split_multiples(a, b)
     bound = upper_bound(rest, ranges)
     if bound is None:

@@ -54,6 +54,7 @@ class Buffer:
         return sum((i * s for i, s in zip(index, self.stride, strict=True)), sympy.S.Zero)
 
     def numel(self) -> Expr:
+        """Number of elements."""
         return product(self.size)
 
 
@@ -72,10 +73,12 @@ class LoopOp:
 
     @property
     def writes(self) -> list[str]:
+        """Names of the buffers it writes, each once."""
         return list(dict.fromkeys(v.args[0] for v in self.body.of("store")))
 
     @property
     def reads(self) -> list[str]:
+        """Names of the buffers it reads, each once."""
         return list(dict.fromkeys(v.args[0] for v in self.body.of("load")))
 
 
@@ -103,11 +106,13 @@ class ExternOp:
 
     @property
     def reads(self) -> list[str]:
+        """Names of the buffers it reads, each once."""
         found = [s.buffer for s in strided_leaves((self.args, self.kwargs))]
         return list(dict.fromkeys(found))
 
     @property
     def writes(self) -> list[str]:
+        """Names of the buffers it returns or writes in place."""
         return [o for o in self.outputs if isinstance(o, str)] + self.mutates
 
 
@@ -246,6 +251,7 @@ class Box:
         return window
 
     def numel(self) -> Expr:
+        """Number of elements."""
         return product(self.size)
 
 

@@ -51,6 +51,7 @@ def round_number(number: float, dtype: torch.dtype) -> float:
 
 
 def is_same_number(a: float, b: float) -> bool:
+    """Equality in which NaN equals NaN."""
     return a == b or (a != a and b != b)
 
 
@@ -205,6 +206,7 @@ class Body:
         return [v for v in self.values if v.op == op]
 
     def is_reduction(self) -> bool:
+        """True if the body reduces over its reduction loops."""
         return any(v.op == "reduction" for v in self.values)
 
     def remap(

@@ -195,6 +195,7 @@ def elementwise(
 
 
 def common_device(boxes: Sequence[Box]) -> torch.device:
+    """The device of all boxes. Raises Unsupported if they differ."""
     devices = {b.device for b in boxes}
     if len(devices) != 1:
         raise Unsupported("an elementwise operator", f"tensors on {len(devices)} devices")
@@ -202,4 +203,5 @@ def common_device(boxes: Sequence[Box]) -> torch.device:
 
 
 def sizes(values: Sequence[Any]) -> list[Expr]:
+    """Sizes as SymPy expressions."""
     return [expr(v) for v in values]

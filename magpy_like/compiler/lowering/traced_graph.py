@@ -58,6 +58,7 @@ def _without_one(e: Expr) -> Expr:
 
 
 def has_symbols(tree: Any) -> bool:
+    """True if nested arguments contain a symbolic number."""
     if isinstance(tree, (tuple, list)):
         return any(has_symbols(t) for t in tree)
     return isinstance(tree, sympy.Basic) and bool(tree.free_symbols)
@@ -75,6 +76,7 @@ def assumptions(env: Any) -> list[Any]:
 
 
 def find_shape_env(gm: fx.GraphModule) -> Any:
+    """The shape environment of a graph's fake tensors; None for a static graph."""
     for node in gm.graph.nodes:
         for value in tensors_in([node.meta.get("val")]):
             mode = getattr(value, "fake_mode", None)
@@ -117,6 +119,7 @@ def is_conjugate_or_negative(value: torch.Tensor) -> bool:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested tuples and lists."""
     if isinstance(tree, torch.Tensor):
         return [tree]
     if isinstance(tree, (tuple, list)):

@@ -38,7 +38,7 @@ class NotCacheable(Exception):
     """A part of the graph has no textual description."""
 
 
-# --- what identifies a graph ---------------------------------------------------------------------
+# --- keys of graphs ------------------------------------------------------------------------------
 
 
 def key(gm: fx.GraphModule, kind: str) -> str | None:
@@ -162,7 +162,7 @@ def compiler() -> str:
     return sealed_entries.digest(*((str(p.relative_to(root)), p.read_bytes()) for p in files))
 
 
-# --- objects that source refers to by name -------------------------------------------------------
+# --- objects of the launcher's source ------------------------------------------------------------
 
 _HOMES = {"operator": operator, "_operator": operator, "math": math, "torch": torch}
 

@@ -85,14 +85,17 @@ class Group:
 
     @property
     def x_size(self) -> Expr:
+        """Iterations of the outer loops."""
         return index_arithmetic.product(self.ranges[v] for v in self.xs)
 
     @property
     def r_size(self) -> Expr:
+        """Iterations of the reduction loops."""
         return index_arithmetic.product(self.ranges[v] for v in self.rs)
 
 
 def make_group(operation: LoopOp, key: int, device: torch.device) -> Group:
+    """A group of one operation; ``key`` is its position in the program."""
     body = operation.body
     inner = bool(body.rs) or body.is_reduction()
     node = Node(operation.name, body, inner, operation.origins)

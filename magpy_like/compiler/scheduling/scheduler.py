@@ -76,6 +76,7 @@ class Scheduler:
         )
 
     def run(self) -> Schedule:
+        """Fuse and order the operations."""
         operations = self._live_operations(self.graph.operations)
         as_written = self._bytes_held(list(self._make_items(operations).values()))
         self._budget = max(as_written)
@@ -122,7 +123,7 @@ class Scheduler:
             found.append(item)
         return found + waiting
 
-    # --- dependencies --------------------------------------------------------------------------
+    # --- dependences ---------------------------------------------------------------------------
 
     def _live_operations(self, operations: list[Operation]) -> list[Operation]:
         """The operations without those whose results are unused."""

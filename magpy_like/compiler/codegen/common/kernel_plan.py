@@ -98,6 +98,7 @@ class Kernel:
         return f"n{self.numbers.index(expression)}"
 
     def nodes(self) -> list[Node]:
+        """All nodes in execution order."""
         return [n for p in self.phases for n in (*p.inner, *p.outer)]
 
     def scratch_rows(self) -> list[str]:
@@ -368,9 +369,11 @@ class Lines:
         self._depth = 0
 
     def line(self, text: str = "") -> None:
+        """Append a line at the current indentation."""
         self._lines.append("    " * self._depth + text if text else "")
 
     def indent(self, by: int = 1) -> None:
+        """Change the indentation by levels of four spaces."""
         self._depth += by
 
     def text(self) -> str:

@@ -86,6 +86,7 @@ class Columns(Reduction):
         self.close()
 
     def open_lanes(self, x: Symbol) -> None:
+        """Open the vector loop over the columns of a tile."""
         self.lines.line(self.simd_pragma())
         self.lines.line("for (i64 l = 0; l < width; ++l) {")
         self.lines.indent()

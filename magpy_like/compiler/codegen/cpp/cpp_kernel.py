@@ -82,6 +82,7 @@ class CppKernel:
         raise NotImplementedError
 
     def fresh(self, prefix: str) -> str:
+        """A new C++ name with a prefix."""
         self._count += 1
         return f"{prefix}{self._count}"
 
@@ -142,12 +143,14 @@ class CppKernel:
             self._scratch.add(b)
 
     def close_scratch(self) -> None:
+        """Free the rows of :meth:`open_scratch`."""
         for b in self.kernel.scratch_rows():
             self.lines.line(f"free(row_{b});")
 
     # --- loops ---------------------------------------------------------------------------------
 
     def iteration_count(self) -> Expr:
+        """Iterations of all loops together."""
         return self.kernel.size((*self.kernel.xs, *self.kernel.rs))
 
     def parallel_clause(self, work: Expr) -> str:
@@ -157,16 +160,19 @@ class CppKernel:
         return f" if({print_index(work)} >= {MIN_PARALLEL_ELEMENTS})"
 
     def open_loop(self, v: Symbol, begin: str = "0", end: str | None = None) -> None:
+        """Open a loop over ``v``, by default over its whole range."""
         end = end if end is not None else print_index(self.kernel.ranges[v])
         self.lines.line(f"for (i64 {v.name} = {begin}; {v.name} < {end}; ++{v.name}) {{")
         self.lines.indent()
 
     def close(self, count: int = 1) -> None:
+        """Close scopes, innermost first."""
         for _ in range(count):
             self.lines.indent(-1)
             self.lines.line("}")
 
     def simd_pragma(self, reductions: Sequence[str] = ()) -> str:
+        """The pragma of a vector loop, with the reduction clauses of check flags and others."""
         flags = [f" reduction(|:{', '.join(self.flags())})"] if self.flags() else []
         return "#pragma omp simd" + "".join([*flags, *reductions])
 
@@ -249,12 +255,14 @@ class CppKernel:
         element()
         self.close(3)
 
-    # --- checks that failed --------------------------------------------------------------------
+    # --- flags of failed checks ----------------------------------------------------------------
 
     def flags(self) -> list[str]:
+        """The flags of failed checks, one per message."""
         return [f"bad{k + 1}" for k in range(len(self.kernel.messages))]
 
     def flag_clause(self) -> str:
+        """The OpenMP reduction clause of the flags; empty without checks."""
         return f" reduction(|:{', '.join(self.flags())})" if self.flags() else ""
 
     def declare_flags(self) -> None:

@@ -103,7 +103,7 @@ class Pointwise(CppKernel):
             self._print_tile_blocks(emitter, strided, last)
         self.close(len(outer))
 
-    # --- where a buffer is contiguous along another loop ---------------------------------------
+    # --- loop tiling and transposition ---------------------------------------------------------
 
     def _print_tile_blocks(self, emitter: CppEmitter, strided: Symbol, last: Symbol) -> None:
         """Print loop tiling: blocks of tiles, a tile being a cache line in each direction.
@@ -227,7 +227,7 @@ class Pointwise(CppKernel):
         tile = f"{last}_tile - {last}_block + {strided} - {strided}_tile"
         return f"{name}[{STRIP_ELEMENTS} * ({tile}) + {last} - {last}_tile]"
 
-    # --- where rows are taken from at the same positions -----------------------------------------
+    # --- row gathers -----------------------------------------------------------------------------
 
     def _find_gathers(self) -> None:
         """Analyse gather positions once for all rows, and each table of positions once."""
@@ -287,7 +287,7 @@ class Pointwise(CppKernel):
             self._print_element(element.in_new_scope())
             self.close(2)
 
-    # --- the loop that is a vector -------------------------------------------------------------
+    # --- the vector loop -----------------------------------------------------------------------
 
     def _hoist(self, emitter: CppEmitter) -> None:
         """Hoist the invariants of the last loop."""

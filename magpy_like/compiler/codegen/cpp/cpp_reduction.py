@@ -50,6 +50,7 @@ class Reduction(CppKernel):
         return found
 
     def name_accumulators(self, phase: Phase) -> dict[Value, Parts]:
+        """The variables of each reduction of a phase, undeclared."""
         found: dict[Value, Parts] = {}
         for node in phase.inner:
             for v in node.body.of("reduction"):
@@ -67,6 +68,7 @@ class Reduction(CppKernel):
         return found
 
     def declare_accumulator(self, parts: Parts, suffix: str) -> None:
+        """Declare the variables of a reduction at their neutral elements."""
         for name, dtype, kind in parts:
             # If no element exceeds the identity, the first one is the extremum.
             start = "0" if kind == "at" else identity(_base(kind), dtype)
@@ -127,6 +129,7 @@ class Reduction(CppKernel):
         self, phase: Phase, accumulators: dict[Value, Parts],
         inner: dict[Value, str], lane: str | None = None,
     ) -> None:  # fmt: skip
+        """Print the inner nodes of a phase for one element, and accumulate it."""
         emitter = CppEmitter(self, lane)
         for node in phase.inner:
             values, reductions, _ = split_levels(node.body)
@@ -138,6 +141,8 @@ class Reduction(CppKernel):
         self, v: Value, parts: Parts, emitter: CppEmitter, part: str | None,
         lane: str | None,
     ) -> None:  # fmt: skip
+        """Print the combination of an element with an accumulator, or with the block's variable
+        ``part``."""
         at = f"[{lane}]" if lane else ""
         name, dtype, kind = parts[0]
         name = (part or name) + at

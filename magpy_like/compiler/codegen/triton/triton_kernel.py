@@ -77,6 +77,7 @@ class TritonKernel:
         self._count = 0
 
     def fresh(self, prefix: str) -> str:
+        """A new Triton name with a prefix."""
         self._count += 1
         return f"{prefix}{self._count}"
 
@@ -87,6 +88,7 @@ class TritonKernel:
         return str([a.block if a.name in axes else 1 for a in self.tiling.axes])
 
     def level_axes(self, level: str) -> frozenset[str]:
+        """The axes that values of a level ("inner" or "outer") vary along."""
         axes = self.tiling.axes if level == "inner" else self.tiling.outer
         return frozenset(a.name for a in axes)
 
@@ -148,6 +150,7 @@ class TritonKernel:
         )
 
     def open_function(self, name: str) -> None:
+        """Open a Triton function with the kernel's arguments."""
         kernel = self.kernel
         names = [*kernel.inputs, *kernel.outputs]
         names += [f"part{k}" for k in range(len(self.split.workspace()))]
@@ -158,6 +161,7 @@ class TritonKernel:
         self.lines.indent()
 
     def close_function(self) -> None:
+        """Close the function."""
         self.lines.line("return")
         self.lines.indent(-1)
         self.lines.line()
@@ -275,6 +279,7 @@ class TritonKernel:
         return name
 
     def fresh_name(self, axes: frozenset[str]) -> Name:
+        """A new name for a value that varies along ``axes``."""
         name = Name(self.fresh("t"), axes)
         self.axes_of[str(name)] = axes
         return name

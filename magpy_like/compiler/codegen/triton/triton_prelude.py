@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-# --- combining two elements; also the combine functions of reductions ----------------------------
+# --- combine functions of reductions and scans ---------------------------------------------------
 
 
 @triton.jit
