@@ -129,7 +129,7 @@ class OutsideReads:
         if self._running.depth:
             self.check_unchanged_inside(source, relation)
             if is_instance(value, torch.Tensor):
-                self._running.keep_as_is("uses a tensor from outside that is none of its arguments")
+                self._running.keep_as_is("uses an external tensor that is not an argument of it")
         return node
 
     def check_unchanged_inside(self, node: ShadowNode, relation: Relation | None = None) -> None:
