@@ -450,7 +450,7 @@ class Recorder:
             value = self.to_dtype(value, self._dtype_of(buffer))
         index = self._index(index)
         if self._nonempty.keys() & index.free_symbols:
-            raise Unsupported("a scatter", "into a dimension that may have no elements")
+            raise Unsupported("a scatter", "into a possibly empty dimension")
         args = (buffer, index, value, mode)
         self.body.values.append(Value("store", args, self._dtype_of(buffer), value.outer))
 

@@ -333,7 +333,7 @@ class Graph:
         """Check a lowering's result against the meta function's: sizes, dtype, layout."""
         if isinstance(value, torch.Tensor):
             if not isinstance(result, Box):
-                raise Unsupported(name, "its lowering gave no tensor")
+                raise Unsupported(name, "its lowering returned no tensor")
             size = [expr(s) for s in value.shape]
             if result.dtype != value.dtype or len(size) != len(result.size):
                 raise Unsupported(name, f"lowered to {result.dtype}, eager has {value.dtype}")
@@ -542,4 +542,4 @@ def check_accumulating(buffer: Buffer, mode: str) -> None:
     if mode != "add" or buffer.dtype not in ATOMIC_DTYPES:
         raise Unsupported("a scatter", f"{mode} of {buffer.dtype} on {buffer.device.type}")
     if torch.are_deterministic_algorithms_enabled() and buffer.dtype.is_floating_point:
-        raise Unsupported("a scatter", "the order of its sums is not fixed")
+        raise Unsupported("a scatter", "atomic sums are not deterministic")

@@ -25,11 +25,11 @@ def histc(graph: Graph, a: Box, bins: Any = 100, min: Any = 0, max: Any = 0) -> 
     """Bins of equal width from ``min`` to ``max``, both included; NaN is in none of them."""
     numbers = all(is_number(n) and not isinstance(n, sympy.Basic) for n in (bins, min, max))
     if not numbers or not (min < max and math.isfinite(min) and math.isfinite(max)):
-        raise Unsupported("aten.histc", "limits that the elements decide")
+        raise Unsupported("aten.histc", "limits computed from the elements")
     if a.dtype not in (torch.float32, torch.float64) or a.device.type != "cpu":
         raise Unsupported("aten.histc", "of this dtype, or on this device")
     if (float(max) - float(min)) * bins > torch.finfo(a.dtype).max:
-        raise Unsupported("aten.histc", "of a range that this dtype does not hold")
+        raise Unsupported("aten.histc", "a range beyond that of the dtype")
     result = copy_of(graph, full(graph, [bins], 0, a.dtype, a.device))
     if 0 in a.size:
         return result

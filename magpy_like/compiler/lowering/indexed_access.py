@@ -220,7 +220,7 @@ def _masked_put(
     # The dimension that counts masked elements.
     own = len(values.size) - 1 - (len(a.size) - rest_start)
     if own >= 0 and values.size[own] != 1:
-        raise Unsupported("aten.index_put", "a value for each element that a mask chooses")
+        raise Unsupported("aten.index_put", "one value per masked element")
     if values.size and values.dtype != a.dtype:
         raise Unsupported("aten.index_put", "values of another dtype")
     common_device([a, mask, values])

@@ -81,7 +81,7 @@ for _packet, (_name, _kind) in DIRECT.items():
 @lower(aten.nextafter.default)
 def nextafter(graph: Graph, a: Box, b: Box) -> Box:
     if a.dtype in LOW_PRECISION:
-        raise Unsupported("aten.nextafter", "the next number of another precision")
+        raise Unsupported("aten.nextafter", "of low precision")
     return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.nextafter(x, y))
 
 

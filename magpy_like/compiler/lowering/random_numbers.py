@@ -35,7 +35,7 @@ def native_dropout(graph: Graph, a: Box, p: float, train: bool | None) -> list[B
         return [clone(graph, a), full(graph, a.size, True, torch.bool, a.device)]
     assert graph.origin is not None
     if a.device.type != "cpu" or 0 in a.size:
-        raise Unsupported("aten.native_dropout", "eager draws differently there")
+        raise Unsupported("aten.native_dropout", "eager draws in another way on this device")
     value: Any = graph.origin.meta["val"][1]
     if not is_in_order(value):
         argument: Any = graph.origin.args[0]

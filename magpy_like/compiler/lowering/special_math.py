@@ -21,7 +21,7 @@ def _lower_special(name: str) -> None:
     def lowering(graph: Graph, *args: Any) -> Box:
         boxes = [a for a in args if isinstance(a, Box)]
         if not boxes or any(b.device.type != "cpu" for b in boxes):
-            raise Unsupported(name, "its kernel calls a library of the CPU")
+            raise Unsupported(name, "its library is for CPUs only")
         if name == "polygamma":
             args = args[::-1]  # ATen takes (n, x)
         return elementwise(
@@ -39,7 +39,7 @@ def _lower_integer(name: str) -> None:
     def lowering(graph: Graph, a: Any, b: Any) -> Box:
         boxes = [x for x in (a, b) if isinstance(x, Box)]
         if any(x.device.type != "cpu" for x in boxes):
-            raise Unsupported(name, "only the C++ printer has a loop per element")
+            raise Unsupported(name, "only C++ kernels can loop per element")
         return elementwise(
             graph, [a, b], Kind.DEFAULT, lambda x, y: getattr(ops, name)(x, y), expensive=True
         )

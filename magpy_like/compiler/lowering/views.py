@@ -197,7 +197,7 @@ def from_end(graph: Graph, position: Expr, size: Expr) -> Expr:
         return position
     if graph.is_known(position < 0):
         return position + size
-    raise Unsupported("an index", f"{position} may count from either end")
+    raise Unsupported("an index", f"the sign of {position} is unknown")
 
 
 @lower(aten.slice.Tensor)
@@ -206,7 +206,7 @@ def slice_(
 ) -> Box:
     assert graph.origin is not None
     if graph.origin.meta.get("unbacked_bindings"):  # torch 2.11; later ones have an expression
-        raise Unsupported("aten.slice", "only its result tells how long that is")
+        raise Unsupported("aten.slice", "a length known at run time only")
     dim = canonical_dim(dim, len(a.size))
     low = slice_start(graph, a.size[dim], start)
     length = expr(graph.origin.meta["val"].shape[dim])

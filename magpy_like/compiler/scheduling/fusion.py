@@ -114,7 +114,7 @@ class Conflict:
     index: Expr
 
     def __str__(self) -> str:
-        return f"{self.buffer} is touched at {self.written} and at {self.index}"
+        return f"{self.buffer} is accessed at {self.written} and at {self.index}"
 
 
 def try_fuse(
@@ -127,9 +127,9 @@ def try_fuse(
     if first.device != second.device:
         return "different devices"
     if first.scatters or second.scatters:
-        return "a scatter's addresses are not known"
+        return "a scatter writes at computed addresses"
     if (first.scans or second.scans) and max(len(first.rs), len(second.rs)) > 1:
-        return "a scan's loop is the order of its elements"
+        return "a scan fixes the order of its loop"
     if first.rs and second.rs and first.votes_across_rows * second.votes_across_rows < 0:
         return "one reduces along rows of memory, the other across them"
     if len(first.nodes) + len(second.nodes) > MAX_NODES:
@@ -142,7 +142,7 @@ def try_fuse(
             and fused.has_divided_addresses
             and not (first.has_divided_addresses or second.has_divided_addresses)
         ):
-            conflict = "rows of one are no rows of the other: each address would need divisions"
+            conflict = "their rows differ: addresses would need divisions"
         if conflict is None:
             return fused
         reason = conflict
@@ -157,7 +157,7 @@ def _find_conflict(
     for buffer in (first | second) & group.writes:
         if buffer in in_parts and buffer not in group.reads:
             if sum(buffer in node.writes for node in group.nodes) > MAX_PARTS:
-                return f"too many parts of {buffer} at one time"
+                return f"too many parts of the concatenation {buffer}"
             continue
         written: Expr | None = None
         for node in group.nodes:
@@ -183,7 +183,7 @@ def _find_conflict(
     if group.rs:
         for node in group.nodes:
             if not node.inner and node.reads & per_element:
-                return "read outside the reduction loops that write it"
+                return "a buffer is read outside the reduction loops that write it"
     return None
 
 

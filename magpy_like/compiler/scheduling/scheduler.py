@@ -286,7 +286,7 @@ class Scheduler:
         saved = sum(self.graph.bytes_of(s) for s in shared)
         why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
         if self._held_bytes is not None and not self._fits_memory_budget(items, a, b):
-            self.decisions.append(Decision(*names, False, "would hold too much memory"))
+            self.decisions.append(Decision(*names, False, "would exceed the memory budget"))
             return None
         self.decisions.append(Decision(*names, True, why))
         return result

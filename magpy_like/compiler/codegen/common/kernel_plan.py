@@ -421,7 +421,7 @@ class IndexPrinter:
         if name in ("Max", "Min"):
             better = self.extremum.format(f"{name.lower()}imum")
             return functools.reduce(lambda a, b: f"{better}({a}, {b})", args)
-        raise Unsupported("a size expression", f"{e} has no {self.language} form")
+        raise Unsupported("a size expression", f"{e} cannot be printed in {self.language}")
 
     def _divided(self, a: str, b: str) -> str:
         return f"{self.function.format('int_floordiv')}({a}, {b})"

@@ -180,7 +180,9 @@ class Launcher:
     def _assume(self, condition: str) -> None:
         self.assumes = True
         if self._wrote:
-            raise Unsupported("a graph", "assumes numbers that it reads after it wrote inputs")
+            raise Unsupported(
+                "a graph", "it depends on numbers read from tensors after it overwrote inputs"
+            )
         self.lines.line(f"if not ({condition}): raise AssumptionFailed({condition!r})")
 
     def _size(self, e: Expr) -> str:
@@ -189,7 +191,7 @@ class Launcher:
         for name in sorted(unknown, key=str):
             self._bind_name(name)
         if unknown := unknown - self._bound:
-            raise Unsupported("a graph", f"nothing it is given determines {unknown}")
+            raise Unsupported("a graph", f"no input determines {sorted(map(str, unknown))}")
         text = print_size(e)
         return text if e.is_Atom or e.is_Relational else self._bind_once(text)
 

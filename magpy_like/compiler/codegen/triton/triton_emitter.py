@@ -71,7 +71,7 @@ class TritonEmitter(Emitter):
         guard = self.printer.mask(wanted, self.printer.store_condition)
         line = self.printer.lines.line
         if mode not in (None, "add"):
-            raise Unsupported("a scatter", f"the Triton printer cannot {mode} in memory")
+            raise Unsupported("a scatter", f"Triton kernels have no atomic {mode}")
         if mode == "add":
             guard = f", mask={guard}" if guard else ""
             line(f'tl.atomic_add({pointer}, {value}{guard}, sem="relaxed")')
@@ -202,7 +202,7 @@ class TritonEmitter(Emitter):
             return _shift(op, a, b, dtype)
         if op in LIBDEVICE and floats:
             return f"libdevice.{LIBDEVICE[op]}({', '.join(typed)})"
-        raise Unsupported(op, "the Triton printer has no such operation")
+        raise Unsupported(op, "Triton kernels have no such operation")
 
     def _division(
         self, op: str, plain: Sequence[str], typed: Sequence[str], dtype: torch.dtype, floats: bool
