@@ -53,7 +53,7 @@ class RecordCache:
             try:
                 found = record.guard(args, kwargs)
             except Exception as error:
-                reasons.append(f"the guard met something else: {type(error).__name__}: {error}")
+                reasons.append(f"the guard raised {type(error).__name__}: {error}")
                 continue
             reasons.append(record.why_not(found) if is_instance(found, int) else "it matches")
         return reasons

@@ -94,7 +94,7 @@ class Record:
     def why_not(self, number: int) -> str:
         """The condition that failed for a call, in words."""
         if number == self.watch_number:
-            return self.watch.why() or "something that the program read has changed meanwhile"
+            return self.watch.why() or "a variable that the program read has changed since"
         return f"not {self.numbered[number].description}"
 
 

@@ -70,7 +70,7 @@ class Distinctness:
         if others:
             known = self._source.constant({id(v): v for v in others}, "known_objects")
             name, label = self._writer.name(node), self._writer.label(node)
-            description = f"{label} is not what the program knows otherwise"
+            description = f"{label} is not a fixed object under another name"
             self._writer.check(Kind.NOT_A_FIXED_OBJECT, f"id({name}) not in {known}", description)
 
     def _compared(self) -> None:
@@ -87,7 +87,7 @@ class Distinctness:
                 writer.check(
                     Kind.DISTINCT_COMPARED,
                     f"len({{{ids}}}) == {len(nodes)}",
-                    f"{labels} are different objects",
+                    f"{labels} are distinct objects",
                 )
 
     def write_separate_iterators(self) -> None:
@@ -107,7 +107,7 @@ class Distinctness:
                 )
             test = f"{self._source.constant(separate, 'separate')}"
             test += f"({', '.join(map(self._writer.name, nodes))})"
-            description = "the iterators take no elements from each other"
+            description = "the iterators share no elements"
             self._writer.check(Kind.SEPARATE_ITERATORS, test, description)
 
     def write_shared_memory(self, inputs: list[ShadowNode], changed: list[ShadowNode]) -> None:
@@ -132,7 +132,7 @@ class Distinctness:
         check = self._source.constant(memory_of, "memory_of")
         expected = self._source.constant(places, "memory")
         test = f"{check}({', '.join(map(writer.name, nodes))}) == {expected}"
-        writer.check(Kind.SHARED_MEMORY, test, "the tensors share memory as they did")
+        writer.check(Kind.SHARED_MEMORY, test, "the tensors share memory as recorded")
 
     def _no_memory_of_fixed(
         self, written: list[ShadowNode], nodes: list[ShadowNode], others: list[ShadowNode]
@@ -148,5 +148,5 @@ class Distinctness:
             names = ", ".join(map(self._writer.name, written))
             arguments = f"({names},), {self._source.constant(fixed, 'fixed')}"
             test = f"{self._source.constant(share_no_memory)}({arguments})"
-            description = "what is changed shares no memory with parameters"
+            description = "changed tensors share no memory with fixed ones"
             self._writer.check(Kind.NO_SHARED_MEMORY, test, description)

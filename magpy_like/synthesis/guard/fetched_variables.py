@@ -57,7 +57,7 @@ class FetchedVariables:
         self._source.emit(f"{name} = {writer.access(parent, relation)}")
         if relation.kind is RelationKind.ITERATION:
             self._source.names["NOTHING"] = NOTHING
-            description = f"{writer.label(parent)} has something left"
+            description = f"{writer.label(parent)} is not exhausted"
             writer.check(Kind.NOT_EXHAUSTED, f"{name} is not NOTHING", description)
         writer.variables[node.node_id] = name
         self._contents(name, node)
@@ -139,7 +139,7 @@ class FetchedVariables:
         if is_instance(value, dict):
             if is_instance(value, collections.defaultdict):
                 test = f"{name}.default_factory is {constant(value.default_factory, 'factory')}"
-                writer.check(Kind.DEFAULT_FACTORY, test, f"{label} makes the same defaults")
+                writer.check(Kind.DEFAULT_FACTORY, test, f"{label} has the same default_factory")
             if Fact.KEYS in node.facts:
                 keys = f"{constant(ordered_keys)}({name})"
                 self._keys(Kind.DICT_KEYS, keys, ordered_keys(before), label)
@@ -175,7 +175,7 @@ class FetchedVariables:
         if Fact.VALUE in node.facts:
             before = value if node.contents is None else node.contents
             test = f"{constant(same_array, 'same_array')}({name}, {constant(before, 'array')})"
-            writer.check(Kind.ARRAY_CONTENTS, test, f"{label} holds what it held")
+            writer.check(Kind.ARRAY_CONTENTS, test, f"{label} has the same contents")
 
     def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
         tensor = node.variable  # None if the program has replaced and released it

@@ -85,7 +85,7 @@ class FixedObjects:
         if is_instance(value, torch.Tensor) and as_found is not None and not as_found(value):
             # The program has changed its metadata.
             same = functools.partial(as_found, value)
-            description = f"{writer.label(node)} is as it was found"
+            description = f"{writer.label(node)} has the recorded metadata"
             writer.call(Kind.FIXED_TENSOR_AS_FOUND, same, description)
         elif is_instance(value, torch.Tensor):
             writer.watched((Kind.FIXED_TENSOR,), "tensor", value)
@@ -107,7 +107,7 @@ class FixedObjects:
             writer.call(
                 Kind.FIXED_DEFAULT_FACTORY,
                 lambda: value.default_factory is factory,
-                f"{label} makes the same defaults",
+                f"{label} has the same default_factory",
             )
         if is_instance(value, dict) and Fact.KEYS in node.facts:
             keys = ordered_keys(before)
@@ -126,7 +126,7 @@ class FixedObjects:
             writer.note(f"len({label}) == {size}")
         elif is_instance(value, np.ndarray):
             same = functools.partial(same_array, value, before)
-            writer.call(Kind.FIXED_ARRAY_CONTENTS, same, f"{label} holds what it held")
+            writer.call(Kind.FIXED_ARRAY_CONTENTS, same, f"{label} has the same contents")
         elif is_instance(value, set | frozenset) and Fact.VALUE in node.facts:
             members = elements(before)
             writer.call(

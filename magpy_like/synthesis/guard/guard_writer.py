@@ -234,7 +234,7 @@ class GuardWriter:
         return node is not None and self.guarded.is_fixed(node)
 
 
-REPLACED_TENSOR = "a tensor as it was"
+REPLACED_TENSOR = "a tensor as recorded"
 """Description of a tensor that the program has replaced, so that nothing refers to it any more."""
 
 

@@ -42,7 +42,7 @@ class ProcessState:
         self.modes = state.modes()
         description = (
             "torch's global modes (grad, inference, autocast, dtype) and the classes of tensors "
-            "are as they were"
+            "are unchanged"
         )
         self._writer.add(Condition((Kind.TORCH_MODES,), description, "state()"))
         devices = default_devices()  # the program may leave one that was set before
@@ -130,5 +130,5 @@ class ProcessState:
             self._writer.check(
                 Kind.CACHED_CALL,
                 f"{self._source.constant(check, f'{name}_returns')}()",
-                f"the cache of {name} holds what it held",
+                f"the cache of {name} returns the same",
             )
