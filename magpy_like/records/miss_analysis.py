@@ -148,9 +148,9 @@ class Varying:
         for path, dims in marks.items():
             for dim in dims:
                 size = found.layouts[path].sizes[dim] if path in found.layouts else None
-                least, most = found.free.get(path, {}).get(dim, (size, size))
+                least, most = found.size_ranges.get(path, {}).get(dim, (size, size))
                 if size is not None and least == most:
-                    location = found.reasons.get((path, dim))
+                    location = found.specialized_at.get((path, dim))
                     location = location or "it is not followed through the program"
                     reason = "0 and 1 are sizes like no others" if size < 2 else location
                     name = found.names.get(path, "a tensor")

@@ -38,9 +38,9 @@ class ExpectedValues:
     """The numbers that the guard compares."""
     layouts: dict[Path, TensorLayout] = field(default_factory=dict)
     """Layouts of the tensors that the guard checks."""
-    free: dict[Path, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    size_ranges: dict[Path, dict[int, tuple[int, int]]] = field(default_factory=dict)
     """By tensor, the dimensions that may vary with the least and the largest size of each."""
-    reasons: dict[tuple[Path, int], str] = field(default_factory=dict)
+    specialized_at: dict[tuple[Path, int], str] = field(default_factory=dict)
     """Where the program relies on the size of a dimension that could vary otherwise."""
     lengths: dict[Path, int] = field(default_factory=dict)
     """Lengths of the fetched lists whose length the guard checks."""
@@ -48,9 +48,9 @@ class ExpectedValues:
     """Lengths of all lists and deques whose length the guard checks, fixed ones included."""
     names: dict[Path, str] = field(default_factory=dict)
     """The access paths as a person would write them."""
-    inner: dict[Path, tuple[int, ...]] = field(default_factory=dict)
+    inner_dims: dict[Path, tuple[int, ...]] = field(default_factory=dict)
     """By dimension, the next inner one that determines its stride; -1: the stride is fixed."""
-    bounds: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    number_ranges: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """The least and the largest value of the lifted numbers that have bounds."""
     lifted: dict[Path, Any] = field(default_factory=dict)
     """Values of the lifted numbers."""
@@ -80,16 +80,16 @@ class ExpectedValues:
 
     def admits(self, other: ExpectedValues) -> bool:
         """True if this record serves the sizes and numbers of another one."""
-        for path, free in self.free.items():
+        for path, free in self.size_ranges.items():
             layout = other.layouts.get(path)
-            if layout is None or not _fits(layout, self.layouts[path], free, self.inner[path]):
+            if layout is None or not _fits(layout, self.layouts[path], free, self.inner_dims[path]):
                 return False
         for path, value in self.lifted.items():
             found = other.numbers.get(path, other.lifted.get(path))
             if type(found) is not type(value):
                 return False
-            if path in self.bounds:
-                least, most = self.bounds[path]
+            if path in self.number_ranges:
+                least, most = self.number_ranges[path]
                 if found is None or not least <= found <= most:
                     return False
         try:
@@ -210,7 +210,7 @@ def differences(
             continue
         if not is_instance(found, torch.Tensor) or found.dim() != len(layout.sizes):
             continue
-        free = record.free.get(path, {})
+        free = record.size_ranges.get(path, {})
         for dim, size in enumerate(layout.sizes):
             least, most = free.get(dim, (size, size))
             if found.shape[dim] != size and least == most:

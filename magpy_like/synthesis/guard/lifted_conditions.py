@@ -80,11 +80,11 @@ class LiftedConditions:
             condition.sentences = (condition.description,)
             condition.is_about_lifted = True
             path = expected.paths[node.node_id]
-            expected.inner[path] = twin.inner_dims[node.node_id]
+            expected.inner_dims[path] = twin.inner_dims[node.node_id]
             for dim, bound in of_node.items():
                 if not bound.varies:
-                    expected.reasons[path, dim] = bound.reason
-            expected.free[path] = {dim: (b.least, b.most) for dim, b in of_node.items()}
+                    expected.specialized_at[path, dim] = bound.reason
+            expected.size_ranges[path] = {dim: (b.least, b.most) for dim, b in of_node.items()}
         for relation in relations:
             text = number_source.text(relation, self.name_of_number, self._source.constant)
             words = number_source.text(relation, writer.label, repr)
@@ -95,7 +95,7 @@ class LiftedConditions:
         node, writer = bound.number.node, self._writer
         if Fact.VALUE in node.facts:
             return
-        self.expected.bounds[self.expected.paths[node.node_id]] = bound.least, bound.most
+        self.expected.number_ranges[self.expected.paths[node.node_id]] = bound.least, bound.most
         name, label = writer.name(node), writer.label(node)
         for kind, comparison, end, is_bounded in (
             (Kind.LOWER_BOUND, ">=", bound.least, bound.least > -MAX_SIZE),
