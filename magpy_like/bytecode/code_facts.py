@@ -1,4 +1,4 @@
-"""What a code object tells of its instructions before they run."""
+"""Other facts about instructions: resumption, cleanup in generators, in-place reads, keywords."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLA
 
 
 def current_opname(frame: types.FrameType) -> str:
-    """The name of the instruction that a frame is inside of."""
+    """The name of the instruction that a frame is executing."""
     code, at = frame.f_code.co_code, frame.f_lasti
-    while opcode.opname[code[at]] == "CACHE":  # a Python function was entered without C in between
+    while opcode.opname[code[at]] == "CACHE":  # it has entered a Python function without C code
         at -= 2
     return opcode.opname[code[at]]
 
 
 @functools.cache
 def resume_offset(code: types.CodeType) -> int:
+    """The offset of the RESUME at which the body of a function begins."""
     return next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
 
 
 def runs_cleanup(code: types.CodeType, offset: int) -> bool:
-    """Whether code of the program runs when a generator is closed that waits at this offset."""
+    """True if code of the program runs when a generator suspended at ``offset`` is closed."""
     for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
         if row.start <= offset < row.end:
-            # In Python 3.12 all of a generator is covered, for StopIteration alone.
+            # Python 3.12 covers all of a generator, but only to convert StopIteration.
             return opcode.opname[code.co_code[row.target]] != "CALL_INTRINSIC_1"
     return False
 
 
 def in_place_reads(code: types.CodeType) -> set[int]:
-    """Offsets of the reads whose value is the left operand of ``+=`` and the like."""
+    """The offsets of the reads whose value is the left operand of an in-place operator."""
     found: set[int] = set()
     recent: list[dis.Instruction] = []
     for instruction in dis.get_instructions(code):
@@ -48,6 +49,7 @@ def in_place_reads(code: types.CodeType) -> set[int]:
 
 
 def keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
+    """The keyword names of calls, by the offset with which the monitor reports the call."""
     found: dict[int, tuple[str, ...]] = {}
     names: tuple[str, ...] = ()
     start: int | None = None

@@ -1,7 +1,7 @@
-"""Which instruction takes what a load of a local has put on the operand stack.
+"""Uses of locals: the instructions that consume the values which loads of locals push.
 
-Plain reading of straight-line bytecode, for Python 3.11 and 3.12. Where there is a jump in between,
-or an instruction that is not in the tables below, a local is not followed at all.
+Only straight-line bytecode is followed. A local is not tracked if a jump, or an instruction that is
+not in the tables below, lies between a load and its consumer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class LocalUses:
     tracked: frozenset[int]
     consumers: dict[int, tuple[tuple[int, int], ...]]
     stored_once: frozenset[int]
-    """Locals of which the same is true, but that one instruction stores to, and that are no
-    arguments."""
+    """Locals other than arguments that are tracked in the same way, except that one instruction
+    stores to them."""
     reads: dict[int, tuple[int, int]]
-    """By the offsets of instructions that read something from outside the frame: the offset of the
-    one that takes it, and its depth there. That may be one that stores it to a local."""
+    """By the offset of an instruction that reads a value from outside the frame: the offset of the
+    instruction that consumes the value, or stores it to a local, and the value's depth there."""
 
 
 @functools.cache
 def local_uses(code: types.CodeType) -> LocalUses:
+    """The uses of a code object's locals."""
     listing = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
     cells = {slot for slot, name in enumerate(code.co_varnames) if name in code.co_cellvars}
     lost = set(range(code.co_nlocals)) if FRAME_INSPECTORS & {*code.co_names} else cells
@@ -45,7 +46,7 @@ def local_uses(code: types.CodeType) -> LocalUses:
         name, slot = instruction.opname, instruction.arg
         assert slot is not None or not name.endswith("_FAST")
         if name in _LOADS:
-            found = _taker(listing, at)
+            found = _consumer(listing, at)
             if found is None:
                 lost.add(slot or 0)
             else:
@@ -56,7 +57,7 @@ def local_uses(code: types.CodeType) -> LocalUses:
         elif "_FAST" in name:
             lost.add(slot or 0)
         elif name in _READS:
-            found = _taker(listing, at) or _stored(listing[at + 1])
+            found = _consumer(listing, at) or _storing(listing[at + 1])
             if found is not None:
                 reads[_begin(listing, at)] = found
     clear = frozenset(range(code.co_nlocals)) - lost
@@ -71,24 +72,28 @@ def local_uses(code: types.CodeType) -> LocalUses:
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK")
 _READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR")
 FRAME_INSPECTORS = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
-"""Names through which a function commonly reads its own locals behind the compiler's back."""
+"""Names through which a function commonly reads its own locals without an instruction for it."""
 
 
 def _begin(listing: list[dis.Instruction], at: int) -> int:
-    """The offset that an instruction is announced with: that of the first part of its argument."""
+    """The offset with which the monitor reports an instruction: that of its first EXTENDED_ARG."""
     while at and listing[at - 1].opname == "EXTENDED_ARG":
         at -= 1
     return listing[at].offset
 
 
-def _stored(instruction: dis.Instruction) -> tuple[int, int] | None:
+def _storing(instruction: dis.Instruction) -> tuple[int, int] | None:
     if instruction.opname != "STORE_FAST" or instruction.is_jump_target:
         return None
     return instruction.offset, 1
 
 
-def _taker(listing: list[dis.Instruction], load: int) -> tuple[int, int] | None:
-    """Where the value goes that is loaded there, and its depth among the operands."""
+def _consumer(listing: list[dis.Instruction], load: int) -> tuple[int, int] | None:
+    """The offset of the instruction that consumes a loaded value, and the value's depth there.
+
+    Args:
+        load: the position of the load in ``listing``.
+    """
     above, begin = 0, None
     for instruction in listing[load + 1 :]:
         name, arg = instruction.opname, instruction.arg or 0
@@ -97,45 +102,46 @@ def _taker(listing: list[dis.Instruction], load: int) -> tuple[int, int] | None:
         if name == "EXTENDED_ARG":
             begin = instruction.offset if begin is None else begin
             continue
-        taken = _taken(name, arg)
-        if taken is None:
+        popped = _pops(name, arg)
+        if popped is None:
             return None
-        if taken > above:
+        if popped > above:
             offset = instruction.offset if begin is None else begin
-            return (offset, above + 1) if _takes(name) else None
+            return (offset, above + 1) if _is_consumer(name) else None
         begin = None
-        above += _effect(name, instruction.opcode, instruction.arg)
+        above += _stack_effect(name, instruction.opcode, instruction.arg)
     return None
 
 
-def _takes(name: str) -> bool:
-    return name in ("BINARY_OP", "COMPARE_OP", "IS_OP", "CALL") or _jumps(name)
+def _is_consumer(name: str) -> bool:
+    """True for the instructions that a use of a local is reported for."""
+    return name in ("BINARY_OP", "COMPARE_OP", "IS_OP", "CALL") or _is_jump(name)
 
 
-def _jumps(name: str) -> bool:
+def _is_jump(name: str) -> bool:
     return name.startswith("POP_JUMP")
 
 
-def _taken(name: str, arg: int) -> int | None:
-    """How many operands an instruction takes off the stack; None where that is not known here."""
-    if _jumps(name):
+def _pops(name: str, arg: int) -> int | None:
+    """How many operands an instruction pops; None for an instruction not in the tables."""
+    if _is_jump(name):
         return 1
     if name == "CALL":
         return arg + 2
     if name in ("BUILD_TUPLE", "BUILD_LIST", "BUILD_SLICE", "BUILD_STRING"):
         return arg
-    return _TAKEN.get(name)
+    return _POPS.get(name)
 
 
-def _effect(name: str, opcode: int, arg: int | None) -> int:
-    if name in ("PRECALL", "KW_NAMES"):  # `dis` lets PRECALL do what CALL does
+def _stack_effect(name: str, opcode: int, arg: int | None) -> int:
+    if name in ("PRECALL", "KW_NAMES"):  # `dis` attributes the effect of CALL to PRECALL
         return 0
     if name == "CALL":
         return -(arg or 0) - 1
     return dis.stack_effect(opcode, arg if opcode >= dis.HAVE_ARGUMENT else None)
 
 
-def _table() -> Iterator[tuple[str, int]]:
+def _pops_by_name() -> Iterator[tuple[str, int]]:
     for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF",
                  "PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"):  # fmt: skip
         yield name, 0
@@ -146,4 +152,4 @@ def _table() -> Iterator[tuple[str, int]]:
     yield "BINARY_SLICE", 3
 
 
-_TAKEN = dict(_table())
+_POPS = dict(_pops_by_name())

@@ -1,37 +1,40 @@
-"""Where the two sides of a branch meet again: the branch's immediate post-dominator."""
+"""Join points: the immediate post-dominators of branches; and reachability between instructions."""
 
 from __future__ import annotations
 
 from types import CodeType
 
-from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions, per_code
+from magpy_like.bytecode.instruction_stream import Instruction, instruction_list, instructions
+from magpy_like.bytecode.per_code import per_code
 
 RETURN = -1
-"""Stands for the offset of whichever instruction returns from the frame."""
+"""In place of an offset: the end of the frame, at any of its returns."""
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
 
 def join_point(code: CodeType, offset: int) -> int | None:
-    """The offset where both ways from the branch at `offset` meet first; `RETURN` where they meet
-    in the frame's end only; None when the program cannot get from there to an end.
+    """The offset at which both paths from the branch at ``offset`` meet first.
 
-    Exceptions are not taken for ways: a side that raises never gets to the join.
+    Exceptions are not paths: a branch that raises never reaches the join point.
+
+    Returns:
+        ``RETURN`` if the paths meet only at the frame's end; None if no path leads to an end.
     """
-    return _joins(code).get(offset)
+    return _join_points(code).get(offset)
 
 
 def can_reach(code: CodeType, start: int, offset: int, without: int) -> bool:
-    """Whether there is a way from `start` to `offset` that does not come through `without`."""
+    """True if a path leads from ``start`` to ``offset`` without passing ``without``."""
     table = instructions(code)
     seen: set[int] = set()
     todo = [start]
     while todo:
-        place = todo.pop()
-        if place == offset:
+        current = todo.pop()
+        if current == offset:
             return True
-        if place not in seen and place not in (without, RETURN):
-            seen.add(place)
-            todo += _successors(table[place])
+        if current not in seen and current not in (without, RETURN):
+            seen.add(current)
+            todo += _successors(table[current])
     return False
 
 
@@ -45,31 +48,33 @@ def _successors(instruction: Instruction) -> list[int]:
 
 
 @per_code
-def _joins(code: CodeType) -> dict[int, int]:
-    """The join of each branch, by the branch's offset."""
+def _join_points(code: CodeType) -> dict[int, int]:
+    """The join point of each branch, by the branch's offset."""
     order = instruction_list(code)
-    places = [i.offset for i in order] + [RETURN]
-    bit = {offset: 1 << number for number, offset in enumerate(places)}
-    ways = {i.offset: _successors(i) for i in order}
-    everything = (1 << len(places)) - 1
-    # The places that every way to an end comes through; everything, where there is no such way.
-    ahead = dict.fromkeys(places, everything)
-    ahead[RETURN] = bit[RETURN]
+    offsets = [i.offset for i in order] + [RETURN]
+    bit = {offset: 1 << number for number, offset in enumerate(offsets)}
+    successors = {i.offset: _successors(i) for i in order}
+    everything = (1 << len(offsets)) - 1
+    # The post-dominators of each instruction, as a bit set: the instructions on every path to an
+    # end. All instructions, if there is no such path.
+    post_dominators = dict.fromkeys(offsets, everything)
+    post_dominators[RETURN] = bit[RETURN]
     changed = True
     while changed:
         changed = False
         for i in reversed(order):
             common = everything
-            for way in ways[i.offset]:
-                common &= ahead[way]
-            found = common | bit[i.offset] if ways[i.offset] else everything
-            if found != ahead[i.offset]:
-                ahead[i.offset], changed = found, True
+            for successor in successors[i.offset]:
+                common &= post_dominators[successor]
+            found = common | bit[i.offset] if successors[i.offset] else everything
+            if found != post_dominators[i.offset]:
+                post_dominators[i.offset], changed = found, True
     joins = {}
     for i in order:
-        if len(ways[i.offset]) < 2 or ahead[i.offset] == everything:
+        found = post_dominators[i.offset]
+        if len(successors[i.offset]) < 2 or found == everything:
             continue
-        further = [p for p in places if p != i.offset and ahead[i.offset] & bit[p]]
-        # The nearest of them has all the others ahead.
-        joins[i.offset] = max(further, key=lambda place: ahead[place].bit_count())
+        further = [offset for offset in offsets if offset != i.offset and found & bit[offset]]
+        # The nearest one is post-dominated by all the others.
+        joins[i.offset] = max(further, key=lambda offset: post_dominators[offset].bit_count())
     return joins

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.bytecode.data_flow import live_locals
+from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import RETURN
 from magpy_like.control_flow.body_nodes import used_nodes, without_constants
 from magpy_like.control_flow.frame_locations import FrameLocation, OperatorOutput

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.bytecode.data_flow import instructions
+from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.post_dominators import RETURN, can_reach
 from magpy_like.control_flow.body_nodes import erase, last_node
 from magpy_like.control_flow.branch_outcomes import Outcomes, number_chosen_by

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions
+from magpy_like.bytecode.instruction_stream import Instruction, instruction_list, instructions
 from magpy_like.bytecode.post_dominators import can_reach
 from magpy_like.control_flow.loop_description import Bounds, Comparison, LoopOffsets
 from magpy_like.monitor.run import MonitorRun

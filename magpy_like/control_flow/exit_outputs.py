@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.bytecode.data_flow import live_locals
+from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import RETURN
 from magpy_like.control_flow.frame_locations import FrameLocation, OperatorOutput
 from magpy_like.control_flow.iteration_values import preexists

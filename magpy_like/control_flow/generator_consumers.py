@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection
 from types import CodeType, FunctionType
 from typing import Any
 
-from magpy_like.bytecode.data_flow import Instruction, instructions, stack_kinds
+from magpy_like.bytecode.instruction_stream import Instruction, instructions
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
+from magpy_like.bytecode.operand_kinds import stack_kinds
 from magpy_like.control_flow.loop_description import Bounds
 from magpy_like.monitor.calls.element_consumers import (
     CONSUMERS,

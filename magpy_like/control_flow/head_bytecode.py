@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions
+from magpy_like.bytecode.instruction_stream import Instruction, instruction_list, instructions
 from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
 from magpy_like.control_flow.counting_loops import for_loop_offsets
 from magpy_like.control_flow.loop_description import Bounds, LoopHead

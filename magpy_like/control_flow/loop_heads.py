@@ -13,7 +13,8 @@ from types import FrameType
 
 import torch
 
-from magpy_like.bytecode.data_flow import instructions, live_locals
+from magpy_like.bytecode.instruction_stream import instructions
+from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import RETURN
 from magpy_like.config import config
 from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
@@ -249,20 +250,18 @@ def _iterate_over_rows(run: MonitorRun, step: Step) -> list[GraphList | LiftedRa
             run.account()
             if not unbound_tensors.unbind_into_list(run, torch.unbind, (value,), {}, operands[i]):
                 return None
-        given = lists.get(id(operands[i]))
-        if isinstance(given, LiftedRange) and not run.lifted.any_lifted(given.bounds[:1]):
-            found.append(given)
+        rows = lists.get(id(operands[i]))
+        if isinstance(rows, LiftedRange) and not run.lifted.any_lifted(rows.bounds[:1]):
+            found.append(rows)
             continue
-        if not isinstance(given, GraphList) or not (
-            given.elements_are_new and given.is_never_empty
-        ):
+        if not isinstance(rows, GraphList) or not (rows.elements_are_new and rows.is_never_empty):
             return None
-        found.append(given)
-    for given in found:
-        if isinstance(given, GraphList):
-            given.know(run.recording.operators, 0)
-    instead = [tuple(operands)] if spread else operands
-    for depth, value in enumerate(reversed(instead), start=1):
+        found.append(rows)
+    for rows in found:
+        if isinstance(rows, GraphList):
+            rows.know(run.recording.operators, 0)
+    replacements = [tuple(operands)] if spread else operands
+    for depth, value in enumerate(reversed(replacements), start=1):
         frame_set_operand(step.frame, depth, value)
     return found
 

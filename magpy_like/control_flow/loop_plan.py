@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.bytecode.data_flow import live_locals
+from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import join_point
 from magpy_like.control_flow import carried_attributes
 from magpy_like.control_flow.carried_containers import Path, part, shared

@@ -1,15 +1,15 @@
-"""Tensors that a monitored program has instead of others, and giving back those others.
+"""Substitutes: tensors that the program holds in place of others, and their restoration.
 
-The monitor tells values of the graph apart by the tensor objects of the program. A side of a branch
-may hand on a tensor that was there before, which would be two values of the graph then: as itself,
-and as what the branch gives. So the program gets another tensor with the same memory, for as long
-as its recording goes on.
+The monitor identifies a value of the graph by the program's tensor object. A branch may return a
+tensor created before it, which would then be two values of the graph: itself, and the result of the
+branch. So the program gets a substitute, another tensor object with the same memory, until its
+recording ends.
 
-Where a recording ends, at a split or at the end of the run, the program gets its own tensors back
-wherever they are: in the frame that stands there, in whatever the garbage collector knows, and in
-what the recording has changed, which may be frozen and hidden from the collector. What native
-code holds that is still running comes to light when it has returned, as do the operands of the
-frames that called it: each of these is looked at once more before it goes on.
+When a recording ends, at a split or at the end of the run, each substitute is replaced by its
+original wherever it is: in the frame, in all that the garbage collector knows, and in the objects
+that the recording has changed, which may be frozen and unknown to the collector. References held by
+native code that is still running appear only when it has returned, as do the operands of the frames
+that called it: each of these frames is restored once more before it goes on.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 
 class SubstituteTensors:
-    """The tensors of one monitor run that stand for others.
+    """The substitutes of one monitor run.
 
-    What a stand-in stands for is kept no longer than the stand-in itself: a monitored run is to
-    hold no more memory than an eager one.
+    A substitute's original is released together with the substitute: a monitored run must not use
+    more memory than an eager one.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[MonitorWeakRef, torch.Tensor]] = {}
-        """Stand-ins by their ids, in the order of their making, each with what it stands for."""
+        """By id and in the order of their creation, substitutes with what they replace."""
         self._kept: list[torch.Tensor] = []
-        """Those that were given back: native code may look at one that nothing refers to."""
+        """Restored substitutes: native code may still use one that has no other reference."""
         self._changed: Sequence[Any] = ()
-        """What the recording has changed that has ended last."""
+        """The objects changed by the recording that has ended last."""
 
     def __bool__(self) -> bool:
         return bool(self._made)
 
     def make(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new substitute: a view of all of ``tensor``."""
         with torch.enable_grad():
             made = tensor.view_as(tensor)
         known, key = self._made, id(made)
@@ -52,15 +53,17 @@ class SubstituteTensors:
         return made
 
     def original(self, tensor: Any) -> Any:
-        """What the program would have instead of a stand-in; any other value itself."""
+        """The tensor that a substitute replaces; any other value itself."""
         while (known := self._made.get(id(tensor))) is not None and known[0]() is tensor:
             tensor = known[1]
         return tensor
 
     def restore(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
-        """Let the program have its own tensors, and a frame that stands before an instruction.
+        """Replace all substitutes by their originals.
 
-        ``changed`` is what the recording has changed that ends; nothing if it has ended before.
+        Args:
+            frame: a frame before its next instruction, whose locals and operands are restored.
+            changed: the objects changed by the recording that ends; nothing if it ended before.
         """
         self._changed = changed or self._changed
         if frame is not None:
@@ -76,28 +79,28 @@ class SubstituteTensors:
         made = None
         known = {id(tensor) for tensor in self._kept}
         self._kept += [tensor for tensor in alive if id(tensor) not in known]
-        held = [tensor for tensor in alive if sys.getrefcount(tensor) > _OURS]
+        held = [tensor for tensor in alive if sys.getrefcount(tensor) > _OWN_REFERENCES]
         if held:
             originals = {id(tensor): self.original(tensor) for tensor in held}
             ours = {id(alive), id(held), id(self._kept)}
             replace_all(held, originals, ours, self._changed)
 
     def release(self) -> None:
-        """No native code runs any more that may look at what was given back."""
+        """Release restored substitutes: no native code is running that may use them."""
         self._kept.clear()
         self._changed = ()
 
     def restore_locals(self, frame: types.FrameType) -> None:
-        """The same for the local variables of a frame alone."""
+        """Replace the substitutes in the local variables of a frame."""
         for slot, value in enumerate(frame_locals(frame)[: frame.f_code.co_nlocals]):
             original = self.original(value)
             if original is not value:
                 frame_set_local(frame, slot, original)
 
     def restore_result(self, result: Any, changed: Sequence[Any]) -> Any:
-        """``result`` with the tensors that the program has handed on; elsewhere they are put back.
+        """The program's result with the original of each substitute; elsewhere they are replaced.
 
-        Call it when nothing of the program runs any more and the recording is released.
+        Call it when the program has ended and its recording is released.
         """
         if self._made:
             result = replaced(result, self.original)
@@ -107,5 +110,5 @@ class SubstituteTensors:
         return result
 
 
-_OURS = 4
-"""References to a tensor from `restore`: from two lists, a variable and an argument."""
+_OWN_REFERENCES = 4
+"""References to a tensor from ``restore``: from two lists, a variable and an argument."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodWrapperType
 from typing import Any
 
-from magpy_like.bytecode.data_flow import instructions, live_locals, slot_count
+from magpy_like.bytecode.instruction_stream import instructions
+from magpy_like.bytecode.live_locals import live_locals, slot_count
 from magpy_like.monitor.objects.finalizers import ends_here
 from magpy_like.native import NULL, call_as_caller, lookup_in_type
 from magpy_like.native.instance_checks import is_instance

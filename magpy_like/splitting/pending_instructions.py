@@ -17,7 +17,12 @@ from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from magpy_like.bytecode.data_flow import Instruction, entry_offset, instruction_list, instructions
+from magpy_like.bytecode.instruction_stream import (
+    Instruction,
+    entry_offset,
+    instruction_list,
+    instructions,
+)
 from magpy_like.monitor.calls import compiled_callees
 from magpy_like.monitor.calls.polyfills import polyfill
 from magpy_like.native import NULL, lookup_in_type

@@ -20,20 +20,21 @@ from dataclasses import dataclass, field, replace
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from magpy_like.bytecode.data_flow import (
-    EntryKind,
+from magpy_like.bytecode.exception_table import (
     Handler,
-    Instruction,
     encode_exception_table,
-    entry_offset,
     exception_table,
     handler_of,
+)
+from magpy_like.bytecode.instruction_stream import (
+    Instruction,
+    entry_offset,
     instruction_list,
     instructions,
-    slot_count,
     stack_effect,
-    stack_kinds,
 )
+from magpy_like.bytecode.live_locals import slot_count
+from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
 from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.frame_state import (

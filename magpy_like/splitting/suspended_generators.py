@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from types import CodeType, GeneratorType
 from typing import Any
 
-from magpy_like.bytecode.data_flow import EntryKind, instruction_list, stack_kinds
+from magpy_like.bytecode.instruction_stream import instruction_list
+from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
 from magpy_like.native import frame_function, frame_locals, frame_operands
 from magpy_like.splitting.frame_layout import FrameLayout, build_frame, lay_out_frame
 from magpy_like.splitting.frame_state import FrameState

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import magpy_like as magpy
-from magpy_like.bytecode.data_flow import instruction_list
+from magpy_like.bytecode.instruction_stream import instruction_list
 from magpy_like.bytecode.post_dominators import RETURN, join_point
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.splitting.resumption import CONDITIONAL_JUMPS

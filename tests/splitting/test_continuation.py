@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from magpy_like.bytecode.data_flow import EntryKind, instruction_list, live_locals, stack_kinds
+from magpy_like.bytecode.instruction_stream import instruction_list
+from magpy_like.bytecode.live_locals import live_locals
+from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
 from magpy_like.native import NULL
 from magpy_like.splitting.resumption import Raised, execute_instruction, run_chain
 from tests.splitting.cutting import Program, chain_of, every_cut, observe, resume, step_and_resume

@@ -1,0 +1,113 @@
+"""The instructions of a code object, with their offsets, jump targets and stack effects.
+
+For Python 3.11 and 3.12.
+"""
+
+from __future__ import annotations
+
+import dis
+from dataclasses import dataclass
+from types import CodeType
+
+from magpy_like.bytecode.per_code import per_code
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. Offsets are in bytes, like ``frame.f_lasti``."""
+
+    name: str
+    arg: int
+    offset: int
+    """Of its first EXTENDED_ARG, if it has one: the target of jumps to it."""
+    at: int
+    """Of the operation itself, as in the exception table."""
+    end: int
+    """Behind its inline caches: where the next instruction starts."""
+
+    @property
+    def target(self) -> int | None:
+        """Where it may jump; None if it never jumps."""
+        if dis.opmap[self.name] not in dis.hasjrel:
+            return None
+        distance = 2 * self.arg
+        return self.end - distance if "BACKWARD" in self.name else self.end + distance
+
+    @property
+    def falls_through(self) -> bool:
+        """True if the next instruction may follow."""
+        return self.name not in _NEVER_FALLS_THROUGH
+
+    @property
+    def exhaustion_target(self) -> int:
+        """Where FOR_ITER jumps when its iterator is exhausted; it pops the iterator."""
+        assert self.target is not None
+        return self.target + (2 if "END_FOR" in dis.opmap else 0)  # 3.12 jumps behind the END_FOR
+
+
+_NEVER_FALLS_THROUGH = frozenset(
+    (
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "RAISE_VARARGS",
+        "RERAISE",
+        "JUMP_FORWARD",
+        "JUMP_BACKWARD",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+    )
+)
+
+
+@per_code
+def instructions(code: CodeType) -> dict[int, Instruction]:
+    """The instructions by the offset of each of their parts, EXTENDED_ARG and caches included."""
+    raw = code.co_code
+    out: dict[int, Instruction] = {}
+    position = 0
+    while position < len(raw):
+        offset, arg = position, raw[position + 1]
+        while raw[position] == dis.EXTENDED_ARG:
+            position += 2
+            arg = arg << 8 | raw[position + 1]
+        at, end = position, position + 2
+        while end < len(raw) and raw[end] == 0:  # CACHE
+            end += 2
+        instruction = Instruction(dis.opname[raw[at]], arg, offset, at, end)
+        out.update(dict.fromkeys(range(offset, end, 2), instruction))
+        position = end
+    return out
+
+
+def instruction_list(code: CodeType) -> list[Instruction]:
+    """The instructions in order."""
+    return list(dict.fromkeys(instructions(code).values()))
+
+
+def stack_effect(instruction: Instruction, jump: bool = False) -> int:
+    """The change of the operand stack's depth.
+
+    `dis.stack_effect` attributes the pops of CALL to PRECALL (3.11).
+    """
+    if instruction.name == "PRECALL":
+        return 0
+    if instruction.name == "CALL":
+        return -(instruction.arg + 1)
+    opcode = dis.opmap[instruction.name]
+    arg = instruction.arg if opcode >= dis.HAVE_ARGUMENT else None
+    return dis.stack_effect(opcode, arg, jump=jump)
+
+
+def entry_offset(code: CodeType, offset: int) -> int:
+    """The offset at which execution may start in order to run the instruction at ``offset``.
+
+    That is its first EXTENDED_ARG. For a call with keywords it is the KW_NAMES before it, which
+    passes the names to the call through a variable of the interpreter.
+    """
+    table = instructions(code)
+    entry = table[offset]
+    while entry.name in ("CALL", "PRECALL") and entry.offset:
+        before = table[entry.offset - 2]
+        if before.name not in ("PRECALL", "KW_NAMES"):
+            break
+        entry = before
+    return entry.offset if entry.name == "KW_NAMES" else table[offset].offset
