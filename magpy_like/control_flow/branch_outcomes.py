@@ -17,8 +17,8 @@ from magpy_like.control_flow.operator_results import OperatorResults
 from magpy_like.control_flow.path_ends import ADVANCED, PathEnd
 from magpy_like.control_flow.symbolic_sizes import check_twins
 from magpy_like.control_flow.value_comparison import check_like, describe, is_same_constant
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
-from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
     EntryValue,
@@ -40,7 +40,7 @@ from magpy_like.torch_compat.fake_tensors import FakeTensor
 class Outcomes:
     """Two branches that begin with ``state`` and meet at the join point ``until``."""
 
-    run: MonitorRun
+    context: Context
     state: FrameState
     until: int
     true: PathEnd
@@ -91,7 +91,9 @@ class Outcomes:
             self._tuples.add((id(left), id(right)))
             yield from found
         elif (
-            is_plain(left) and is_plain(right) and is_same_constant(left, right, self.run.recording)
+            is_plain(left)
+            and is_plain(right)
+            and is_same_constant(left, right, self.context.recording)
         ):
             return
         elif is_number(left) and type(left) is type(right):
@@ -107,7 +109,7 @@ class Outcomes:
         sources = self.results.sources(tensor)
         if sources or end.created(tensor):
             return sources
-        node = self.run.recording.operators.node_of(tensor)
+        node = self.context.recording.operators.node_of(tensor)
         if is_instance(tensor, FakeTensor) and node in end.nodes:
             raise BranchNotMergeable("one branch leaves a view of an external tensor")
         if tensor.is_inference():
@@ -127,13 +129,13 @@ class Outcomes:
         """
         if not outputs:
             return []
-        run, ends = self.run, (self.true, self.false)
-        rec, operators = run.recording, run.recording.operators
+        context, ends = self.context, (self.true, self.false)
+        rec, operators = context.recording, context.recording.operators
         results = [
             [operators.value_node(output.values[i], rec.graph.value) for output in outputs]
             for i in (0, 1)
         ]
-        twins = [_common_twin(run, *pair) for pair in zip(*results, strict=True)]
+        twins = [_common_twin(context, *pair) for pair in zip(*results, strict=True)]
         for end in ends:
             end.nodes = without_constants(rec, end.nodes)
         outside: dict[fx.Node, None] = {}
@@ -153,14 +155,14 @@ class Outcomes:
         return found
 
 
-def _common_twin(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None:
+def _common_twin(context: Context, left: Any, right: Any) -> torch.Tensor | None:
     """The symbolic twin of a tensor that either branch leaves; None for a number, and in a
     recording without varying sizes.
 
     Raises:
         Split: the sizes differ for some values of the symbols.
     """
-    if run.recording.sizes.twin is None:
+    if context.recording.sizes.twin is None:
         return None
     twins = [n.meta.get(TWIN) if is_instance(n, fx.Node) else None for n in (left, right)]
     if any(is_instance(n, fx.Node) and n.meta.get(NUMBER) for n in (left, right)):
@@ -169,14 +171,14 @@ def _common_twin(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None:
         if any(is_instance(n, fx.Node) for n in (left, right)):
             raise BranchNotMergeable("the sizes of a tensor that a branch creates are unknown")
         return None
-    check_twins(run, *twins)
+    check_twins(context, *twins)
     return twins[0]
 
 
-def number_chosen_by(run: MonitorRun, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
+def number_chosen_by(context: Context, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
     """The expression of a number that a lifted flag chooses; None for a tensor, and for a number
     that only the graph computes."""
-    parts = run.lifted.identities.expressions((one, other))
+    parts = context.lifted.identities.expressions((one, other))
     if not is_number(one) or not all(map(is_computable_at_entry, parts)):
         return None
     return Computed(choose_branch_value, (EntryValue(flag), *parts))

@@ -30,8 +30,9 @@ from magpy_like.control_flow.operator_tools import OperatorTools
 from magpy_like.control_flow.path_ends import PathEnd, begin_branch
 from magpy_like.control_flow.while_loop import find_loop
 from magpy_like.logs import topic
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.monitor.symbolic.loop_ranges import Element
 from magpy_like.native import frame_set_operand
@@ -59,10 +60,10 @@ class Branches:
 
     # --- branches --------------------------------------------------------------------------------
 
-    def at_branch(self, run: MonitorRun, step: Step) -> None:
+    def at_branch(self, context: Context, step: Step) -> None:
         """See ``Branching.at_branch``."""
         try:
-            self._merge(run, step)
+            self._merge(context, step)
         except (Split, UnresumableState) as why:
             _log_no_operator(step, why)
             raise Split(
@@ -70,15 +71,15 @@ class Branches:
                 f"branches on a tensor's value; no operator for this branch: {why}",
             ) from None
 
-    def at_flag_branch(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
+    def at_flag_branch(self, context: Context, step: Step, flag: ShadowNode) -> None:
         """See ``Branching.at_flag_branch``."""
         try:
-            self._merge(run, step, flag)
+            self._merge(context, step, flag)
         except (Split, UnresumableState) as why:
             _log_no_operator(step, why)
             raise BranchNotMergeable(str(why)) from None
 
-    def _merge(self, run: MonitorRun, step: Step, flag: ShadowNode | None = None) -> None:
+    def _merge(self, context: Context, step: Step, flag: ShadowNode | None = None) -> None:
         """Make one operator of the branch on the topmost operand, or on a lifted ``flag``.
 
         Raises:
@@ -88,28 +89,28 @@ class Branches:
         paths = self._tools.paths
         if not self._merges():
             raise BranchNotMergeable("a tensor that one branch leaves is changed in place later")
-        state = _branch_state(run, step, nested=paths.depth > 0)
+        state = _branch_state(context, step, nested=paths.depth > 0)
         if flag is None and step.stack[-1].numel() != 1:
             raise BranchNotMergeable("the tensor has several elements")
-        if flag is None and self._record_exit(run, step, state):
+        if flag is None and self._record_exit(context, step, state):
             return
         paths.count_visit(state)
         until = paths.find_join(state)
-        run.arguments.read_rest(run)
-        found = self._while_loop(run, state, until) if flag is None else None
+        context.arguments.read_rest(context)
+        found = self._while_loop(context, state, until) if flag is None else None
         if found is None:
-            predicate = state.stack[-1] if flag is None else run.flags.condition(flag)
-            rec = run.recording
+            predicate = state.stack[-1] if flag is None else context.flags.condition(flag)
+            rec = context.recording
             add_test = functools.partial(
                 rec.operators.add_truth, rec.graph.value(predicate), predicate
             )
-            found = self._cond(run, state, until, add_test, flag)
-        self._skip_to_join(run, step, until, found)
+            found = self._cond(context, state, until, add_test, flag)
+        self._skip_to_join(context, step, until, found)
         if paths.depth and flag is None:
             frame_set_operand(step.frame, 1, self.recorded_truth(step))
 
     def at_graph_condition(
-        self, run: MonitorRun, step: Step, operation: Any, operands: tuple[Any, ...]
+        self, context: Context, step: Step, operation: Any, operands: tuple[Any, ...]
     ) -> bool:
         """See ``Branching.at_graph_condition``."""
         paths = self._tools.paths
@@ -119,8 +120,12 @@ class Branches:
         if at.name not in CONDITIONAL_JUMPS or at.name.endswith("_OR_POP"):
             return False
         step_at_jump = replace(step, offset=at.offset, stack=(*rest, None))
-        state = _branch_state(run, step_at_jump, nested=True)
-        if paths.exits is not None and run.side is not None and run.side.code is step.code:
+        state = _branch_state(context, step_at_jump, nested=True)
+        if (
+            paths.exits is not None
+            and context.isolation.branch_run is not None
+            and context.isolation.branch_run.code is step.code
+        ):
             if paths.exits.exit_truth(state) is not None:
                 raise BranchNotMergeable("the truth of a lifted number ends a loop")
         paths.count_visit(state)
@@ -129,25 +134,27 @@ class Branches:
             begin = begin_branch(state, truth).offset
             if can_reach(state.code, begin, state.instruction.offset, until):
                 raise BranchNotMergeable("a lifted number decides whether a loop continues")
-        add_test = functools.partial(run.recording.operators.add_condition, operation, operands)
-        self._skip_to_join(run, step, until, self._cond(run, state, until, add_test, None))
+        add_test = functools.partial(context.recording.operators.add_condition, operation, operands)
+        self._skip_to_join(context, step, until, self._cond(context, state, until, add_test, None))
         return True
 
     def _skip_to_join(
         self,
-        run: MonitorRun,
+        context: Context,
         step: Step,
         until: int,
         results: Sequence[tuple[OperatorOutput, Result]],
     ) -> None:
         """Let the program run to the join point unreported, and publish the results there."""
         publish = self._tools.results.publish
-        self._tools.paths.receivers.append(lambda run, frame: publish(run, frame, results))
-        run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
+        self._tools.paths.receivers.append(lambda context, frame: publish(context, frame, results))
+        context.isolation.skip(
+            step.frame, until if until == RETURN else until + shift_of(step.frame)
+        )
 
     def _cond(
         self,
-        run: MonitorRun,
+        context: Context,
         state: FrameState,
         until: int,
         add_test: Callable[[], fx.Node],
@@ -162,8 +169,10 @@ class Branches:
         Raises:
             Split: a branch does something that no operator can do.
         """
-        rec = run.recording
-        holders = {slot for slot, node in run.flags.in_frame(run.at).items() if node is flag}
+        rec = context.recording
+        holders = {
+            slot for slot, node in context.flags.in_frame(context.frame).items() if node is flag
+        }
         ends: list[PathEnd] = []
         try:
             for truth in (True, False):
@@ -171,62 +180,66 @@ class Branches:
                 slots = [truth if i in holders else v for i, v in enumerate(begun.locals)]
                 begun = replace(begun, locals=tuple(slots))
                 options = PathOptions(known_flag=None if flag is None else (flag, truth))
-                ends.append(self._tools.paths.explore(run, begun, until, options=options))
-            outcomes = Outcomes(run, state, until, ends[0], ends[1], self._tools.results)
+                ends.append(self._tools.paths.explore(context, begun, until, options=options))
+            outcomes = Outcomes(context, state, until, ends[0], ends[1], self._tools.results)
             outputs = outcomes.compare(ignored=holders)
             if flag is not None:
                 for output in outputs:
-                    output.number = number_chosen_by(run, flag, *output.values)
+                    output.number = number_chosen_by(context, flag, *output.values)
             compute_lifted = [output for output in outputs if output.number is None]
             nodes = outcomes.add_cond(add_test, compute_lifted)
             chosen = [(output, output.number) for output in outputs if output.number is not None]
             return [*zip(compute_lifted, nodes, strict=True), *chosen]
         finally:
             erase(rec, [node for end in ends for node in end.nodes])
-            run.account()
+            context.account()
 
     def _while_loop(
-        self, run: MonitorRun, state: FrameState, until: int
+        self, context: Context, state: FrameState, until: int
     ) -> Sequence[tuple[OperatorOutput, Result]] | None:
         """The results of one ``while_loop``, if the branch is the condition of such a loop."""
-        found = find_loop(self._tools, run, state, until)
+        found = find_loop(self._tools, context, state, until)
         if found is None:
             return None
         stays, results = found
         self._exit_truth[id(state.code), state.instruction.offset] = not stays
         return results
 
-    def _record_exit(self, run: MonitorRun, step: Step, state: FrameState) -> bool:
+    def _record_exit(self, context: Context, step: Step, state: FrameState) -> bool:
         """True if one branch leaves the loop of which an iteration runs. Its path is recorded as a
         loop exit, and the iteration goes on with the other branch."""
         paths = self._tools.paths
         exits = paths.exits
-        if exits is None or run.side is None or run.side.code is not step.code:
+        if (
+            exits is None
+            or context.isolation.branch_run is None
+            or context.isolation.branch_run.code is not step.code
+        ):
             return False
         truth = exits.exit_truth(state)
         if truth is None:
             return False
         if torch.is_grad_enabled() is not exits.gradients:
             raise LoopNotMergeable("the loop is left where gradients are switched off or on")
-        rec, predicate = run.recording, state.stack[-1]
+        rec, predicate = context.recording, state.stack[-1]
         test = rec.operators.add_truth(rec.graph.value(predicate), predicate)
         last = last_node(rec)
-        end = paths.explore(run, begin_branch(state, truth), exits.until)
+        end = paths.explore(context, begin_branch(state, truth), exits.until)
         end.restore(exits.original)
         exits.note(truth, test, last, end)
         # The iteration that leaves the loop would draw in vain after this branch.
-        run.side.tensors.draws = False
-        run.account()
+        context.isolation.branch_run.tensors.draws = False
+        context.account()
         frame_set_operand(step.frame, 1, not truth)
         return True
 
-    def at_join(self, run: MonitorRun, frame: FrameType | None) -> None:
+    def at_join(self, context: Context, frame: FrameType | None) -> None:
         """See ``Branching.at_join``."""
         publish = self._tools.paths.receivers.pop()
         if frame is None:
             raise BranchNotMergeable("a branch or loop that is an operator raises an exception")
-        publish(run, frame)
-        run.account()
+        publish(context, frame)
+        context.account()
 
     def recorded_truth(self, step: Step) -> bool:
         """See ``Branching.recorded_truth``."""
@@ -239,7 +252,7 @@ class Branches:
 
     def at_loop(
         self,
-        run: MonitorRun,
+        context: Context,
         step: Step,
         bounds: tuple[int, int, int],
         tensors: tuple[torch.Tensor, ...],
@@ -247,46 +260,46 @@ class Branches:
     ) -> bool:
         """See ``Branching.at_loop``."""
         is_isolated = self._tools.paths.depth > 0
-        if is_isolated and run.has_varied(bounds):
+        if is_isolated and varying_reads.has_varied(context, bounds):
             # The inner loop alone becomes an operator.
             raise BranchNotMergeable("it contains a loop whose trip count is lifted")
         if is_isolated or not self._merges():
             return False
-        return self._heads.begins(run, step, bounds, tensors, element)
+        return self._heads.begins(context, step, bounds, tensors, element)
 
     def is_consumed_at_once(self, step: Step, functions: Collection[Any]) -> bool:
         """See ``Branching.is_consumed_at_once``."""
         return is_consumed_at_once(step, functions)
 
-    def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
+    def at_comparison(self, context: Context, step: Step, compared: Callable[..., bool]) -> bool:
         """See ``Branching.at_comparison``."""
         if self._tools.paths.depth or not self._merges():
             return False
-        return self._heads.counts(run, step, compared)
+        return self._heads.counts(context, step, compared)
 
-    def at_loop_head(self, run: MonitorRun, step: Step) -> None:
+    def at_loop_head(self, context: Context, step: Step) -> None:
         """See ``Branching.at_loop_head``."""
         if not self._tools.paths.depth:
-            self._heads.at_loop_head(run, step)
+            self._heads.at_loop_head(context, step)
 
-    def abandon_loops(self, run: MonitorRun, frame: FrameType | None = None) -> None:
+    def abandon_loops(self, context: Context, frame: FrameType | None = None) -> None:
         """See ``Branching.abandon_loops``."""
-        self._heads.abandon_loops(run, frame)
+        self._heads.abandon_loops(context, frame)
 
-    def list_element(self, run: MonitorRun, gathered: GraphList, at: Any) -> torch.Tensor:
+    def list_element(self, context: Context, gathered: GraphList, at: Any) -> torch.Tensor:
         """See ``Branching.list_element``."""
-        return self._tools.placeholders.list_element(run, gathered, at)
+        return self._tools.placeholders.list_element(context, gathered, at)
 
     # --- substitutes -----------------------------------------------------------------------------
 
-    def at_identity_test(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
+    def at_identity_test(self, context: Context, step: Step, depths: Sequence[int]) -> None:
         """See ``Branching.at_identity_test``."""
         operands = [(depth, step.stack[-depth]) for depth in depths]
         if not all(is_instance(value, torch.Tensor) for _, value in operands):
             return
         if any(self._tools.placeholders.includes(value) for _, value in operands):
             raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried tensor")
-        unsure = {id(check.tensor()) for check in run.recording.inspections.unchanged}
+        unsure = {id(check.tensor()) for check in context.recording.inspections.unchanged}
         for depth, tensor in operands:
             original = self._tools.substitutes.original(tensor)
             if original is not tensor:
@@ -320,13 +333,13 @@ class Branches:
         return self._tools.substitutes.restore_result(result, changed)
 
 
-def _branch_state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
+def _branch_state(context: Context, step: Step, nested: bool) -> FrameState:
     """The state of the frame that is about to branch.
 
     Raises:
         Split: the frame cannot be resumed from there.
     """
-    state = capture_state(run, step)
+    state = capture_state(context, step)
     name = state.instruction.name
     if name not in CONDITIONAL_JUMPS or (nested and name.endswith("_OR_POP")):
         raise BranchNotMergeable("the truth of the tensor is used as a value")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.run import MonitorRun
 from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import (
     FrameState,
@@ -17,14 +17,14 @@ from magpy_like.splitting.frame_state import (
 )
 
 
-def capture_state(run: MonitorRun, step: Step) -> FrameState:
+def capture_state(context: Context, step: Step) -> FrameState:
     """The state of the frame before an instruction.
 
     Raises:
         Split: the monitor does not see the frame's state there.
     """
     frame = step.frame
-    if run.recording.running.depth or run.suspension.depth:
+    if context.recording.running.depth or context.suspension.depth:
         raise LoopNotMergeable("it runs inside an operator")
     if is_restoring(frame.f_code, step.offset):
         raise LoopNotMergeable("a continuation is being restored")

@@ -8,27 +8,28 @@ from __future__ import annotations
 from typing import Any
 
 from magpy_like.annotation import RelationKind, ValueRead
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.objects.attributes import entry_of
 from magpy_like.monitor.objects.loop_written_places import Holder
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.refgraph import Relation, ShadowNode
 
 
-def read(run: MonitorRun, place: Holder) -> Any:
+def read(context: Context, place: Holder) -> Any:
     """Read the value there from before the loop. An external number is lifted, since it is about to
     change.
 
     Raises:
         Split: the record cannot guard it.
     """
-    value, rec = place.get(), run.recording
+    value, rec = place.get(), context.recording
     node, relation = _edge(rec, place)
     if node is None:
         return value
     rec.reads.record(node, relation, value)
     rec.inspections.visit(value, ValueRead.ALL)
-    lifted = run.lift_element(node, relation, value, is_updated=True)
+    lifted = varying_reads.lift_element(context, node, relation, value, is_updated=True)
     return value if lifted is None else lifted
 
 

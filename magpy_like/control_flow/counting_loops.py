@@ -16,7 +16,7 @@ import torch
 from magpy_like.bytecode.instruction_stream import Instruction, instruction_list, instructions
 from magpy_like.bytecode.post_dominators import can_reach
 from magpy_like.control_flow.loop_description import Bounds, Comparison, LoopOffsets
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset
 from magpy_like.split_points import LoopNotMergeable
 
@@ -93,7 +93,7 @@ def step_of(index: Any, counter: Any) -> int:
     return step
 
 
-def bounds_of(run: MonitorRun, compared: Comparison, start: Any, end: Any, step: int) -> Bounds:
+def bounds_of(context: Context, compared: Comparison, start: Any, end: Any, step: int) -> Bounds:
     """The range of a counter's values while ``compared(counter, end)`` holds.
 
     Raises:
@@ -102,7 +102,7 @@ def bounds_of(run: MonitorRun, compared: Comparison, start: Any, end: Any, step:
     up, offset = _RANGES.get((compared, step > 0), (None, 0))
     if up is None or (compared is operator.ne and abs(step) != 1):
         raise LoopNotMergeable("the counter does not approach its bound")
-    return start, compute_lifted(run, operator.add, end, offset) if offset else end, step
+    return start, compute_lifted(context, operator.add, end, offset) if offset else end, step
 
 
 _RANGES: dict[tuple[Comparison, bool], tuple[bool, int]] = {
@@ -117,15 +117,15 @@ _RANGES: dict[tuple[Comparison, bool], tuple[bool, int]] = {
 makes its limit the stop of a range."""
 
 
-def is_one_number(run: MonitorRun, one: Any, other: Any) -> bool:
+def is_one_number(context: Context, one: Any, other: Any) -> bool:
     """True if two integers are equal in every call; both must be computable at entry."""
     if type(one) is not int or type(other) is not int or one != other:
         return False
-    if one is other or not run.lifted.any_lifted((one, other)):
+    if one is other or not context.lifted.any_lifted((one, other)):
         return True
-    if not run.lifted.guards.are_computable_at_entry((one, other)):
+    if not context.lifted.guards.are_computable_at_entry((one, other)):
         return False
-    twins = [run.lifted.twin(number) for number in (one, other)]
+    twins = [context.lifted.twin(number) for number in (one, other)]
     if all(isinstance(twin, torch.SymInt) for twin in twins):
-        return run.lifted.guards.require_symbolic(twins[0] == twins[1])
-    return run.lifted.expression(one) is run.lifted.expression(other)
+        return context.lifted.guards.require_symbolic(twins[0] == twins[1])
+    return context.lifted.expression(one) is context.lifted.expression(other)

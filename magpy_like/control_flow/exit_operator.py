@@ -37,7 +37,7 @@ def add_loop_with_exits(
         Split: the sizes of an output are not known.
     """
     plan = iteration.plan
-    rec, operators = plan.run.recording, plan.run.recording.operators
+    rec, operators = plan.context.recording, plan.context.recording.operators
     iteration.end.nodes = without_constants(rec, iteration.end.nodes)
     body = without_constants(rec, body)
     symbols = iteration.symbols
@@ -116,13 +116,13 @@ def _output_twin(exits: LoopExits, iteration: Iteration, number: int) -> torch.T
     Raises:
         Split: the exits leave sizes that differ for some values of the symbols.
     """
-    run = iteration.plan.run
-    if run.recording.sizes.twin is None or is_number(exits.outputs[number].values[0]):
+    context = iteration.plan.context
+    if context.recording.sizes.twin is None or is_number(exits.outputs[number].values[0]):
         return None
     twins = [twin_of(exit.results[number]) for exit in exits.found]
     if not all(is_instance(twin, torch.Tensor) for twin in twins):
         raise LoopNotMergeable("the sizes of a tensor that an iteration creates are unknown")
     first, *others = twins
     for twin in others:
-        check_twins(run, first, twin)
+        check_twins(context, first, twin)
     return first

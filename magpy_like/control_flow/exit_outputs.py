@@ -72,7 +72,7 @@ class _Differences:
             before: the value before the loop.
             values: the value of each exit.
         """
-        rec, first = self.iteration.plan.run.recording, values[0]
+        rec, first = self.iteration.plan.context.recording, values[0]
         is_one = all(value is first for value in values)
         if all(is_unchanged(before, value) for value in values):
             return

@@ -31,7 +31,7 @@ from magpy_like.control_flow.loop_outputs import LoopOutputs
 from magpy_like.control_flow.loop_plan import LoopPlan, PlanGrew
 from magpy_like.control_flow.loop_tensor_writes import ExternalWrite
 from magpy_like.control_flow.operator_tools import OperatorTools
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.context import Context
 from magpy_like.split_points import LoopNotMergeable
 
 
@@ -39,9 +39,9 @@ class ForLoop:
     """A loop that the program is about to begin."""
 
     def __init__(
-        self, tools: OperatorTools, run: MonitorRun, head: LoopHead, space: IterationSpace
+        self, tools: OperatorTools, context: Context, head: LoopHead, space: IterationSpace
     ) -> None:
-        self.plan = LoopPlan(tools, run, head, space)
+        self.plan = LoopPlan(tools, context, head, space)
         self.exits: LoopExits | None = None
         """The exits of the recorded loop, if it has several."""
         self._iteration: Iteration | None = None
@@ -67,7 +67,7 @@ class ForLoop:
             except ExternalWrite as refused:
                 self.plan.write_in_place(refused)
             finally:
-                self.plan.run.account()
+                self.plan.context.account()
         raise LoopNotMergeable("each attempt finds more loop-carried values")
 
     def _attempt(self) -> None:
@@ -95,7 +95,7 @@ class ForLoop:
                 return
             self._nodes, self._body_results = add_for_loop(iteration)
             for place in plan.places:
-                carried_attributes.begin(plan.run.recording, place)
+                carried_attributes.begin(plan.context.recording, place)
         finally:
             iteration.discard()
 
@@ -110,4 +110,4 @@ class ForLoop:
             self.exits.receive(self._iteration, self._nodes, frame)
         else:
             LoopOutputs(self._iteration, self._nodes, self._body_results).receive(frame)
-        self.plan.run.account()
+        self.plan.context.account()

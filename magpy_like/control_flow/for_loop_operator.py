@@ -22,6 +22,7 @@ from magpy_like.control_flow.row_writes import written_rows
 from magpy_like.control_flow.symbolic_sizes import twin_of
 from magpy_like.graph_operators.control_operators import for_loop
 from magpy_like.monitor.operator_graph.graph_nodes import LIST, NUMBER
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
@@ -30,16 +31,18 @@ from magpy_like.split_points import LoopNotMergeable
 
 def require_two_iterations(plan: LoopPlan) -> None:
     """Guard that the trip count is at least two."""
-    plan.run.lifted.guards.require_truth(operator.ge, (trip_count(plan.run, plan.bounds), 2))
+    plan.context.lifted.guards.require_truth(
+        operator.ge, (trip_count(plan.context, plan.bounds), 2)
+    )
 
 
 def check_windows(iteration: Iteration) -> None:
     """Raises Split: an iteration reads at an index that is out of range."""
     plan = iteration.plan
     for window in iteration.reads.windows:
-        last = compute_lifted(plan.run, operator.sub, window.end, 1)
+        last = compute_lifted(plan.context, operator.sub, window.end, 1)
         for at in (window.begin, last):
-            rows_of_all(plan.run, plan.bounds, at, window.size, window.times)
+            rows_of_all(plan.context, plan.bounds, at, window.size, window.times)
 
 
 def add_for_loop(iteration: Iteration) -> tuple[list[fx.Node], list[Any]]:
@@ -54,7 +57,7 @@ def add_for_loop(iteration: Iteration) -> tuple[list[fx.Node], list[Any]]:
             operator can.
     """
     plan, end = iteration.plan, iteration.end
-    rec, operators = plan.run.recording, plan.run.recording.operators
+    rec, operators = plan.context.recording, plan.context.recording.operators
     _check_worthwhile(iteration)
     require_two_iterations(plan)
     check_windows(iteration)
@@ -87,7 +90,7 @@ def _check_worthwhile(iteration: Iteration) -> None:
     """Raises Split: recording each iteration is as good."""
     plan = iteration.plan
     few = len(iteration.end.nodes) * plan.trip_count < config.min_loop_operators
-    if few and not plan.run.has_varied(plan.bounds):
+    if few and not varying_reads.has_varied(plan.context, plan.bounds):
         raise LoopNotMergeable("so few operators are faster unrolled")
     if plan.trip_count < 2:
         raise LoopNotMergeable("it has one iteration at most")
@@ -108,7 +111,7 @@ def _add_operator(
         The nodes of its results; carried rows come first.
     """
     plan, end, rows = iteration.plan, iteration.end, iteration.rows
-    operators = plan.run.recording.operators
+    operators = plan.context.recording.operators
     results = [*(row.result for row in rows), *body_results]
     index, *others = iteration.symbols
     symbols = [index, *(row.symbol for row in rows), *others]
@@ -117,7 +120,7 @@ def _add_operator(
     write_to_copies(body, range(1 + len(rows) + len(plan.carried), len(symbols)))
 
     def node_of(value: Any) -> Any:
-        return operators.value_node(value, plan.run.recording.graph.value)
+        return operators.value_node(value, plan.context.recording.graph.value)
 
     bounds = tuple(map(node_of, plan.bounds))
     carried = (*(row.initial for row in rows), *(node_of(leaf.initial) for leaf in plan.inputs))
@@ -133,10 +136,10 @@ def _write_rows(
     plan: LoopPlan, leaf: CarriedValue, row: RowWrite, at: slice, gathered: fx.Node
 ) -> None:
     """Write the gathered rows of all iterations into their tensor, after the loop."""
-    operators = plan.run.recording.operators
+    operators = plan.context.recording.operators
 
     def node_of(value: Any) -> Any:
-        return operators.value_node(value, plan.run.recording.graph.value)
+        return operators.value_node(value, plan.context.recording.graph.value)
 
     key = slice(node_of(at.start), node_of(at.stop), at.step)
     if plan.bounds[2] < 0:

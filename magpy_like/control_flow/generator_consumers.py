@@ -23,12 +23,12 @@ from magpy_like.monitor.calls.element_consumers import (
     map_recipe,
     return_recipe,
 )
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.run import MonitorRun
 from magpy_like.native import NULL, frame_set_operand
 
 
-def replace_consumer(run: MonitorRun, step: Step, bounds: Bounds) -> bool:
+def replace_consumer(context: Context, step: Step, bounds: Bounds) -> bool:
     """Replace the consumer of a generator expression or ``map`` by its polyfill.
 
     The instruction is about to create, or to iterate over, the iterable of the generator.

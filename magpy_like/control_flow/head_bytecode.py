@@ -14,14 +14,14 @@ from magpy_like.bytecode.instruction_stream import Instruction, instruction_list
 from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
 from magpy_like.control_flow.counting_loops import for_loop_offsets
 from magpy_like.control_flow.loop_description import Bounds, LoopHead
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, reversed_bounds
 from magpy_like.native import NULL
 from magpy_like.splitting.frame_state import FrameState
 
 
-def find_head(run: MonitorRun, step: Step) -> LoopHead | None:
+def find_head(context: Context, step: Step) -> LoopHead | None:
     """The head of the loop over the object that an instruction is about to create or to iterate
     over; None if the object is not iterated over at once.
 
@@ -32,7 +32,7 @@ def find_head(run: MonitorRun, step: Step) -> LoopHead | None:
     if found is None:
         return None
     at, operand_count, wraps = found
-    state, shift = capture_state(run, step), shift_of(step.frame)
+    state, shift = capture_state(context, step), shift_of(step.frame)
     iterator = iter(range(1))  # never advanced
     state = replace(state, stack=(*state.stack[:operand_count], iterator))
     return _find_for_iter(step, state, at, shift, wraps)
@@ -120,13 +120,13 @@ def _find_in_comprehension(
 _OF_COMPREHENSIONS = ("LOAD_FAST_AND_CLEAR", "SWAP", "BUILD_LIST")
 
 
-def _reversed(run: MonitorRun, bounds: Bounds, element: Element) -> tuple[Bounds, Element]:
-    return reversed_bounds(run, bounds), element
+def _reversed(context: Context, bounds: Bounds, element: Element) -> tuple[Bounds, Element]:
+    return reversed_bounds(context, bounds), element
 
 
-def _enumerated(run: MonitorRun, bounds: Bounds, element: Element) -> tuple[Bounds, Element]:
+def _enumerated(context: Context, bounds: Bounds, element: Element) -> tuple[Bounds, Element]:
     def pair(index: Any, rows: list[torch.Tensor]) -> Any:
-        return compute_lifted(run, operator.sub, index, bounds[0]), element(index, rows)
+        return compute_lifted(context, operator.sub, index, bounds[0]), element(index, rows)
 
     return bounds, pair
 
@@ -140,7 +140,7 @@ of their result."""
 
 
 def unwrap_range(
-    run: MonitorRun, wraps: Any, bounds: Bounds, element: Element
+    context: Context, wraps: Any, bounds: Bounds, element: Element
 ) -> tuple[Bounds, Element]:
     """The bounds and elements of ``wraps(range(*bounds))``."""
-    return _WRAPPERS[wraps](run, bounds, element)
+    return _WRAPPERS[wraps](context, bounds, element)

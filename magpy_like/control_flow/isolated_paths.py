@@ -24,10 +24,10 @@ from magpy_like.control_flow.loop_exits import LoopExits
 from magpy_like.control_flow.loop_tensor_writes import ExternalWrite
 from magpy_like.control_flow.path_ends import ADVANCED, PathEnd, copy_iterator
 from magpy_like.control_flow.placeholder_tensors import PlaceholderTensors
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.isolated_runs import BranchRun
 from magpy_like.monitor.objects.loop_written_places import Filled
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.lifted_flags import BranchFlag
 from magpy_like.monitor.symbolic.loop_windows import IndexedReads
 from magpy_like.native.instance_checks import is_instance
@@ -37,7 +37,7 @@ from magpy_like.splitting.frame_state import FrameState, origins
 from magpy_like.splitting.resumption import resumption
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
-Receiver = Callable[[MonitorRun, FrameType], None]
+Receiver = Callable[[Context, FrameType], None]
 """Publishes an operator's results in the frame that has come to its join point."""
 
 
@@ -107,7 +107,7 @@ class IsolatedPaths:
 
     def explore(
         self,
-        run: MonitorRun,
+        context: Context,
         start: FrameState,
         until: int,
         head: int | None = None,
@@ -122,11 +122,11 @@ class IsolatedPaths:
             return PathEnd(start.locals, start.stack, None, [])
         if not self.depth:
             self._visits.clear()
-        rec = run.recording
+        rec = context.recording
         start, copies, originals = _with_copied_iterators(start, rec)
         function = resumption(start)
         shift = origins[id(function.__code__)].shift
-        path = self._branch_run(run, function.__code__, shift, copies, options)
+        path = self._branch_run(context, function.__code__, shift, copies, options)
 
         def original(value: Any) -> Any:
             return ADVANCED if id(value) in path.advanced else originals.get(id(value), value)
@@ -137,14 +137,14 @@ class IsolatedPaths:
         reached = None
         try:
             with (
-                self._nested(run, function, start.code, shift, options),
+                self._nested(context, function, start.code, shift, options),
                 without_saved_tensor_hooks(),
                 self._placeholders.fake_mode,
                 path.tensors,
             ):
                 place = until if until == RETURN else until + shift
                 again = -2 if head is None else head + shift
-                reached = run.explore(function, place, again, path)
+                reached = context.isolation.explore(function, place, again, path)
         except Exception as error:
             cause = path.refused or _not_mergeable(f"one branch raises {type(error).__name__}")
             raise checkpoint.discard(rec, cause, path) from None
@@ -167,18 +167,29 @@ class IsolatedPaths:
 
     def _branch_run(
         self,
-        run: MonitorRun,
+        context: Context,
         code: CodeType,
         shift: int,
         copies: Collection[Any],
         options: PathOptions,
     ) -> BranchRun:
         """The rules under which a path runs."""
-        path = BranchRun(code, shift, self._placeholders.fake_mode, run.abandon)
+        path = BranchRun(code, shift, self._placeholders.fake_mode, context.isolation.abandon)
         path.gradients_differ, path.tensors.draws = options.requires_grad_differs, options.draws
         path.filled = options.filled
-        path.reads = options.reads if run.side is None else run.side.reads
-        path.copies = {*options.copies, *(run.side.copies if run.side is not None else ())}
+        path.reads = (
+            options.reads
+            if context.isolation.branch_run is None
+            else context.isolation.branch_run.reads
+        )
+        path.copies = {
+            *options.copies,
+            *(
+                context.isolation.branch_run.copies
+                if context.isolation.branch_run is not None
+                else ()
+            ),
+        }
         for value in (*copies, *options.owned):
             path.tensors.own(value) if is_instance(value, torch.Tensor) else path.own(value)
         return path
@@ -186,7 +197,7 @@ class IsolatedPaths:
     @contextmanager
     def _nested(
         self,
-        run: MonitorRun,
+        context: Context,
         function: FunctionType,
         code: CodeType,
         shift: int,
@@ -196,11 +207,13 @@ class IsolatedPaths:
         self.depth += 1
         receivers, self.receivers = self.receivers, []
         exits, self.exits = self.exits, options.exits
-        run.flags.begin_branch(run.at, function.__code__, code, shift, options.known_flag)
+        context.flags.begin_branch(
+            context.frame, function.__code__, code, shift, options.known_flag
+        )
         try:
             yield
         finally:
-            run.flags.end_branch(function.__code__, options.known_flag)
+            context.flags.end_branch(function.__code__, options.known_flag)
             self.depth -= 1
             self.receivers, self.exits = receivers, exits
 

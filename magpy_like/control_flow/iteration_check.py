@@ -94,13 +94,13 @@ def _final_values(iteration: Iteration, value: Any, path: Path) -> Iterator[tupl
     Raises:
         Split: the iteration has created something else there.
     """
-    rec, end = iteration.plan.run.recording, iteration.end
+    rec, end = iteration.plan.context.recording, iteration.end
     if is_instance(value, torch.Tensor):
         node = rec.operators.node_of(value)
         if end.created(value) or node in end.nodes or node in iteration.input_symbols:
             yield path, value
     elif is_number(value):
-        if iteration.plan.run.lifted.any_lifted((value,)):
+        if iteration.plan.context.lifted.any_lifted((value,)):
             yield path, value
     elif (inside := parts(value)) is not None and rec.variables.node(value) is None:
         check_depth(path)
@@ -119,17 +119,17 @@ def _check_count(iteration: Iteration, counter: Counter) -> None:
         PlanGrew: the counter, or its bounds, have been found now.
     """
     plan, operands = iteration.plan, iteration.end.stack[-2:]
-    run, first = plan.run, plan.state.stack[-2:]
+    context, first = plan.context, plan.state.stack[-2:]
     found, stop = operands[counter.at], first[1 - counter.at]
-    if not is_one_number(run, operands[1 - counter.at], stop):
+    if not is_one_number(context, operands[1 - counter.at], stop):
         raise LoopNotMergeable("iterations change the bound of their counter")
-    node = run.recording.operators.value_node(found, run.recording.graph.value)
+    node = context.recording.operators.value_node(found, context.recording.graph.value)
     counter.is_length = counter.slot is None and bool(constant_offset(iteration.index, node))
     if counter.slot is not None or counter.is_length:
         if counter.slot is not None and iteration.end.locals[counter.slot] is not found:
             raise LoopNotMergeable("iterations compare another value than their counter")
         step = step_of(iteration.index, node)
-        bounds = bounds_of(run, counter.holds, first[counter.at], stop, step)
+        bounds = bounds_of(context, counter.holds, first[counter.at], stop, step)
         if step != plan.bounds[2] or int(bounds[1]) != int(plan.bounds[1]):
             plan.bounds = bounds
             raise PlanGrew
@@ -139,7 +139,7 @@ def _check_count(iteration: Iteration, counter: Counter) -> None:
         slot for slot in plan.live_in if slot in in_locals and iteration.end.locals[slot] is found
     ]
     known = [slot for slot in slots if (slot, ()) in plan.carried]
-    if known and plan.values[known[0]] == first[counter.at] and run.lifted.any_lifted((found,)):
+    if known and plan.values[known[0]] == first[counter.at] and context.lifted.any_lifted((found,)):
         counter.slot = known[0]
         del plan.carried[known[0], ()]
         raise PlanGrew
@@ -190,7 +190,7 @@ def _drop_unread(iteration: Iteration) -> None:
     leaves = [*plan.carried.values(), *iteration.final_values]
     results = [leaf.result for leaf in leaves]
     results += [tensor for found in iteration.lists for tensor in found.appended]
-    left = {plan.run.recording.operators.node_of(result) for result in results}
+    left = {plan.context.recording.operators.node_of(result) for result in results}
     for key, leaf in list(plan.carried.items()):
         if leaf.slot < plan.first_place or not is_instance(leaf.initial, torch.Tensor):
             continue
@@ -201,11 +201,11 @@ def _drop_unread(iteration: Iteration) -> None:
 
 def _check_sizes(iteration: Iteration, leaf: CarriedValue) -> None:
     """Raises Split: an iteration changes sizes of a carried tensor that vary between calls."""
-    rec = iteration.plan.run.recording
+    rec = iteration.plan.context.recording
     if rec.sizes.twin is None:
         return
     node = rec.operators.node_of(leaf.result)
     before, after = leaf.symbol.meta[TWIN], node.meta.get(TWIN) if node is not None else None
     if after is None or after.dim() != before.dim():
         raise LoopNotMergeable("the sizes of a tensor that an iteration creates are unknown")
-    check_twins(iteration.plan.run, before, after)
+    check_twins(iteration.plan.context, before, after)

@@ -26,7 +26,7 @@ def preexists(iteration: Iteration, value: Any, end: PathEnd) -> bool:
         if not is_number(value):
             raise LoopNotMergeable(f"an iteration carries {describe(value)}")
         return False
-    if iteration.plan.run.recording.operators.has_data_dependent_shape(value):
+    if iteration.plan.context.recording.operators.has_data_dependent_shape(value):
         raise LoopNotMergeable("the sizes of a tensor that an iteration creates depend on data")
     exists = not end.created(value)
     if exists and iteration.reads.elements:

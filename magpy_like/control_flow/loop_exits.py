@@ -131,7 +131,7 @@ class LoopExits:
                 effect after a branch that leaves.
         """
         plan, end = iteration.plan, iteration.end
-        rec = plan.run.recording
+        rec = plan.context.recording
         if plan.written:
             raise LoopNotMergeable("iterations write to a tensor, and the loop has an early exit")
         if plan.requires_grad_differs():
@@ -160,7 +160,7 @@ class LoopExits:
         plan, end = iteration.plan, iteration.end
         stack = end.stack[: -plan.offsets.operands]
         left = replace(self.head, offset=plan.offsets.exit, locals=end.locals, stack=stack)
-        tail = plan.tools.paths.explore(plan.run, left, self.until)
+        tail = plan.tools.paths.explore(plan.context, left, self.until)
         self.found.append(Exit(tail, self.appended()))
 
     # --- results ---------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ class LoopExits:
         Raises:
             Split: the program's values are not as the isolated paths have left them.
         """
-        tools, run, count = iteration.plan.tools, iteration.plan.run, len(self.outputs)
-        tools.results.publish(run, frame, list(zip(self.outputs, nodes[:count], strict=True)))
+        tools, context, count = iteration.plan.tools, iteration.plan.context, len(self.outputs)
+        tools.results.publish(context, frame, list(zip(self.outputs, nodes[:count], strict=True)))
         slots, at = frame_locals(frame), 0
         lengths = nodes[count : count + len(iteration.lists)]
         gathered = nodes[count + len(iteration.lists) :]
@@ -182,10 +182,10 @@ class LoopExits:
             value = slots[found.slot]
             if type(value) is not list:
                 raise LoopNotMergeable("a list that a loop appends to has been replaced")
-            number = run.lift(len(value), GraphNumber(length))
+            number = context.lift(len(value), GraphNumber(length))
 
             def specialize_length(number: int = number) -> None:
-                run.lifted.specialize((number,))
+                context.lifted.specialize((number,))
 
             alike = len(found.appended) == 1 and not found.initial
             twin = self.element_twins[at] if alike else None
@@ -194,4 +194,4 @@ class LoopExits:
                 value, node, number, twin, specialize_length, has_data_dependent_length=True
             )
             known.substitute, known.is_never_empty = tools.substitutes.make, is_never_empty
-            add_gathered(run.recording, known, found)
+            add_gathered(context.recording, known, found)

@@ -31,9 +31,9 @@ from magpy_like.control_flow.loop_description import (
 )
 from magpy_like.control_flow.operator_tools import OperatorTools
 from magpy_like.logs import topic
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic import unbound_tensors
+from magpy_like.monitor.symbolic import unbound_tensors, varying_reads
 from magpy_like.monitor.symbolic.gathered_lists import GraphList, LiftedRange
 from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, index_element
 from magpy_like.monitor.symbolic.lower_bounds import MIRRORED
@@ -56,17 +56,17 @@ class _PeeledLoop:
     head_visits: int = 0
     """How often the program has come to the loop's head."""
 
-    def has_unread_rows(self, run: MonitorRun) -> bool:
+    def has_unread_rows(self, context: Context) -> bool:
         """True if the program has not inspected the rows as a list."""
-        lists = run.recording.operators.lists
+        lists = context.recording.operators.lists
         return all(lists.get(id(rows.value)) is rows for rows in self.rows)
 
-    def abandon(self, run: MonitorRun) -> None:
+    def abandon(self, context: Context) -> None:
         """Record the loop iteration by iteration: its trip count is specialized."""
         for rows in self.rows:
-            run.recording.operators.inspect_list(rows.value)
+            context.recording.operators.inspect_list(rows.value)
         if not self.rows:
-            run.lifted.specialize(self.space.bounds)
+            context.lifted.specialize(self.space.bounds)
 
 
 class LoopHeads:
@@ -83,7 +83,7 @@ class LoopHeads:
 
     def begins(
         self,
-        run: MonitorRun,
+        context: Context,
         step: Step,
         bounds: Bounds,
         tensors: tuple[torch.Tensor, ...],
@@ -91,40 +91,42 @@ class LoopHeads:
     ) -> bool:
         """See ``Branching.at_loop``."""
         count = len(range(*bounds))
-        if count < 2 or run.lifted.any_lifted(bounds[2:]):
+        if count < 2 or context.lifted.any_lifted(bounds[2:]):
             return False
-        varies = run.has_varied(bounds)
+        varies = varying_reads.has_varied(context, bounds)
         if count < config.min_loop_iterations and not varies:
             return False
-        if varies and replace_consumer(run, step, bounds):
+        if varies and replace_consumer(context, step, bounds):
             return True
         if element is None:
             return False
         try:
-            head = find_head(run, step)
+            head = find_head(context, step)
         except (Split, UnresumableState) as why:
             _log_no_operator(step, why)
             return False
         if head is None or (head.wraps is not None and bounds[2] != 1):
             return False
         if head.wraps is not None:
-            bounds, element = unwrap_range(run, head.wraps, bounds, element)
+            bounds, element = unwrap_range(context, head.wraps, bounds, element)
         is_plain = head.wraps is None and head.list_operand is None
-        may_peel = is_plain and count >= 3 and run.lifted.guards.are_computable_at_entry(bounds)
+        may_peel = is_plain and count >= 3 and context.lifted.guards.are_computable_at_entry(bounds)
         space = IterationSpace(bounds, tensors, element, may_skip_first=may_peel)
-        if self._record(run, step, head, space):
+        if self._record(context, step, head, space):
             return True
-        rows = _iterate_over_rows(run, step) if may_peel and element is not index_element else []
+        rows = (
+            _iterate_over_rows(context, step) if may_peel and element is not index_element else []
+        )
         if not may_peel or rows is None:
             return False
         key = id(step.frame), head.state.offset + shift_of(step.frame)
         if key in self._peeled:  # the program has left it in its first iteration, and begins anew
-            self._peeled.pop(key).abandon(run)
+            self._peeled.pop(key).abandon(context)
         self._peeled[key] = _PeeledLoop(space, rows)
-        run.watch_iterators()
+        context.watch_iterators()
         return True
 
-    def at_loop_head(self, run: MonitorRun, step: Step) -> None:
+    def at_loop_head(self, context: Context, step: Step) -> None:
         """See ``Branching.at_loop_head``."""
         key = id(step.frame), instructions(step.code)[step.offset].offset
         loop = self._peeled.get(key)
@@ -135,11 +137,11 @@ class LoopHeads:
             return
         del self._peeled[key]
         start, stop, by = loop.space.bounds
-        rest = compute_lifted(run, operator.add, start, by), stop, by
+        rest = compute_lifted(context, operator.add, start, by), stop, by
         try:
-            if not loop.has_unread_rows(run):
+            if not loop.has_unread_rows(context):
                 raise LoopNotMergeable("the first iteration has read all rows")
-            state = capture_state(run, step)
+            state = capture_state(context, step)
             at = instructions(state.code)[state.offset]
             stack = (*state.stack[:-1], iter(range(1)))
             state = replace(state, offset=at.offset, stack=stack)
@@ -148,15 +150,15 @@ class LoopHeads:
             until = at.exhaustion_target + shift_of(step.frame)
             head = LoopHead(state, until, for_loop_offsets(at))
             is_operator = self._record(
-                run, step, head, replace(loop.space, bounds=rest, may_skip_first=False)
+                context, step, head, replace(loop.space, bounds=rest, may_skip_first=False)
             )
         except (Split, UnresumableState) as why:
             _log_no_operator(step, why)
             is_operator = False
         if not is_operator:
-            loop.abandon(run)
+            loop.abandon(context)
 
-    def counts(self, run: MonitorRun, step: Step, compared: Comparison) -> bool:
+    def counts(self, context: Context, step: Step, compared: Comparison) -> bool:
         """See ``Branching.at_comparison``."""
         operands = step.stack[-2:]
         if any(type(operand) is not int for operand in operands):
@@ -165,7 +167,7 @@ class LoopHeads:
         origin = origins.get(id(step.code))
         code = step.code if origin is None else origin.code
         found = while_loop_offsets(code, step.offset - shift) if step.offset >= shift else None
-        if found is None or run.lifted.any_lifted(operands) is False:
+        if found is None or context.lifted.any_lifted(operands) is False:
             return False
         offsets, stays = found
         key = id(step.frame), offsets.body
@@ -176,10 +178,10 @@ class LoopHeads:
         for at in (0, 1) if holds is not None else ():
             first, last = operands[at], operands[1 - at]
             comparison = holds if at == 0 else MIRRORED.get(holds)
-            if comparison is None or not run.has_varied((first, last)):
+            if comparison is None or not varying_reads.has_varied(context, (first, last)):
                 continue
             try:
-                state = capture_state(run, step)
+                state = capture_state(context, step)
                 state = replace(state, offset=instructions(state.code)[state.offset].offset)
                 check_resumable(state)
             except (Split, UnresumableState) as why:
@@ -187,34 +189,34 @@ class LoopHeads:
                 return False
             head = LoopHead(state, offsets.exit + shift, offsets)
             space = IterationSpace((first, last, 1), (), None, Counter(comparison, at))
-            if self._record(run, step, head, space):
+            if self._record(context, step, head, space):
                 return True
         self._attempts[key] = self._attempts.get(key, 0) + 1
         return False
 
-    def abandon_loops(self, run: MonitorRun, frame: FrameType | None = None) -> None:
+    def abandon_loops(self, context: Context, frame: FrameType | None = None) -> None:
         """See ``Branching.abandon_loops``."""
         for key in [key for key in self._peeled if frame is None or key[0] == id(frame)]:
-            self._peeled.pop(key).abandon(run)
+            self._peeled.pop(key).abandon(context)
 
-    def _record(self, run: MonitorRun, step: Step, head: LoopHead, space: IterationSpace) -> bool:
+    def _record(self, context: Context, step: Step, head: LoopHead, space: IterationSpace) -> bool:
         """True if the loop that the program is about to begin is an operator now."""
-        raising = len(run.lifted.arithmetic.may_raise)
+        raising = len(context.lifted.arithmetic.may_raise)
         try:
             state = head.state
-            if step.frame is run.root_frame and state.function is frame_function(step.frame):
+            if step.frame is context.root_frame and state.function is frame_function(step.frame):
                 for slot in live_locals(state.code, state.offset):
-                    run.arguments.read_local(run, step.frame, slot)
-            loop = ForLoop(self._tools, run, head, space)
+                    context.arguments.read_local(context, step.frame, slot)
+            loop = ForLoop(self._tools, context, head, space)
             loop.record()
         except (Split, UnresumableState) as why:
-            del run.lifted.arithmetic.may_raise[raising:]
+            del context.lifted.arithmetic.may_raise[raising:]
             _log_no_operator(step, why)
             return False
-        self._tools.paths.receivers.append(lambda run, frame: loop.receive(frame))
+        self._tools.paths.receivers.append(lambda context, frame: loop.receive(frame))
         until = head.until if loop.exits is None else loop.until
         is_in_frame = until != RETURN and loop.exits is not None
-        run.skip(step.frame, until + shift_of(step.frame) if is_in_frame else until)
+        context.isolation.skip(step.frame, until + shift_of(step.frame) if is_in_frame else until)
         return True
 
 
@@ -225,7 +227,7 @@ _OPPOSITE: dict[Comparison, Comparison] = {
 """The comparison that holds of two integers if another one does not."""
 
 
-def _iterate_over_rows(run: MonitorRun, step: Step) -> list[GraphList | LiftedRange] | None:
+def _iterate_over_rows(context: Context, step: Step) -> list[GraphList | LiftedRange] | None:
     """Replace tensors over which the program is about to iterate by the lists of their rows, as
     lists of the graph whose first elements are known.
 
@@ -240,18 +242,20 @@ def _iterate_over_rows(run: MonitorRun, step: Step) -> list[GraphList | LiftedRa
         called = stack[-2 if spread else -at.arg - 1]
     if not any(called is known for known in (iter, enumerate, zip)):
         return None
-    lists = run.recording.operators.lists
+    lists = context.recording.operators.lists
     found: list[GraphList | LiftedRange] = []
     for i, value in enumerate(operands):
         if type(value) is int:  # the start of `enumerate`
             continue
         if isinstance(value, torch.Tensor):
             operands[i] = value.unbind(0)
-            run.account()
-            if not unbound_tensors.unbind_into_list(run, torch.unbind, (value,), {}, operands[i]):
+            context.account()
+            if not unbound_tensors.unbind_into_list(
+                context, torch.unbind, (value,), {}, operands[i]
+            ):
                 return None
         rows = lists.get(id(operands[i]))
-        if isinstance(rows, LiftedRange) and not run.lifted.any_lifted(rows.bounds[:1]):
+        if isinstance(rows, LiftedRange) and not context.lifted.any_lifted(rows.bounds[:1]):
             found.append(rows)
             continue
         if not isinstance(rows, GraphList) or not (rows.elements_are_new and rows.is_never_empty):
@@ -259,7 +263,7 @@ def _iterate_over_rows(run: MonitorRun, step: Step) -> list[GraphList | LiftedRa
         found.append(rows)
     for rows in found:
         if isinstance(rows, GraphList):
-            rows.know(run.recording.operators, 0)
+            rows.know(context.recording.operators, 0)
     replacements = [tuple(operands)] if spread else operands
     for depth, value in enumerate(reversed(replacements), start=1):
         frame_set_operand(step.frame, depth, value)

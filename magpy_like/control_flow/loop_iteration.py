@@ -87,9 +87,9 @@ class Iteration:
         Raises:
             Split: no placeholder stands for one of the values.
         """
-        plan, rec = self.plan, self.plan.run.recording
+        plan, rec = self.plan, self.plan.context.recording
         start = int(plan.bounds[0])
-        twin = plan.run.lifted.twin(plan.bounds[0])
+        twin = plan.context.lifted.twin(plan.bounds[0])
         self.index = rec.operators.add_symbol(number=True, twin=start if twin is None else twin)
         self._symbols.append(self.index)
         self.reads = IndexedReads(self.index)
@@ -126,29 +126,31 @@ class Iteration:
 
     def _placeholder(self, leaf: CarriedValue) -> Any:
         """A placeholder for the value that any iteration receives, known as the leaf's symbol."""
-        run, rec, first = self.plan.run, self.plan.run.recording, leaf.initial
+        context, rec, first = self.plan.context, self.plan.context.recording, leaf.initial
         if is_number(first):
             leaf.symbol = rec.operators.add_symbol(number=True, twin=type(first)(first))
-            return run.lift(first, GraphNumber(leaf.symbol))
+            return context.lift(first, GraphNumber(leaf.symbol))
         node = rec.graph.value(first)
         if rec.operators.has_data_dependent_shape(first) or (
             rec.sizes.twin is not None and TWIN not in node.meta
         ):
             raise LoopNotMergeable("the sizes of a loop-carried tensor depend on data")
         leaf.symbol = rec.operators.add_symbol(number=False, twin=node.meta.get(TWIN))
-        return self.plan.tools.placeholders.any_like(run, first, leaf.symbol, leaf.requires_grad)
+        return self.plan.tools.placeholders.any_like(
+            context, first, leaf.symbol, leaf.requires_grad
+        )
 
     def _lift_index(self, start: int) -> Any:
-        plan, lifted = self.plan, self.plan.run.lifted
+        plan, lifted = self.plan, self.plan.context.lifted
         counted = GraphNumber(self.index)
         if not lifted.any_lifted(plan.bounds[:1]) and plan.bounds[2] > 0:
             second = start + plan.bounds[2] if plan.may_skip_first else None
             lifted.guards.lower_bounds.note(counted, start, second)
-        return plan.run.lift(start, counted)
+        return plan.context.lift(start, counted)
 
     def _operands(self, index: Any) -> list[Any]:
         """The operand stack at the beginning of the body."""
-        plan, rec = self.plan, self.plan.run.recording
+        plan, rec = self.plan, self.plan.context.recording
         rows = [self._row(tensor) for tensor in plan.tensors]
         last = last_node(rec)
         stack = [*plan.state.stack]
@@ -166,16 +168,16 @@ class Iteration:
         Raises:
             Split: the elements are not alike.
         """
-        rec = self.plan.run.recording
+        rec = self.plan.context.recording
         if not is_instance(tensor, torch.Tensor):
             return self._list_element(tensor)
         node = rec.graph.value(tensor)
         row = rec.operators.add_row(node, self.index)
         self.end.nodes.append(row)
-        return self.plan.tools.placeholders.row(self.plan.run, tensor, row)
+        return self.plan.tools.placeholders.row(self.plan.context, tensor, row)
 
     def _list_element(self, rows: Any) -> torch.Tensor:
-        operators = self.plan.run.recording.operators
+        operators = self.plan.context.recording.operators
         found = operators.lists[id(rows.rows if is_instance(rows, ReversedRows) else rows)]
         assert is_instance(found, GraphList)
         at = self.index
@@ -183,7 +185,7 @@ class Iteration:
             at = operators.graph.call_function(operator.invert, (at,))
             at.meta[NUMBER] = True
             self.end.nodes.append(at)
-        element = self.plan.tools.placeholders.list_element(self.plan.run, found, at)
+        element = self.plan.tools.placeholders.list_element(self.plan.context, found, at)
         self.reads.elements = True
         node = operators.node_of(element)
         assert node is not None
@@ -212,7 +214,7 @@ class Iteration:
             Split: it does something that no iteration of an operator may.
             PlanGrew: it writes to locations, or appends to lists, that were not planned.
         """
-        plan, rec = self.plan, self.plan.run.recording
+        plan, rec = self.plan, self.plan.context.recording
         owned = [*(self.slots[slot] for slot in plan.own_lists), *plan.shared]
         for leaf in plan.written:
             owned += [leaf.result, leaf.symbol.meta.get(TWIN)]
@@ -238,7 +240,7 @@ class Iteration:
                     value[at] = item
             shared_before = [*map(list, plan.shared)]
             end = plan.tools.paths.explore(
-                plan.run, self.begun, plan.offsets.exit, plan.offsets.head, options
+                plan.context, self.begun, plan.offsets.exit, plan.offsets.head, options
             )
         end.nodes = [*self.end.nodes, *end.nodes]
         self.end = end
@@ -281,7 +283,7 @@ class Iteration:
                     "a list grows at another rate than the index by which iterations read it"
                 )
             # The distance of the elements from the end of the list.
-            self.plan.run.lifted.specialize(self.plan.bounds[:1])
+            self.plan.context.lifted.specialize(self.plan.bounds[:1])
 
     def _note_shared(self, before: Sequence[list[Any]], after: Sequence[list[Any]]) -> None:
         """Note what the iteration has appended to ``plan.shared``.
@@ -336,7 +338,7 @@ class Iteration:
 
     def discard(self) -> None:
         """Erase the nodes of the iteration from the graph."""
-        rec = self.plan.run.recording
+        rec = self.plan.context.recording
         for found in self.growing.values():
             rec.operators.lists.pop(id(found.value), None)
         erase(rec, self.end.nodes)

@@ -46,7 +46,7 @@ class LoopOutputs:
         """
         self._iteration, self._nodes, self._body_results = iteration, nodes, body_results
         self._plan = iteration.plan
-        self._run, self._bounds = self._plan.run, self._plan.bounds
+        self._context, self._bounds = self._plan.context, self._plan.bounds
         self._known: dict[int, Any] = {}
         """By id, the tensors that are results, with their nodes in the body."""
         self._replaced: dict[tuple[Any, ...], tuple[Any, Any]] = {}
@@ -59,7 +59,7 @@ class LoopOutputs:
         Raises:
             Split: the program's values are not as the isolated iteration has left them.
         """
-        plan, lists, rec = self._plan, self._iteration.lists, self._run.recording
+        plan, lists, rec = self._plan, self._iteration.lists, self._context.recording
         leaves = [*plan.inputs, *self._iteration.final_values]
         if any(leaf.may_preexist for leaf in leaves) or any(s.may_preexist for s in lists):
             steady = [leaf.initial for leaf in leaves if is_instance(leaf.initial, torch.Tensor)]
@@ -78,7 +78,7 @@ class LoopOutputs:
                 place.put(published)
         for place in plan.places:
             carried_attributes.end(rec, place)
-        at, count = len(leaves), trip_count(self._run, self._bounds)
+        at, count = len(leaves), trip_count(self._context, self._bounds)
         for found, node in zip(lists, self._nodes[at:], strict=True):
             is_operand = found.slot == len(plan.state.locals)
             value = frame_stack(frame)[-1] if is_operand else frame_locals(frame)[found.slot]
@@ -98,7 +98,7 @@ class LoopOutputs:
             inner: the result's node in the body.
         """
         if path:
-            self._run.recording.variables.add_new(value)
+            self._context.recording.variables.add_new(value)
             item = part(value, path[:1])
             published = self._published(item, path[1:], leaf, node, inner)
             if published is item:
@@ -107,7 +107,7 @@ class LoopOutputs:
             if made is value:
                 return value
             return self._replaced.setdefault((id(value), *path, id(published)), (made, value))[0]
-        operators = self._run.recording.operators
+        operators = self._context.recording.operators
         if is_number(leaf.result):
             if type(value) is not type(leaf.result):
                 raise LoopNotMergeable(
@@ -115,12 +115,12 @@ class LoopOutputs:
                 )
             if inner is self._iteration.index:
                 return self._last_index(value)
-            lifted = self._run.lift(value, GraphNumber(node))
+            lifted = self._context.lift(value, GraphNumber(node))
             return self._replaced.setdefault((id(value), id(inner)), (lifted, value))[0]
         check_like(value, leaf.result)
         if self._known.get(id(value)) is inner:
             return value
-        rec = self._run.recording
+        rec = self._context.recording
         is_known = operators.node_of(value) is not None or rec.variables.node(value) is not None
         if leaf.may_preexist:
             if is_known:
@@ -139,14 +139,14 @@ class LoopOutputs:
         return value
 
     def _last_index(self, value: int) -> int:
-        count = trip_count(self._run, self._bounds)
-        return self._index_of(value, compute_lifted(self._run, operator.sub, count, 1))
+        count = trip_count(self._context, self._bounds)
+        return self._index_of(value, compute_lifted(self._context, operator.sub, count, 1))
 
     def _index_of(self, value: int, number: int) -> int:
         """The lifted index of the iteration with a ``number``, equal to the program's ``value``."""
         start, _, step = self._bounds
-        steps = compute_lifted(self._run, operator.mul, number, step)
-        found = compute_lifted(self._run, operator.add, start, steps)
+        steps = compute_lifted(self._context, operator.mul, number, step)
+        found = compute_lifted(self._context, operator.add, start, steps)
         return found if found == value else value
 
     def _publish_list(
@@ -158,10 +158,10 @@ class LoopOutputs:
             count: the trip count.
             inner: the node in the body of the first element that an iteration appends.
         """
-        run, added = self._run, len(found.appended)
-        count = compute_lifted(run, operator.mul, count, added) if added > 1 else count
+        context, added = self._context, len(found.appended)
+        count = compute_lifted(context, operator.mul, count, added) if added > 1 else count
         if found.initial:
-            count = compute_lifted(run, operator.add, count, len(found.initial))
+            count = compute_lifted(context, operator.add, count, len(found.initial))
         if len(value) != count:
             raise LoopNotMergeable("a loop leaves a list of another length than its isolated run")
         alike = added == 1 and not found.initial
@@ -169,10 +169,12 @@ class LoopOutputs:
         bounds = self._bounds
 
         def specialize_length() -> None:
-            run.lifted.specialize(bounds)
+            context.lifted.specialize(bounds)
 
         twin = twin_of(inner) if alike else None
-        add_gathered(run.recording, GraphList(value, node, count, twin, specialize_length), found)
+        add_gathered(
+            context.recording, GraphList(value, node, count, twin, specialize_length), found
+        )
 
 
 def add_gathered(rec: Recording, known: GraphList, found: AppendedList) -> None:

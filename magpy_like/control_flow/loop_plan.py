@@ -20,8 +20,8 @@ from magpy_like.control_flow.carried_containers import Path, part, shared
 from magpy_like.control_flow.loop_description import IterationSpace, LoopHead
 from magpy_like.control_flow.loop_tensor_writes import ExternalWrite, is_unshared
 from magpy_like.control_flow.operator_tools import OperatorTools
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.objects.loop_written_places import Filled, Holder
-from magpy_like.monitor.run import MonitorRun
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 
@@ -78,9 +78,14 @@ class LoopPlan:
     """
 
     def __init__(
-        self, tools: OperatorTools, run: MonitorRun, head: LoopHead, space: IterationSpace
+        self, tools: OperatorTools, context: Context, head: LoopHead, space: IterationSpace
     ) -> None:
-        self.tools, self.run, self.state, self.offsets = tools, run, head.state, head.offsets
+        self.tools, self.context, self.state, self.offsets = (
+            tools,
+            context,
+            head.state,
+            head.offsets,
+        )
         self.list_operand, self.in_comprehension = head.list_operand, head.in_comprehension
         self.bounds, self.tensors, self.element = space.bounds, space.tensors, space.element
         self.counter, self.may_skip_first = space.counter, space.may_skip_first
@@ -119,7 +124,7 @@ class LoopPlan:
 
         Reference counts decide, so this must run before anything else refers to the values.
         """
-        rec, slots = self.run.recording, self.values
+        rec, slots = self.context.recording, self.values
         # References from the frame, the state, these values, and as an argument: no others.
         self.own_lists = {
             slot
@@ -215,7 +220,7 @@ class LoopPlan:
         """
         places, lists = filled.places[len(self.places) :], filled.lists[len(self.shared) :]
         for place in places:
-            value, slot = carried_attributes.read(self.run, place), len(self.values)
+            value, slot = carried_attributes.read(self.context, place), len(self.values)
             self.values = (*self.values, value)
             self.places.append(place)
             self.live_in |= {slot}

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset, trip_count
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
@@ -87,7 +87,7 @@ class CarriedRow:
 
 
 def rows_of_all(
-    run: MonitorRun, bounds: tuple[int, int, int], offset: int, size: int, times: int = 1
+    context: Context, bounds: tuple[int, int, int], offset: int, size: int, times: int = 1
 ) -> slice:
     """The indices ``times * i + offset`` of all iterations ``i``, in ascending order.
 
@@ -100,25 +100,29 @@ def rows_of_all(
         Split: one of them is out of range in this call, or negative.
     """
     start, _, step = bounds
-    count = trip_count(run, bounds)
+    count = trip_count(context, bounds)
     by = step * times
-    steps = compute_lifted(run, operator.mul, compute_lifted(run, operator.sub, count, 1), by)
-    first = _sum(
-        run, compute_lifted(run, operator.mul, start, times) if times != 1 else start, offset
+    steps = compute_lifted(
+        context, operator.mul, compute_lifted(context, operator.sub, count, 1), by
     )
-    last = compute_lifted(run, operator.add, first, steps)
+    first = _sum(
+        context,
+        compute_lifted(context, operator.mul, start, times) if times != 1 else start,
+        offset,
+    )
+    last = compute_lifted(context, operator.add, first, steps)
     low, high = (first, last) if by > 0 else (last, first)
     if low < 0 or high >= size:
         raise LoopNotMergeable("iterations read rows that are out of range or counted from the end")
-    run.lifted.guards.require_truth(operator.ge, (low, 0))
-    run.lifted.guards.require_truth(operator.lt, (high, size))
-    return slice(low, _sum(run, high, 1), abs(step))
+    context.lifted.guards.require_truth(operator.ge, (low, 0))
+    context.lifted.guards.require_truth(operator.lt, (high, size))
+    return slice(low, _sum(context, high, 1), abs(step))
 
 
-def _sum(run: MonitorRun, number: int, more: int) -> int:
+def _sum(context: Context, number: int, more: int) -> int:
     return (
-        compute_lifted(run, operator.add, number, more)
-        if more or run.lifted.any_lifted((more,))
+        compute_lifted(context, operator.add, number, more)
+        if more or context.lifted.any_lifted((more,))
         else number
     )
 

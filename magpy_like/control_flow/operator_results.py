@@ -12,7 +12,7 @@ from torch import fx
 from magpy_like.control_flow.frame_locations import OperatorOutput
 from magpy_like.control_flow.substitute_tensors import SubstituteTensors
 from magpy_like.control_flow.value_comparison import check_like
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.expressions import Expression, GraphNumber, is_number
 from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack
 from magpy_like.native.instance_checks import is_instance
@@ -32,7 +32,7 @@ class OperatorResults:
         """By id, results with the tensors created before the operator that each may be."""
 
     def publish(
-        self, run: MonitorRun, frame: FrameType, outputs: Sequence[tuple[OperatorOutput, Result]]
+        self, context: Context, frame: FrameType, outputs: Sequence[tuple[OperatorOutput, Result]]
     ) -> None:
         """Make the tensors and numbers in ``frame`` known as an operator's results.
 
@@ -45,7 +45,7 @@ class OperatorResults:
             location = output.location
             key = (location.is_local, location.slot)
             value = changed.get(key, (slots if location.is_local else stack)[location.slot])
-            changed[key] = self._published(run, value, location.path, output, result)
+            changed[key] = self._published(context, value, location.path, output, result)
         for (is_local, slot), value in changed.items():
             if value is (slots if is_local else stack)[slot]:
                 continue
@@ -56,16 +56,16 @@ class OperatorResults:
 
     def _published(
         self,
-        run: MonitorRun,
+        context: Context,
         value: Any,
         path: tuple[int, ...],
         output: OperatorOutput,
         result: Result,
     ) -> Any:
         """``value``, with the tensor or number at ``path`` in it known as a result."""
-        rec = run.recording
+        rec = context.recording
         if path:
-            item = self._published(run, value[path[0]], path[1:], output, result)
+            item = self._published(context, value[path[0]], path[1:], output, result)
             if item is value[path[0]]:
                 return value
             return (*value[: path[0]], item, *value[path[0] + 1 :])
@@ -74,7 +74,9 @@ class OperatorResults:
                 raise BranchNotMergeable(
                     "a branch leaves a number of another type than its branch run"
                 )
-            return run.lift(value, GraphNumber(result) if is_instance(result, fx.Node) else result)
+            return context.lift(
+                value, GraphNumber(result) if is_instance(result, fx.Node) else result
+            )
         assert is_instance(result, fx.Node)
         check_like(value, output.values[0])
         if rec.operators.node_of(value) is not None or rec.variables.node(value) is not None:

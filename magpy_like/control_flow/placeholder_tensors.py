@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from magpy_like.control_flow.value_comparison import check_like
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
@@ -33,7 +33,7 @@ class PlaceholderTensors:
         return FakeTensorMode(allow_non_fake_inputs=True)
 
     def any_like(
-        self, run: MonitorRun, like: torch.Tensor, symbol: fx.Node, requires_grad: bool
+        self, context: Context, like: torch.Tensor, symbol: fx.Node, requires_grad: bool
     ) -> torch.Tensor:
         """A placeholder of the shape, strides, dtype and device of ``like``, for any tensor that
         iterations carry; its node is ``symbol``."""
@@ -43,17 +43,17 @@ class PlaceholderTensors:
                 like.shape, like.stride(), dtype=like.dtype, device=like.device,
                 requires_grad=requires_grad,
             )  # fmt: skip
-        return self._known(run, made, symbol)
+        return self._known(context, made, symbol)
 
-    def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
+    def row(self, context: Context, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """A placeholder for a row ``tensor[i]``, whose node is ``node``."""
         with self.fake_mode:
             made = torch.select(self.fake_mode.from_tensor(tensor), 0, 0)
-        return self._known(run, made, node)
+        return self._known(context, made, node)
 
-    def list_element(self, run: MonitorRun, gathered: GraphList, at: Any) -> torch.Tensor:
+    def list_element(self, context: Context, gathered: GraphList, at: Any) -> torch.Tensor:
         """See ``Branching.list_element``."""
-        rec, (first, *others) = run.recording, gathered.value
+        rec, (first, *others) = context.recording, gathered.value
         for item in gathered.value:
             if type(item) is not torch.Tensor:
                 raise LoopNotMergeable("a list has elements that are not plain tensors")
@@ -64,7 +64,7 @@ class PlaceholderTensors:
         node = rec.operators.graph.call_function(operator.getitem, (gathered.node, at))
         if gathered.twin is not None:
             node.meta[TWIN] = gathered.twin
-        return self.any_like(run, first, node, first.requires_grad)
+        return self.any_like(context, first, node, first.requires_grad)
 
     def includes(self, value: Any) -> bool:
         """True for one of the placeholders."""
@@ -78,7 +78,7 @@ class PlaceholderTensors:
         ]
         return bool(storages[0]._cdata == storages[1]._cdata)
 
-    def _known(self, run: MonitorRun, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
+    def _known(self, context: Context, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
         self._made.append(MonitorWeakRef(made))
-        run.recording.operators.set_node(made, node)
+        context.recording.operators.set_node(made, node)
         return made

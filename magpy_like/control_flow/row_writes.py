@@ -40,7 +40,7 @@ def written_rows(iteration: Iteration) -> list[tuple[CarriedValue, RowWrite, sli
     """
     found: list[tuple[CarriedValue, RowWrite, slice]] = []
     plan, end = iteration.plan, iteration.end
-    rec = plan.run.recording
+    rec = plan.context.recording
     for leaf in list(plan.written):
         row = written_row(leaf.symbol, iteration.index)
         if row is None:
@@ -54,8 +54,8 @@ def written_rows(iteration: Iteration) -> list[tuple[CarriedValue, RowWrite, sli
         if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
             raise LoopNotMergeable("iterations write rows of another shape")
         if rec.sizes.twin is not None:
-            size = plan.run.lifted.symbolic.lift(size, leaf.symbol.meta[TWIN].shape[row.dim])
-        at = rows_of_all(plan.run, plan.bounds, row.offset, size)
+            size = plan.context.lifted.symbolic.lift(size, leaf.symbol.meta[TWIN].shape[row.dim])
+        at = rows_of_all(plan.context, plan.bounds, row.offset, size)
         _check_reads(iteration, leaf, row, size)
         plan.written.remove(leaf)
         # A copy: the iteration may change the written value later.
@@ -82,7 +82,7 @@ def _check_reads(iteration: Iteration, leaf: CarriedValue, row: RowWrite, size: 
         )
     check_writes([leaf.symbol], [node for node in iteration.end.nodes if node is not row.node])
     for _, offset in row.reads:
-        rows_of_all(plan.run, plan.bounds, offset, size)
+        rows_of_all(plan.context, plan.bounds, offset, size)
         if row.iterations_ago(offset, plan.bounds[2]) == 0:
             raise LoopNotMergeable("iterations read the row that they write")
 
@@ -95,14 +95,14 @@ def _carry_rows(iteration: Iteration, leaf: CarriedValue, row: RowWrite, value: 
         value: the row that this iteration writes.
     """
     plan, end = iteration.plan, iteration.end
-    run, operators = plan.run, plan.run.recording.operators
+    context, operators = plan.context, plan.context.recording.operators
     graph, first, step = operators.graph, leaf.initial, plan.bounds[2]
-    tensor = operators.value_node(first, run.recording.graph.value)
+    tensor = operators.value_node(first, context.recording.graph.value)
     ago = {node: row.iterations_ago(offset, step) for node, offset in row.reads}
     carried: list[CarriedRow] = []
     for distance in range(1, max(ago.values(), default=0) + 1):
-        at = compute_lifted(run, operator.add, plan.bounds[0], row.offset - distance * step)
-        number = operators.value_node(at, run.recording.graph.value)
+        at = compute_lifted(context, operator.add, plan.bounds[0], row.offset - distance * step)
+        number = operators.value_node(at, context.recording.graph.value)
         begin = graph.call_function(torch.select, (tensor, row.dim, number))
         carried.append(CarriedRow(_dense(graph, begin), operators.add_symbol(number=False)))
     if carried:
@@ -114,7 +114,7 @@ def _carry_rows(iteration: Iteration, leaf: CarriedValue, row: RowWrite, value: 
         if distance > 0:
             node.replace_all_uses_with(carried[distance - 1].symbol)
             end.nodes.remove(node)
-            erase(run.recording, [node])
+            erase(context.recording, [node])
         else:
             node.update_arg(0, tensor)
     iteration.rows += carried

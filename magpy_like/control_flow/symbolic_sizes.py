@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
@@ -18,11 +18,11 @@ def twin_of(node: Any) -> torch.Tensor | None:
     return node.meta.get(TWIN) if is_instance(node, fx.Node) else None
 
 
-def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> None:
+def check_twins(context: Context, left: torch.Tensor, right: torch.Tensor) -> None:
     """Raises Split: two symbolic tensors differ in sizes or strides for some values of the
     symbols."""
     for one, other in zip(
         (*left.shape, *left.stride()), (*right.shape, *right.stride()), strict=True
     ):
-        if not run.lifted.guards.require_symbolic(one == other):
+        if not context.lifted.guards.require_symbolic(one == other):
             raise LoopNotMergeable("the sizes of a tensor differ between branches or iterations")

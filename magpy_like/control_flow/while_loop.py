@@ -27,7 +27,7 @@ from magpy_like.control_flow.path_ends import PathEnd, begin_branch
 from magpy_like.control_flow.symbolic_sizes import check_twins
 from magpy_like.control_flow.value_comparison import check_carried, is_unchanged
 from magpy_like.logs import topic
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
@@ -38,7 +38,7 @@ _log = topic("splits")
 
 
 def find_loop(
-    tools: OperatorTools, run: MonitorRun, state: FrameState, until: int
+    tools: OperatorTools, context: Context, state: FrameState, until: int
 ) -> tuple[bool, Sequence[tuple[OperatorOutput, fx.Node]]] | None:
     """Record the loop whose condition is the branch at which a frame is.
 
@@ -59,12 +59,12 @@ def find_loop(
         while known < len(carried):
             known = len(carried)
             try:
-                found = _iterate(tools, run, state, until, stays, carried)
+                found = _iterate(tools, context, state, until, stays, carried)
             except Split as why:
                 _log.info("%s is no loop: %s", state.where, why)
                 break
             finally:
-                run.account()
+                context.account()
             if found is not None:
                 return stays, found
     return None
@@ -72,7 +72,7 @@ def find_loop(
 
 def _iterate(
     tools: OperatorTools,
-    run: MonitorRun,
+    context: Context,
     state: FrameState,
     until: int,
     stays: bool,
@@ -87,9 +87,9 @@ def _iterate(
     Raises:
         Split: the branch is not the condition of a loop whose iterations are alike.
     """
-    rec = run.recording
+    rec = context.recording
     first = [value_at(state, location) for location in carried]
-    twins = [_twin_of(run, value) for value in first]
+    twins = [_twin_of(context, value) for value in first]
     symbols = [
         rec.operators.add_symbol(is_number(value), twin)
         for value, twin in zip(first, twins, strict=True)
@@ -98,10 +98,10 @@ def _iterate(
     values = []
     try:
         for location, value, symbol in zip(carried, first, symbols, strict=True):
-            values.append(_placeholder(tools, run, value, symbol))
+            values.append(_placeholder(tools, context, value, symbol))
             begun = with_value(begun, location, values[-1])
         begin = begin_branch(begun, stays)
-        end = tools.paths.explore(run, begin, until, state.instruction.offset)
+        end = tools.paths.explore(context, begin, until, state.instruction.offset)
         if not end.is_at_head:
             raise LoopNotMergeable("the body does not return to the condition")
         after = replace(state, locals=end.locals, stack=end.stack)
@@ -113,8 +113,8 @@ def _iterate(
         for value, result, twin in zip(values, results, twins, strict=True):
             check_carried(value, result)
             if is_instance(twin, torch.Tensor):
-                check_twins(run, twin, _twin_of(run, result))
-        nodes = _add_while_loop(run, stays, first, symbols, end, results)
+                check_twins(context, twin, _twin_of(context, result))
+        nodes = _add_while_loop(context, stays, first, symbols, end, results)
     finally:
         erase(rec, end.nodes if end is not None else [])
         erase(rec, symbols)
@@ -137,22 +137,22 @@ def _changed_locations(
     ]
 
 
-def _placeholder(tools: OperatorTools, run: MonitorRun, value: Any, symbol: fx.Node) -> Any:
+def _placeholder(tools: OperatorTools, context: Context, value: Any, symbol: fx.Node) -> Any:
     """A placeholder tensor, or a lifted number, for any value that the loop may carry there."""
     if is_number(value):
-        return run.lift(value, GraphNumber(symbol))
+        return context.lift(value, GraphNumber(symbol))
     if not is_instance(value, torch.Tensor):
         raise LoopNotMergeable(f"a {type(value).__qualname__} differs between iterations")
-    return tools.placeholders.any_like(run, value, symbol, value.requires_grad)
+    return tools.placeholders.any_like(context, value, symbol, value.requires_grad)
 
 
-def _twin_of(run: MonitorRun, value: Any) -> Any:
+def _twin_of(context: Context, value: Any) -> Any:
     """The symbolic twin of a carried tensor, or an example of a carried number.
 
     Raises:
         Split: the sizes are not known.
     """
-    rec = run.recording
+    rec = context.recording
     if rec.sizes.twin is None or not is_instance(value, torch.Tensor):
         return type(value)(value) if is_number(value) else None
     twin = rec.graph.value(value).meta.get(TWIN)
@@ -162,7 +162,7 @@ def _twin_of(run: MonitorRun, value: Any) -> Any:
 
 
 def _add_while_loop(
-    run: MonitorRun,
+    context: Context,
     stays: bool,
     first: Sequence[Any],
     symbols: Sequence[fx.Node],
@@ -180,7 +180,7 @@ def _add_while_loop(
     Returns:
         The nodes of its results, one for each carried value.
     """
-    rec, operators = run.recording, run.recording.operators
+    rec, operators = context.recording, context.recording.operators
     returned = [operators.value_node(value, rec.graph.value) for value in results]
     end.nodes = without_constants(rec, end.nodes)
     outside = external_nodes(end.nodes, returned, {*end.nodes, *symbols})

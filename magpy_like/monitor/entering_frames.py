@@ -31,7 +31,8 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
+    from magpy_like.monitor.protocols import Cut
 
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
@@ -58,29 +59,31 @@ _HIDDEN_CODE = _FORGETTING | {
 weak containers do when objects die, and what a default device does to each operator."""
 
 
-def _stands_in(run: MonitorRun, frame: types.FrameType) -> bool:
-    """Whether a frame of this package, or the rest of one, stands in for native code, or for the
-    program's."""
-    if frame.f_code in polyfills.CODE or frame.f_code in compiled_callees.CODE:
-        return True
-    known = None if run.cut is None else run.cut.original_function(frame_function(frame))
-    return getattr(known, "__code__", None) in polyfills.CODE
-
-
 class Entering:
     """The functions and generators that a recording has entered."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut: Cut | None) -> None:
+        """``cut`` knows with which function the program begins, and its continuations."""
+        self._cut = cut
         self._entered: set[int] = set()
         self._keep: list[Any] = []
         """Those functions, so that no other one has the id of one."""
         self._generators: set[int] = set()
         """Ids of the frames of the generators that have begun since."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
+        """Drop the objects of the program that are held here."""
         self._keep.clear()
 
-    def enter(self, run: MonitorRun, frame: types.FrameType) -> bool:
+    def _replaces(self, frame: types.FrameType) -> bool:
+        """True if a frame of this package, or a continuation of one, replaces native code or the
+        program's."""
+        if frame.f_code in polyfills.CODE or frame.f_code in compiled_callees.CODE:
+            return True
+        known = None if self._cut is None else self._cut.original_function(frame_function(frame))
+        return getattr(known, "__code__", None) in polyfills.CODE
+
+    def enter(self, context: Context, frame: types.FrameType) -> bool:
         """Whether a frame that begins, or goes on, is followed.
 
         Raises:
@@ -88,15 +91,15 @@ class Entering:
         """
         code = frame.f_code
         unseen = code.co_filename.startswith(_UNSEEN)
-        hidden = code in _HIDDEN_CODE or (unseen and not _stands_in(run, frame))
-        if run.suspension.depth or hidden or _forgets(frame.f_back):
-            run.flags.specialize_pending_call()
+        hidden = code in _HIDDEN_CODE or (unseen and not self._replaces(frame))
+        if context.suspension.depth or hidden or _forgets(frame.f_back):
+            context.flags.specialize_pending_call()
             return False
-        run.flags.enter(frame)
+        context.flags.enter(frame)
         if unseen:
             return True
-        if run.recording.mutations.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
-            run.recording.mutations.check_none_lost()
+        if context.recording.mutations.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
+            context.recording.mutations.check_none_lost()
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti > resume_offset(code):
                 # Another frame may have had the id, so the frame itself must bear the hook's mark.
@@ -106,18 +109,20 @@ class Entering:
             self._generators.add(id(frame))
         if code.co_flags & _ASYNC:
             raise Split(SplitReason.ASYNC, "enters an asynchronous function")
-        if run.skipping:  # the record has it, and this may be what torch does for fake tensors
+        if (
+            context.isolation.is_skipping
+        ):  # the record has it, and this may be what torch does for fake tensors
             return True
         function = frame_function(frame)
-        if run.cut is not None:
-            if run.arguments.waiting is None and not run.cut.begins(function):
+        if self._cut is not None:
+            if context.arguments.waiting is None and not self._cut.begins(function):
                 return False
-            function = run.cut.original_function(function)
-        if run.arguments.waiting is None:
-            run.enter_root(frame, function)
+            function = self._cut.original_function(function)
+        if context.arguments.waiting is None:
+            context.enter_root(frame, function)
         if is_instance(function, types.FunctionType):
-            self.enter_function(run.recording, function)
-            self._enter_method(run, frame, function)
+            self.enter_function(context.recording, function)
+            self._enter_method(context, frame, function)
         return True
 
     def enter_function(self, rec: Recording, function: types.FunctionType) -> None:
@@ -137,10 +142,10 @@ class Entering:
             rec.reads.record(node, Relation(RelationKind.DEFAULT, name), value)
 
     def _enter_method(
-        self, run: MonitorRun, frame: types.FrameType, function: types.FunctionType
+        self, context: Context, frame: types.FrameType, function: types.FunctionType
     ) -> None:
         """Native code such as ``str`` finds a special method in the class of its argument."""
-        rec, code = run.recording, frame.f_code
+        rec, code = context.recording, frame.f_code
         if not code.co_argcount:
             if code.co_flags & inspect.CO_VARARGS:
                 given = frame_locals(frame)[code.co_kwonlyargcount]
@@ -164,15 +169,15 @@ class Entering:
             rec.variables.add_new(frame_locals(frame)[making])
         if function.__name__ == "__init__" and rec.variables.node(receiver) is None:
             rec.variables.add_new(receiver)  # the program may be cut before the call has given it
-            if (confined := run.confined()) is not None and frame.f_back is not None:
-                confined.own_if_new(receiver, _called(run, frame.f_back))
+            if (confined := context.isolation.current()) is not None and frame.f_back is not None:
+                confined.own_if_new(receiver, _called(context, frame.f_back))
         if lookup_in_type(type(receiver), function.__name__) is function:
             class_lookup.read_class(rec, type(receiver), function.__name__)
 
 
-def _called(run: MonitorRun, frame: types.FrameType) -> Any:
+def _called(context: Context, frame: types.FrameType) -> Any:
     """The class that a frame is calling."""
-    offset, stack = run.step_of(frame) or (0, ())
+    offset, stack = context.step_of(frame) or (0, ())
     count = frame.f_code.co_code[offset + 1]
     is_call = opcode.opname[frame.f_code.co_code[offset]] == "CALL" and len(stack) >= count + 2
     return stack[-count - 1] if is_call and stack[-count - 2] is NULL else None

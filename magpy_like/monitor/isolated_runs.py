@@ -22,7 +22,7 @@ import torch
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.calls.operator_calls import BINARY, IN_PLACE
 from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_relation
-from magpy_like.monitor.objects.containers import CONTAINERS
+from magpy_like.monitor.objects.containers import CONTAINERS, cell_at
 from magpy_like.monitor.objects.finalizers import gives_destructor
 from magpy_like.monitor.objects.loop_written_places import Filled, place_of
 from magpy_like.monitor.torch_state.default_device import SWITCHES
@@ -37,8 +37,8 @@ from magpy_like.torch_compat.dispatch import TorchDispatchMode
 from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
-    from magpy_like.monitor.run import MonitorRun
     from magpy_like.monitor.symbolic.loop_windows import IndexedReads
 
     Token = tuple[Callable[..., Any], Any] | None
@@ -191,7 +191,7 @@ class IsolatedRun:
 
     # --- rules -----------------------------------------------------------------------------------
 
-    def check(self, run: MonitorRun, step: Step) -> None:
+    def check(self, context: Context, step: Step) -> None:
         """An instruction is about to run.
 
         Raises:
@@ -199,7 +199,7 @@ class IsolatedRun:
         """
         rule = _RULES.get(step.opcode)
         if rule is not None:
-            rule(self, run, step)
+            rule(self, context, step)
 
     def check_call(
         self,
@@ -282,12 +282,12 @@ class IsolatedRun:
                 f"reads {name}, which differs between runs of a checkpointed function",
             )
 
-    def finish(self, run: MonitorRun, token: Token, stack: tuple[Any, ...]) -> Any:
+    def finish(self, context: Context, token: Token, stack: tuple[Any, ...]) -> Any:
         """An instruction has given the top of ``stack``."""
         replacement = None
         if token is not None:
             finish, payload = token
-            replacement = finish(run, payload, stack[-1])
+            replacement = finish(context, payload, stack[-1])
         # One reference each from the frame, from ``stack`` and from the argument.
         if replacement is None and sys.getrefcount(stack[-1]) == 3:
             value = stack[-1]
@@ -329,11 +329,11 @@ class BranchRun(IsolatedRun):
         return self.tensors.owns(tensor)
 
 
-def finish_in_side(
-    run: MonitorRun, payload: tuple[IsolatedRun, Token], stack: tuple[Any, ...]
+def finish_isolated(
+    context: Context, payload: tuple[IsolatedRun, Token], stack: tuple[Any, ...]
 ) -> Any:
     side, token = payload
-    return side.finish(run, token, stack)
+    return side.finish(context, token, stack)
 
 
 _TYPE_CALL = lookup_in_type(type, "__call__")
@@ -359,8 +359,8 @@ def is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
 
 
-def _changes(place: int) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
-    def rule(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _changes(place: int) -> Callable[[IsolatedRun, Context, Step], None]:
+    def rule(side: IsolatedRun, context: Context, step: Step) -> None:
         target = step.stack[place]
         if is_instance(target, torch.Tensor) and opcode.opname[step.opcode] in _ON_TENSORS:
             return  # an operator, which `TensorEffects` sees
@@ -369,7 +369,7 @@ def _changes(place: int) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
     return rule
 
 
-def _stores_attribute(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _stores_attribute(side: IsolatedRun, context: Context, step: Step) -> None:
     target = step.stack[-1]
     found = lookup_in_type(type(target), step.name)
     setter = found.fset if is_instance(found, property) else None
@@ -380,7 +380,7 @@ def _stores_attribute(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     side.store(target, RelationKind.ATTRIBUTE, step.name, what)
 
 
-def _stores_item(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _stores_item(side: IsolatedRun, context: Context, step: Step) -> None:
     target, key = step.stack[-2:]
     if is_instance(target, torch.Tensor):
         return  # an operator, which `TensorEffects` sees
@@ -388,7 +388,7 @@ def _stores_item(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     side.store(target, RelationKind.KEY, key, what)
 
 
-def _stores_global(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _stores_global(side: IsolatedRun, context: Context, step: Step) -> None:
     what = "changes a global variable"
     side.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, what)
 
@@ -396,8 +396,8 @@ def _stores_global(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
 _ON_TENSORS = {"STORE_SLICE"}
 
 
-def _adds(below: int) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
-    def rule(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _adds(below: int) -> Callable[[IsolatedRun, Context, Step], None]:
+    def rule(side: IsolatedRun, context: Context, step: Step) -> None:
         side.needs_own(step.stack[-step.oparg - below], "changes")
         if opcode.opname[step.opcode] in _ITERATES:
             side.consume(step.stack[-1])
@@ -405,7 +405,7 @@ def _adds(below: int) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
     return rule
 
 
-def _operates(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _operates(side: IsolatedRun, context: Context, step: Step) -> None:
     if BINARY[step.oparg].__name__ not in IN_PLACE:
         return
     left = step.stack[-2]
@@ -415,8 +415,8 @@ def _operates(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     side.consume(step.stack[-1])
 
 
-def _writes_cell(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
-    cell = run.cell(step.frame, step.oparg)
+def _writes_cell(side: IsolatedRun, context: Context, step: Step) -> None:
+    cell = cell_at(step.frame, step.oparg)
     if cell is None or side.owns(cell):
         return
     code = step.code
@@ -429,7 +429,7 @@ def _writes_cell(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
         raise Split(SplitReason.ISOLATED_EFFECT, "deletes a closure variable")
 
 
-def _calls(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _calls(side: IsolatedRun, context: Context, step: Step) -> None:
     """What a class makes here goes unannounced, later on."""
     if opcode.opname[step.opcode] == "CALL":
         first = len(step.stack) - step.oparg - 2
@@ -442,24 +442,24 @@ def _calls(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
         )
 
 
-def _asks_which(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _asks_which(side: IsolatedRun, context: Context, step: Step) -> None:
     given = [id(operand) in side.copies for operand in step.stack[-2:]]
     if any(given) and not any(map(is_plain, step.stack[-2:])):
         raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried container")
 
 
-def _consumes(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _consumes(side: IsolatedRun, context: Context, step: Step) -> None:
     side.consume(step.stack[-1])
 
 
-def _never(what: str) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
-    def rule(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
+def _never(what: str) -> Callable[[IsolatedRun, Context, Step], None]:
+    def rule(side: IsolatedRun, context: Context, step: Step) -> None:
         raise Split(SplitReason.ISOLATED_EFFECT, what)
 
     return rule
 
 
-def _rules() -> dict[int, Callable[[IsolatedRun, MonitorRun, Step], None]]:
+def _rules() -> dict[int, Callable[[IsolatedRun, Context, Step], None]]:
     table = {
         "STORE_ATTR": _stores_attribute,
         "DELETE_ATTR": _changes(-1),
@@ -502,7 +502,7 @@ MAKES = frozenset(
 """Instructions whose result may be an object that is the side's own."""
 
 
-def side_filter(ordinary: bytes, when: Mapping[str, int]) -> bytes:
+def isolated_filter(ordinary: bytes, when: Mapping[str, int]) -> bytes:
     """The monitor's filter of instructions, with those that a side has rules for."""
     changed = bytearray(ordinary)
     # Plain operands are nothing to a side either.

@@ -24,7 +24,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
 class ProgramArguments:
@@ -35,10 +35,10 @@ class ProgramArguments:
         self.waiting: dict[int, tuple[int | str, Any]] | None = None
         """By slot of the function's frame; None until that has been entered."""
 
-    def vary(self, run: MonitorRun) -> None:
+    def vary(self, context: Context) -> None:
         """Numbers that vary between calls get an identity of their own before the call."""
-        self.args = tuple(_with_identity(run, i, value) for i, value in enumerate(self.args))
-        self.kwargs = {name: _with_identity(run, name, v) for name, v in self.kwargs.items()}
+        self.args = tuple(_with_identity(context, i, value) for i, value in enumerate(self.args))
+        self.kwargs = {name: _with_identity(context, name, v) for name, v in self.kwargs.items()}
 
     def take(self, args: tuple[Any, ...]) -> None:
         """These are the arguments from here on, and the program has loaded them all."""
@@ -48,20 +48,20 @@ class ProgramArguments:
         """Hold none of them any longer, but for what the program may still load."""
         self.args, self.kwargs = (), {}
 
-    def enter(self, run: MonitorRun, frame: types.FrameType, function: Any) -> None:
+    def enter(self, context: Context, frame: types.FrameType, function: Any) -> None:
         """Arguments are read when the program loads them, or at once when it cannot be seen."""
         self.waiting = {}
         target, bound = self.target, 0
         if is_instance(target, types.MethodType):
-            run.recording.variables.constant(target.__self__)
+            context.recording.variables.constant(target.__self__)
             target, bound = target.__func__, 1
         elif not is_instance(target, types.FunctionType):
-            run.recording.variables.constant(target)
-            class_lookup.read_class(run.recording, type(target), "__call__")
+            context.recording.variables.constant(target)
+            class_lookup.read_class(context.recording, type(target), "__call__")
         if function is not target:
-            self.read_all(run)
+            self.read_all(context)
             if function is lookup_in_type(type(target), "__call__"):
-                self._follow_flags(run, frame, dict(inputs_of(self.args, self.kwargs)), 1)
+                self._follow_flags(context, frame, dict(inputs_of(self.args, self.kwargs)), 1)
             return
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount]
@@ -82,65 +82,65 @@ class ProgramArguments:
                 taken.add(name)
         for key, value in inputs_of(self.args, self.kwargs):
             if key not in taken:
-                self._read(run, key, value)
+                self._read(context, key, value)
         for slot, (key, value) in list(self.waiting.items()):
             if code.co_varnames[slot] in code.co_cellvars:
-                self._read(run, key, value)
+                self._read(context, key, value)
                 del self.waiting[slot]
-        self._follow_flags(run, frame, dict(self.waiting.values()), bound)
+        self._follow_flags(context, frame, dict(self.waiting.values()), bound)
 
     def _follow_flags(
-        self, run: MonitorRun, frame: types.FrameType, given: dict[int | str, Any], bound: int
+        self, context: Context, frame: types.FrameType, given: dict[int | str, Any], bound: int
     ) -> None:
         """Bool arguments that have varied between calls: ``bound`` others come before them."""
         varying = {
-            key: self._read(run, key, value)
+            key: self._read(context, key, value)
             for key, value in given.items()
-            if type(value) is bool and argument_path(key) in run.varying.numbers
+            if type(value) is bool and argument_path(key) in context.varying.numbers
         }
         if varying:
             waiting = (self.waiting or {}).items()
             self.waiting = {slot: known for slot, known in waiting if known[0] not in varying}
-            run.flags.enter_region(frame, varying, bound)
-            run.watch_numbers()
+            context.flags.enter_region(frame, varying, bound)
+            context.watch_numbers()
 
-    def read_all(self, run: MonitorRun) -> None:
+    def read_all(self, context: Context) -> None:
         for key, value in inputs_of(self.args, self.kwargs):
-            self._read(run, key, value)
+            self._read(context, key, value)
 
-    def read_local(self, run: MonitorRun, frame: types.FrameType, slot: int) -> None:
+    def read_local(self, context: Context, frame: types.FrameType, slot: int) -> None:
         """The compiled function loads one of its locals, maybe an argument still."""
         found = self.waiting.pop(slot, None) if self.waiting else None
         if found is not None:
             key, value = found
             if frame_locals(frame)[slot] is value:
-                self._read(run, key, value)
+                self._read(context, key, value)
 
-    def read_rest(self, run: MonitorRun) -> None:
+    def read_rest(self, context: Context) -> None:
         """What was not loaded yet may be loaded behind a split."""
         waiting, self.waiting = self.waiting or {}, {}
         for key, value in waiting.values():
-            self._read(run, key, value)
+            self._read(context, key, value)
 
-    def _read(self, run: MonitorRun, key: int | str, value: Any) -> ShadowNode:
+    def _read(self, context: Context, key: int | str, value: Any) -> ShadowNode:
         relation = Relation(RelationKind.LOCAL, key)
-        node = run.recording.reads.record(run.recording.refs.external, relation, value)
+        node = context.recording.reads.record(context.recording.refs.external, relation, value)
         if is_native_iterator(value):
-            run.watch_iterators()
-        if can_vary(value) and (relation,) in run.varying.numbers:
-            run.lifted.external.register_argument(value, node)
-            run.watch_numbers()
-        elif type(value) is np.ndarray and (relation,) in run.varying.numbers:
+            context.watch_iterators()
+        if can_vary(value) and (relation,) in context.varying.numbers:
+            context.lifted.external.register_argument(value, node)
+            context.watch_numbers()
+        elif type(value) is np.ndarray and (relation,) in context.varying.numbers:
             if not value.dtype.hasobject and value.nbytes <= config.max_guarded_array_bytes:
-                run.lifted.external.register_array(value, node)
-                run.watch_numbers()
+                context.lifted.external.register_array(value, node)
+                context.watch_numbers()
         return node
 
 
-def _with_identity(run: MonitorRun, key: int | str, value: Any) -> Any:
-    lifted = argument_path(key) in run.varying.numbers and can_vary(value)
+def _with_identity(context: Context, key: int | str, value: Any) -> Any:
+    lifted = argument_path(key) in context.varying.numbers and can_vary(value)
     if not lifted:
         return value
     number = distinct_copy(value)
-    run.found.note(number, value)
+    context.found.note(number, value)
     return number

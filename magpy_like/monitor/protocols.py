@@ -11,6 +11,7 @@ import torch
 from magpy_like.split_reasons import SplitCause
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
     from magpy_like.monitor.symbolic.gathered_lists import GraphList
@@ -52,21 +53,21 @@ class Cut(Protocol):
 class Branching(Protocol):
     """What makes operators of branches on tensors."""
 
-    def at_branch(self, run: MonitorRun, step: Step) -> None:
+    def at_branch(self, context: Context, step: Step) -> None:
         """The program is about to jump, or not, on a tensor's value.
 
         Raises:
             Split: the branch cannot be part of a record.
         """
 
-    def at_flag_branch(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
+    def at_flag_branch(self, context: Context, step: Step, flag: ShadowNode) -> None:
         """The program is about to jump, or not, on a bool that varies between calls.
 
         Raises:
             Split: both ways cannot be part of one record.
         """
 
-    def at_join(self, run: MonitorRun, frame: types.FrameType | None) -> None:
+    def at_join(self, context: Context, frame: types.FrameType | None) -> None:
         """The program, of which nothing was announced since the branch, is where its sides meet.
 
         ``frame`` is None when it has not come there.
@@ -77,7 +78,7 @@ class Branching(Protocol):
 
     def at_loop(
         self,
-        run: MonitorRun,
+        context: Context,
         step: Step,
         bounds: tuple[int, int, int],
         tensors: tuple[torch.Tensor, ...],
@@ -91,13 +92,13 @@ class Branching(Protocol):
     def is_consumed_at_once(self, step: Step, functions: Collection[Any]) -> bool:
         """Whether what a call is about to make goes to one of these functions at once."""
 
-    def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
+    def at_comparison(self, context: Context, step: Step, compared: Callable[..., bool]) -> bool:
         """The program is about to compare numbers of which one varies, maybe to go on with a loop
         that counts; whether it is, and that is an operator now."""
 
     def at_graph_condition(
         self,
-        run: MonitorRun,
+        context: Context,
         step: Step,
         operation: Callable[..., bool],
         operands: tuple[Any, ...],
@@ -110,21 +111,21 @@ class Branching(Protocol):
             Split: no operator does.
         """
 
-    def list_element(self, run: MonitorRun, given: GraphList, at: Any) -> torch.Tensor:
+    def list_element(self, context: Context, given: GraphList, at: Any) -> torch.Tensor:
         """What stands for the element of a list of the graph at an index: a plain one, or a node.
 
         Raises:
             Split: the elements are not alike.
         """
 
-    def at_loop_head(self, run: MonitorRun, step: Step) -> None:
+    def at_loop_head(self, context: Context, step: Step) -> None:
         """The program is at the head of a loop, maybe for the second time: if the first round has
         kept it from being an operator, the others may be one."""
 
-    def abandon_loops(self, run: MonitorRun, frame: types.FrameType | None = None) -> None:
+    def abandon_loops(self, context: Context, frame: types.FrameType | None = None) -> None:
         """The loops of a frame, or all, end here, and have not become operators."""
 
-    def at_identity_test(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
+    def at_identity_test(self, context: Context, step: Step, depths: Sequence[int]) -> None:
         """The program is about to ask which objects the operands at these depths are.
 
         Raises:

@@ -22,7 +22,7 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -54,7 +54,7 @@ def gives_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
     return 0 < args[0].numel() <= config.max_tolist_numbers
 
 
-def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
+def speculate_on_branch(context: Context, tensor: torch.Tensor) -> None:
     """The program branches on a tensor, or asks for its truth.
 
     Of a tensor from outside that nothing was written to, the guard can ask as well.
@@ -62,33 +62,33 @@ def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     Raises:
         Split: what it does cannot be speculated on, or the tensor has no truth.
     """
-    rec = run.recording
+    rec = context.recording
     cause = SplitReason.DATA_DEPENDENT_BRANCH, "branches on a tensor's value"
     if tensor.numel() != 1:
         raise Split(*cause)
-    run.lifted.tensors.specialize_sizes(tensor)
+    context.lifted.tensors.specialize_sizes(tensor)
     node = rec.variables.node(tensor)
     if node is not None and not rec.writes.is_written(node):
-        run.lifted.guards.conditions.append(
+        context.lifted.guards.conditions.append(
             (Computed(operator.truth, (EntryValue(node),)), bool(tensor))
         )
         return
-    place = run.lifted.speculated.require_place(*cause)
-    truth = Computed(operator.truth, (GraphNumber(run.recording.graph.snapshot(tensor)),))
-    run.lifted.speculated.values.append((truth, bool(tensor), place))
+    place = context.lifted.speculated.require_place(*cause)
+    truth = Computed(operator.truth, (GraphNumber(context.recording.graph.snapshot(tensor)),))
+    context.lifted.speculated.values.append((truth, bool(tensor), place))
 
 
 def speculate_on_values(
-    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """The program compares tensors as a whole, or makes a list of one.
 
     Raises:
         Split: what it gives cannot be speculated on.
     """
-    place = run.lifted.speculated.require_place(
+    place = context.lifted.speculated.require_place(
         SplitReason.TENSOR_VALUE_READ, "reads a tensor's value into Python"
     )
     result = operation(*args, **kwargs)
-    node = run.recording.graph.add_plain_result(operation, args, kwargs)
-    run.lifted.speculated.values.append((GraphNumber(node), result, place))
+    node = context.recording.graph.add_plain_result(operation, args, kwargs)
+    context.lifted.speculated.values.append((GraphNumber(node), result, place))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from magpy_like.split_points import active
+from magpy_like.torch_patches import add_collection_callbacks, remove_collection_callbacks
+
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 Finish = tuple[Callable[..., Any], Any]
 """The handler of an instruction's result, and its payload: a `Token` other than None."""
@@ -48,14 +51,42 @@ class Suspension:
         return suspended
 
 
-def finish_suspended(run: MonitorRun, token: Finish, result: Any) -> Any:
+def finish_suspended(context: Context, token: Finish, result: Any) -> Any:
     """End the suspension, and handle the result."""
-    run.suspension.depth -= 1
+    context.suspension.depth -= 1
     finish, payload = token
-    return finish(run, payload, result)
+    return finish(context, payload, result)
 
 
 def payload_of(token: Finish) -> Any:
     """The payload of a token, whether or not its instruction suspends the monitor."""
     finish, payload = token
     return payload[1] if finish is finish_suspended else payload
+
+
+class CollectionSuspension:
+    """Suspends the monitor while the garbage collector is at work: the finalizers that it runs, and
+    their order, are no part of the program.
+    """
+
+    def __init__(self, run: Any, suspension: Suspension) -> None:
+        """``run`` is the monitor run, whose thread's collections count."""
+        self._run, self._suspension = run, suspension
+        self._is_collecting = False
+
+    def __enter__(self) -> None:
+        add_collection_callbacks(self._begin, self._end)
+
+    def __exit__(self, *_: object) -> None:
+        remove_collection_callbacks(self._begin, self._end)
+
+    def _begin(self, phase: str, info: dict[str, int]) -> None:
+        own = getattr(active, "run", None) is self._run
+        if phase == "start" and own and not self._is_collecting:
+            self._is_collecting = True
+            self._suspension.enter()
+
+    def _end(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and self._is_collecting:
+            self._is_collecting = False
+            self._suspension.leave()

@@ -54,9 +54,9 @@ class MonitoredCall:
             cut.segment.dispatcher.note_escape()
             # The program may raise only because `is_compiling` returned True, which it does not
             # in a native run.
-            if not (run.told_compiling and cut.segment.roll_back(run.recording)):
-                program.reports_compiling &= not run.told_compiling
-                run.give_back(None, run.recording.changed_objects())
+            if not (run.context.compiling_read and cut.segment.roll_back(run.context.recording)):
+                program.reports_compiling &= not run.context.compiling_read
+                run.give_back(None, run.context.recording.changed_objects())
                 raise
         except BaseException:
             cut.segment.dispatcher.note_escape()
@@ -64,7 +64,7 @@ class MonitoredCall:
         else:
             return self._finish(result)
         self._branches.restore_result(None)
-        run.release()
+        run.context.release()
         cut.release()
         result = call_as_caller(self._dispatcher.target, self._args, self._kwargs)
         program.reports_compiling = False
@@ -73,7 +73,7 @@ class MonitoredCall:
     def _finish(self, result: Any) -> Any:
         """Record the last segment, and restore the program's own objects in the result."""
         dispatcher, run, cut = self._dispatcher, self._run, self._cut
-        changed = run.recording.changed_objects()
+        changed = run.context.recording.changed_objects()
         self._record_last_segment(result)
         result = run.give_back(result, changed)
         cut.release()
@@ -87,15 +87,15 @@ class MonitoredCall:
         last = segment.dispatcher
         if run.refrained is not None:
             last.fast_paths.disproved.append(str(run.refrained))
-        elif run.recording.split is not None:
-            cut.note_unrecorded(run.recording.split, "")
+        elif run.context.recording.split is not None:
+            cut.note_unrecorded(run.context.recording.split, "")
         elif not segment.recorded:
             try:
-                record = segment.record(run.recording, result)
+                record = segment.record(run.context.recording, result)
                 last.add(record, segment.args, segment.kwargs)
                 self._dispatcher.varying.check_marks(record)
             except (SpeculationRefused, BranchRefused) as obstacle:
-                last.skip_fast_path(obstacle, run.recording)
+                last.skip_fast_path(obstacle, run.context.recording)
             except Split as split:
                 code = _code_of(self._dispatcher.target)
                 point = SplitPoint.of(self._dispatcher.name, code, split.cause)

@@ -180,23 +180,25 @@ class SegmentCut:
     ) -> bool:
         dispatcher = self.segment.dispatcher
         try:
-            if run.root_frame is None:
+            if run.context.root_frame is None:
                 raise UnresumableState("the program has not begun")
-            if locks.holds_any(run.recording):
+            if locks.holds_any(run.context.recording):
                 raise UnresumableState("it holds a lock that a mock does not take")
-            run.arguments.read_rest(run)
-            self._frames, states = active_frames(frame, run.root_frame, run.step_of, handled)
-            run.recording.operators.inspect_all_lists()
+            run.context.arguments.read_rest(run.context)
+            self._frames, states = active_frames(
+                frame, run.context.root_frame, run.context.step_of, handled
+            )
+            run.context.recording.operators.inspect_all_lists()
             self._held = self._check_held_objects(run, states)
             layout, values = lay_out(states)
             if not self.segment.recorded:
-                run.recording.continues = True
-                record = self.segment.record(run.recording, tuple(values))
+                run.context.recording.continues = True
+                record = self.segment.record(run.context.recording, tuple(values))
                 record.layout, record.ends_at = layout, SplitPoint.at(frame, cause)
                 dispatcher.add(record, self.segment.args, self.segment.kwargs)
                 self.segment.recorded = True
         except (SpeculationRefused, BranchRefused) as obstacle:
-            dispatcher.skip_fast_path(obstacle, run.recording)
+            dispatcher.skip_fast_path(obstacle, run.context.recording)
             return False
         except ObservableFinalizer as obstacle:
             dispatcher.note_split(SplitPoint.at(frame, cause))
@@ -224,7 +226,7 @@ class SegmentCut:
         held = {id(run.handled_outside)}
 
         def is_held(value: Any) -> bool:
-            if self.segment.is_held_outside(run.recording, value):
+            if self.segment.is_held_outside(run.context.recording, value):
                 held.add(id(value))
             return id(value) in held
 
@@ -270,10 +272,10 @@ class SegmentCut:
         layout, values = lay_out(states, raised)
         dispatcher = self.segment.dispatcher.following(layout)
         for position, value in enumerate(values):
-            if run.lifted.expression(value) is not None:
+            if run.context.lifted.expression(value) is not None:
                 dispatcher.varying.expect(argument_path(position))
             elif is_instance(value, torch.Tensor):
-                dims = run.recording.sizes.varying_dims(value)
+                dims = run.context.recording.sizes.varying_dims(value)
                 if self._joins and position == layout.result_position and value.dim():
                     dims = [0]  # the dimension that lists are most likely joined along
                 dispatcher.varying.expect_sizes(argument_path(position), dims)
@@ -288,14 +290,14 @@ class SegmentCut:
             place = argument_path(position)
             if place in varying and is_liftable(values[position]):
                 number = distinct_copy(values[position])
-                run.found.note(number, values[position])
+                run.context.found.note(number, values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number
                 else:
                     varying.discard(place)
         if varying:
             arguments = tuple(values)
-        run.release()
+        run.context.release()
         self.segment = SegmentRecording(dispatcher, arguments, {})
         self.segment.is_first = False
         dispatcher.owned_arguments = {i for i, value in enumerate(values) if id(value) not in held}

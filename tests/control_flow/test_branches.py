@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import magpy_like as magpy
 from magpy_like.bytecode.instruction_stream import instruction_list
 from magpy_like.bytecode.post_dominators import RETURN, join_point
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.isolation import Isolation
 from magpy_like.splitting.resumption import CONDITIONAL_JUMPS
 from tests.compare import assert_same
 from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
@@ -633,7 +633,7 @@ def test_draws_of_a_side_are_eagers(name, sides):
 
 
 def test_draws_of_other_threads_stay_drawn_while_sides_run(monkeypatch):
-    explore, found = MonitorRun.explore, []
+    explore, found = Isolation.explore, []
 
     def explore_while_another_thread_draws(*args):
         reached = explore(*args)
@@ -642,7 +642,7 @@ def test_draws_of_other_threads_stay_drawn_while_sides_run(monkeypatch):
         thread.join()
         return reached
 
-    monkeypatch.setattr(MonitorRun, "explore", explore_while_another_thread_draws)
+    monkeypatch.setattr(Isolation, "explore", explore_while_another_thread_draws)
     torch.manual_seed(0)
     magpy.compile(two_sides, backend="eager")(torch.ones(3))
     after = torch.rand(1).item()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
+from magpy_like.monitor.context import Context
 from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.run import MonitorRun
 from tests.compare import assert_same
@@ -311,7 +312,7 @@ def test_breakpoint_in_a_program_that_was_compiled_holds_when_it_runs_eagerly():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("owner, place", [(Entering, "enter"), (MonitorRun, "account")])
+@pytest.mark.parametrize("owner, place", [(Entering, "enter"), (Context, "account")])
 def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(
     owner, place, kind, monkeypatch
 ):
@@ -345,12 +346,18 @@ def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(
     assert magpy.cache_info(fast).hits == 2
 
 
+def _context_of(value):
+    if isinstance(value, MonitorRun):
+        value = value.context
+    return value if isinstance(value, Context) else None
+
+
 def _interrupts_once(monkeypatch, callback, when, owner=MonitorRun):
     """Let a signal's handler run at the first line of one of the monitor's callbacks."""
     own, interrupted = getattr(owner, callback), []
 
     def interrupt(*args):
-        if not interrupted and any(when(arg) for arg in args if isinstance(arg, MonitorRun)):
+        if not interrupted and any(when(context) for context in map(_context_of, args) if context):
             interrupted.append(callback)
             raise KeyboardInterrupt
         return own(*args)
@@ -369,7 +376,9 @@ def test_an_interruption_that_a_program_catches_is_no_part_of_a_record(callback,
             return "interrupted"
 
     fast = compiled(program)
-    interrupted = _interrupts_once(monkeypatch, callback, lambda run: run.root_frame is not None)
+    interrupted = _interrupts_once(
+        monkeypatch, callback, lambda context: context.root_frame is not None
+    )
     assert fast(tensor(1)) == "interrupted"
     assert interrupted == [callback]
     for i in range(3):
@@ -392,7 +401,9 @@ def test_an_interruption_beside_the_program_reaches_it(owner, callback, monkeypa
         return y
 
     fast = compiled(program)
-    interrupted = _interrupts_once(monkeypatch, callback, lambda run: run.side, owner)
+    interrupted = _interrupts_once(
+        monkeypatch, callback, lambda context: context.isolation.branch_run, owner
+    )
     with pytest.raises(KeyboardInterrupt):
         fast(tensor(1))
     assert interrupted == [callback]

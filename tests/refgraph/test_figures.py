@@ -149,8 +149,8 @@ def lines_2_to_4(x, y, z):
 def monitored(program):
     run = MonitorRun(program, ([torch.ones(3, 3)], 2.0, 3.0), {})
     run.run()
-    assert run.recording.split is None
-    return run.recording
+    assert run.context.recording.split is None
+    return run.context.recording
 
 
 def test_monitor_meets_x_its_element_and_y_but_not_z():

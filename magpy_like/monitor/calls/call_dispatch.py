@@ -29,13 +29,13 @@ from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.torchscript import ScriptFunction
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
 
 def call(
-    run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
     """``function(*args, **kwargs)`` is about to run (Figure 12).
 
@@ -46,13 +46,13 @@ def call(
     Raises:
         Split: the call is dynamic.
     """
-    rec = run.recording
+    rec = context.recording
     function, args, kwargs = _unwrap(rec, function, args, kwargs)
     if args and is_instance(args[0], functools.partial) and _creates_partial(function):
         _read_partial(rec, args[0])  # the new partial consists of its parts
     kind = type(function)
     if kind is types.FunctionType:
-        return _call_function(run, function, args, kwargs)
+        return _call_function(context, function, args, kwargs)
     if kind is ScriptFunction:
         raise torchscript_split(function)
     if kind is ScriptCall:
@@ -68,7 +68,7 @@ def call(
             _read_receiver(rec, function, operation, receiver)
         if is_instance(operation, types.FunctionType):
             class_lookup.read_class(rec, kind, "__call__")
-            return _call_annotated(run, operation, args, kwargs)
+            return _call_annotated(context, operation, args, kwargs)
         if operation is type.__call__ and args and is_instance(args[0], type):
             function = operation = args[0]  # the metaclass calls type.__call__ in the end
             args, annotation = args[1:], lookup(operation)
@@ -76,11 +76,11 @@ def call(
             annotation = lookup(operation)
     if args and autograd_nodes.is_node(rec, args[0]):
         if is_instance(operation, types.MethodDescriptorType):
-            return autograd_nodes.call_node_method(run, operation, args, kwargs)
+            return autograd_nodes.call_node_method(context, operation, args, kwargs)
     if annotation is not None:
-        return begin_native_call(run, annotation, operation, args, kwargs)
+        return begin_native_call(context, annotation, operation, args, kwargs)
     if is_instance(function, type):
-        return instantiate(run, function, args, kwargs)
+        return instantiate(context, function, args, kwargs)
     return _call_unannotated(rec, function, operation, args)
 
 
@@ -101,13 +101,13 @@ def _unwrap(
 
 
 def _call_function(
-    run: MonitorRun,
+    context: Context,
     function: types.FunctionType,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Token | None:
     """A call of a function in Python, which is followed unless it has an annotation or a rule."""
-    rec = run.recording
+    rec = context.recording
     if is_disabled(function):
         raise Split(
             SplitReason.DISABLED_FUNCTION,
@@ -118,19 +118,19 @@ def _call_function(
         attributes.read_submodule(rec, *args)
         return None
     if function in checkpointed_functions.STEPS:
-        return checkpointed_functions.STEPS[function](run, *args)
-    if function is RemovableHandle.remove and (done := autograd_nodes.remove_hook(run, *args)):
+        return checkpointed_functions.STEPS[function](context, *args)
+    if function is RemovableHandle.remove and (done := autograd_nodes.remove_hook(context, *args)):
         return done
-    return _call_annotated(run, function, args, kwargs)
+    return _call_annotated(context, function, args, kwargs)
 
 
 def _call_annotated(
-    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
     annotation = lookup(operation)
     if annotation is None:
         return None
-    return begin_native_call(run, annotation, operation, args, kwargs)
+    return begin_native_call(context, annotation, operation, args, kwargs)
 
 
 def _read_receiver(rec: Recording, function: Any, operation: Any, receiver: Any) -> None:
@@ -180,7 +180,9 @@ def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
                 rec.inspections.visit(part, ValueRead.ELEMENTS)
 
 
-def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+def instantiate(
+    context: Context, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token:
     """A call of a class without an annotation.
 
     The monitor follows ``__new__`` and ``__init__`` in Python. A native one reads its arguments as
@@ -189,7 +191,7 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
     Raises:
         Split: the class is native code without an annotation.
     """
-    rec = run.recording
+    rec = context.recording
     if not cls.__flags__ & HEAP_TYPE:
         raise Split(
             SplitReason.UNANNOTATED_NATIVE_CALL,
@@ -211,12 +213,12 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
                     f"calls {describe(cls)}, whose {name} is native code without an annotation",
                     describe(cls),
                 )
-            read_all_inputs(run, annotation, owner, args, kwargs)
+            read_all_inputs(context, annotation, owner, args, kwargs)
     return _adopt_instance, None
 
 
 _KNOWN_CONSTRUCTORS = {object.__new__, object.__init__, type.__init__}
 
 
-def _adopt_instance(run: MonitorRun, _: None, result: Any) -> None:
-    run.recording.variables.add_new(result)
+def _adopt_instance(context: Context, _: None, result: Any) -> None:
+    context.recording.variables.add_new(result)

@@ -19,17 +19,18 @@ from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_liftable
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
 
 def substitute_inputs(
-    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Substitute lifted numbers in the containers whose elements a call reads."""
     relation = annotation.output.relation
@@ -37,31 +38,31 @@ def substitute_inputs(
         read = annotation.input(position).value_read
         shown = relation is not None and relation.of == position and relation.kind in _SHOWS
         if shown or read in READS_ELEMENTS:
-            run.substitute(value, deep=read is ValueRead.ALL)
+            varying_reads.substitute(context, value, deep=read is ValueRead.ALL)
 
 
 def read_all_inputs(
-    run: MonitorRun,
+    context: Context,
     annotation: Annotation,
     operation: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
     """Record the reads of a constructor call, by the annotation of ``operation``."""
-    rec = run.recording
-    substitute_inputs(run, annotation, args, kwargs)
+    rec = context.recording
+    substitute_inputs(context, annotation, args, kwargs)
     for position, value in inputs_of(args, kwargs):
         read = annotation.input(position).value_read
-        specialize_input(run, operation, read, value)
+        specialize_input(context, operation, read, value)
         rec.inspections.visit(value, read)
         if read in COMPARES_OBJECTS:
             rec.inspections.record_comparison(value)
 
 
-def specialize_input(run: MonitorRun, operation: Any, read: ValueRead, value: Any) -> None:
+def specialize_input(context: Context, operation: Any, read: ValueRead, value: Any) -> None:
     """Specialize the lifted numbers in an argument if ``operation`` reads their values."""
     if read not in READS_TYPE_ONLY and (operation not in _MOVES or is_liftable(value)):
-        run.lifted.specialize(_keys_of(value) if operation is dict else value)
+        context.lifted.specialize(_keys_of(value) if operation is dict else value)
 
 
 def _keys_of(value: Any) -> Any:

@@ -36,7 +36,7 @@ from magpy_like.torch_compat.checkpointing import (
 )
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -211,34 +211,34 @@ def fail_checkpoint(call: CheckpointCall, error: BaseException) -> None:
     call.fail(error)
 
 
-def _begins(run: MonitorRun, function: Any, args: Any, kwargs: Any, reentrant: bool) -> Token:
-    if run.side is not None:
+def _begins(context: Context, function: Any, args: Any, kwargs: Any, reentrant: bool) -> Token:
+    if context.isolation.branch_run is not None:
         raise Split(SplitReason.CHECKPOINT, "begins a checkpoint in a branch or loop body")
-    if reentrant and run.recording.checkpointed is not None:
+    if reentrant and context.recording.checkpointed is not None:
         raise Split(SplitReason.CHECKPOINT, "begins a reentrant checkpoint under a checkpoint")
-    return run.suspension.until(_finish_begin, None)
+    return context.suspension.until(_finish_begin, None)
 
 
-def _finish_begin(run: MonitorRun, _: None, call: CheckpointCall) -> None:
-    run.account()
-    run.enter_checkpoint(call)
+def _finish_begin(context: Context, _: None, call: CheckpointCall) -> None:
+    context.account()
+    context.isolation.enter_checkpoint(call)
 
 
-def _ends(run: MonitorRun, call: CheckpointCall, result: Any) -> Token:
-    checkpointed = run.recording.checkpointed
+def _ends(context: Context, call: CheckpointCall, result: Any) -> Token:
+    checkpointed = context.recording.checkpointed
     assert checkpointed is not None
-    checkpointed.leave(run.recording, result)
-    return run.suspension.until(_finish_end, result)
+    checkpointed.leave(context.recording, result)
+    return context.suspension.until(_finish_end, result)
 
 
-def _finish_end(run: MonitorRun, returned: Any, result: Any) -> None:
-    run.account()
-    run.choose_filter()
+def _finish_end(context: Context, returned: Any, result: Any) -> None:
+    context.account()
+    context.isolation.update_filter()
     if result is not returned:  # a new tuple of the same tensors
-        run.recording.variables.add_new(result)
+        context.recording.variables.add_new(result)
 
 
-def _fails(run: MonitorRun, *_: Any) -> Token:
+def _fails(context: Context, *_: Any) -> Token:
     raise Split(SplitReason.CHECKPOINT, "raises an exception under a checkpoint")
 
 

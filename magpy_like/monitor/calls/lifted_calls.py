@@ -31,7 +31,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split, UnguardableRead
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -48,42 +48,42 @@ def as_unguardable_read() -> Iterator[None]:
         raise UnguardableRead(*split.cause) from None
 
 
-def handle_varying_list_call(run: MonitorRun, call: NativeCall) -> Any:
+def handle_varying_list_call(context: Context, call: NativeCall) -> Any:
     """Native code reads a list whose length varies between calls, or its length."""
     given = (*call.args, *call.kwargs.values())
-    if not varying_lists.has_varying_lists(run) or not any(
+    if not varying_lists.has_varying_lists(context) or not any(
         type(v) in varying_lists.KINDS for v in given
     ):
         return NotImplemented
     if call.operation is len and len(given) == 1:
-        token = varying_lists.read_length(run, given[0])
+        token = varying_lists.read_length(context, given[0])
         return NotImplemented if token is None else token
     if call.operation in varying_lists.POPS:
-        token = varying_lists.pop(run, call.operation, *given)
+        token = varying_lists.pop(context, call.operation, *given)
         return NotImplemented if token is None else token
-    known = functools.partial(_is_lifted_operand, run)
+    known = functools.partial(_is_lifted_operand, context)
     if any(is_instance(value, CONTAINERS) and not known(value) for value in given):
         return NotImplemented  # its elements are guarded
     function = as_lifted_call(call.annotation, call.operation, call.args, call.kwargs, known)
     if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
         return NotImplemented
     for value in given:
-        run.recording.inspections.visit(value, ValueRead.TYPE)
+        context.recording.inspections.visit(value, ValueRead.TYPE)
     if is_instance(call.operation, NUMPY_FUNCTIONS):
-        return run.suspension.until(finish_list_call, function)
+        return context.suspension.until(finish_list_call, function)
     return finish_list_call, function
 
 
-def _is_lifted_operand(run: MonitorRun, value: Any) -> bool:
+def _is_lifted_operand(context: Context, value: Any) -> bool:
     if type(value) in varying_lists.KINDS:
-        return varying_lists.list_contents(run.recording, value) is not None
-    return run.lifted.is_lifted(value)
+        return varying_lists.list_contents(context.recording, value) is not None
+    return context.lifted.is_lifted(value)
 
 
-def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+def finish_list_call(context: Context, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     """Lift, or guard, the result of a call with lists of varying length."""
     operation, operands = payload
-    lifted, rec = run.lifted, run.recording
+    lifted, rec = context.lifted, context.recording
     parts = tuple(
         varying_lists.list_contents(rec, v) or lifted.expression(v) or v for v in operands
     )
@@ -103,46 +103,48 @@ def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resu
     return None
 
 
-def handle_fold(run: MonitorRun, call: NativeCall) -> Any:
+def handle_fold(context: Context, call: NativeCall) -> Any:
     """``sum``, ``max`` and the like of a container with lifted numbers."""
     operation, args = call.operation, call.args
     if (
         not call.kwargs
-        and run.lifted.identities.holds_lifted(args)
-        and run.lifted.folds.can_compute(operation, args)
+        and context.lifted.identities.holds_lifted(args)
+        and context.lifted.folds.can_compute(operation, args)
     ):
-        visit_input(run.recording, args[0])  # it may be external and have constant elements, too
+        visit_input(
+            context.recording, args[0]
+        )  # it may be external and have constant elements, too
         return finish_fold, (operation, args)
     return NotImplemented
 
 
-def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+def finish_fold(context: Context, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     """Lift the result of a fold."""
     with as_unguardable_read():
-        return run.lifted.folds.compute(*folded, result)
+        return context.lifted.folds.compute(*folded, result)
 
 
-def handle_computation(run: MonitorRun, call: NativeCall) -> Any:
+def handle_computation(context: Context, call: NativeCall) -> Any:
     """A computation on lifted numbers, flags or strings."""
-    if not run.lifted or run.recording.running.depth:
+    if not context.lifted or context.recording.running.depth:
         return NotImplemented
     given = (*call.args, *call.kwargs.values())
     function = as_lifted_call(
-        call.annotation, call.operation, call.args, call.kwargs, run.lifted.is_lifted
+        call.annotation, call.operation, call.args, call.kwargs, context.lifted.is_lifted
     )
     if function is not None:
         for value in given:
-            visit_input(run.recording, value)
+            visit_input(context.recording, value)
         if is_instance(call.operation, NUMPY_FUNCTIONS):
             # NumPy's functions are partly Python code.
-            return run.suspension.until(finish_computed, function)
+            return context.suspension.until(finish_computed, function)
         return finish_computed, function
     if call.on_graph and is_python_function(call.operation) and not holds_tensor(given):
-        run.lifted.specialize(given)
+        context.lifted.specialize(given)
     return NotImplemented
 
 
-def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+def finish_computed(context: Context, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     """The result of a computation on numbers and text.
 
     A result that cannot be lifted needs to be the same in later calls, which the guard checks if
@@ -154,20 +156,20 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
     operation, operands = payload
     with as_unguardable_read():
         if is_liftable(result):
-            return run.lifted.arithmetic.compute(
+            return context.lifted.arithmetic.compute(
                 with_result_type(operation, operands, result), operands, result
             )
         if is_number_sequence(operation, result):
-            parts = run.lifted.arithmetic.compute_sequence(operation, operands, result)
-            run.recording.variables.add_new(parts)
+            parts = context.lifted.arithmetic.compute_sequence(operation, operands, result)
+            context.recording.variables.add_new(parts)
             return parts
         if operation in _TRUTH_QUERIES:
-            run.lifted.guards.require_truth(_TRUTH_QUERIES[operation], operands)
+            context.lifted.guards.require_truth(_TRUTH_QUERIES[operation], operands)
         elif type(result) in GUARDED_RESULTS:
-            run.lifted.guards.require_result(operation, operands, result)
+            context.lifted.guards.require_result(operation, operands, result)
         else:
-            run.lifted.specialize(operands)
-    run.recording.variables.add_new(result)
+            context.lifted.specialize(operands)
+    context.recording.variables.add_new(result)
     return None
 
 

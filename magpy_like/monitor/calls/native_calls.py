@@ -81,7 +81,7 @@ from magpy_like.torch_compat.functorch import grad_and_value_impl, grad_impl, vm
 from magpy_like.torch_compat.operators import make_subclass
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -128,7 +128,7 @@ _REPEATABLE_CHANGES = {
 
 
 def begin_native_call(
-    run: MonitorRun,
+    context: Context,
     annotation: Annotation,
     operation: Any,
     args: tuple[Any, ...],
@@ -143,28 +143,28 @@ def begin_native_call(
         Split: the operation is dynamic, or reads something that a guard cannot check.
         EffectInsideOperator: it has an effect inside an operator.
     """
-    rec = run.recording
-    if (confined := run.confined()) is not None:
+    rec = context.recording
+    if (confined := context.isolation.current()) is not None:
         if _is_redundant_set_call(rec, operation, args):
             membership = lookup(set.__contains__)
             assert membership is not None
-            return begin_native_call(run, membership, set.__contains__, args, {})
+            return begin_native_call(context, membership, set.__contains__, args, {})
         confined.check_call(annotation, operation, args, kwargs)
     on_graph = annotation.as_op_node and not rec.running.depth
     call = NativeCall(annotation, operation, args, kwargs, on_graph)
     for rule in SPECIAL_CALL_RULES:
-        token = rule(run, call)
+        token = rule(context, call)
         if token is not NotImplemented:
             return token
     args, kwargs = call.args, call.kwargs
-    _check_operation(run, annotation, operation, args, kwargs)
+    _check_operation(context, annotation, operation, args, kwargs)
     relation = annotation.output.relation
     if relation is not None and relation.access == "write" and args and is_plain(args[0]):
-        run.lifted.specialize(args[1:])  # Python code sets it, such as the integer of a UUID
+        context.lifted.specialize(args[1:])  # Python code sets it, such as the integer of a UUID
     if (
         relation is not None
         and relation.access == "write"
-        and record_write(run, annotation, args, kwargs)
+        and record_write(context, annotation, args, kwargs)
     ):
         return finish_pure, call
     if annotation.calls:
@@ -172,18 +172,22 @@ def begin_native_call(
     if getattr(operation, "__name__", "") in READS_ATTRIBUTES:
         for value in (*args, *kwargs.values()):
             read_attributes_inside(rec, operation, value)
-    changed = _read_inputs(run, call)
+    changed = _read_inputs(context, call)
     # Effects come last: if the program splits at this call, the mock must not repeat its effects,
     # which the native call after the mock has.
-    _record_effects(run, call, changed)
+    _record_effects(context, call, changed)
     if relation is not None and relation.access == "read":
-        record_read_call(run, annotation, args, kwargs)
+        record_read_call(context, annotation, args, kwargs)
     if on_graph:
         rec.running.callees = []
         if operation in _CALLS_ARGUMENTS_LATER:
             call.args = tuple(close_over(rec, value) for value in args)
             call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
-    return _begin_operator(run, call) if annotation.as_op_node else _begin_plain_call(run, call)
+    return (
+        _begin_operator(context, call)
+        if annotation.as_op_node
+        else _begin_plain_call(context, call)
+    )
 
 
 def _is_redundant_set_call(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
@@ -208,7 +212,7 @@ _MEMBERSHIP_AFTER = {set.add: True, set.discard: False}
 
 
 def _check_operation(
-    run: MonitorRun,
+    context: Context,
     annotation: Annotation,
     operation: Any,
     args: tuple[Any, ...],
@@ -219,7 +223,7 @@ def _check_operation(
     Raises:
         EffectInsideOperator, Split: it is dynamic, or has an effect inside an operator.
     """
-    rec = run.recording
+    rec = context.recording
     if annotation.replay:
         if rec.running.depth:
             raise EffectInsideOperator(
@@ -231,7 +235,7 @@ def _check_operation(
         if not annotation.pure_closure:
             name = describe(operation)
             raise Split(*annotation.split_cause(name, SplitReason.DYNAMIC_OPERATION))
-        check_tensor_reads(run, annotation, operation, args, kwargs)
+        check_tensor_reads(context, annotation, operation, args, kwargs)
     if is_instance(operation, np.ufunc | ARRAY_FUNCTION):
         guard_numpy_error_state(rec)
     if operation in special_methods.CLASS_CHECKS:
@@ -243,13 +247,13 @@ def _check_operation(
 _SIGNATURE_READERS = {inspect.signature, inspect.getfullargspec, typing.get_type_hints}
 
 
-def _read_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
+def _read_inputs(context: Context, call: NativeCall) -> list[Any]:
     """Record the reads of the arguments, to the depth that the annotation declares.
 
     Returns:
         The arguments that the call changes in place, without tensors.
     """
-    rec, operation, on_graph = run.recording, call.operation, call.on_graph
+    rec, operation, on_graph = context.recording, call.operation, call.on_graph
     by_key = orders_by_key(operation, call.kwargs)
     changed = []
     moves_elements = (
@@ -259,13 +263,13 @@ def _read_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
     for position, value in inputs_of(call.args, call.kwargs):
         wanted = call.annotation.input(position)
         if (
-            run.lifted
+            context.lifted
             and not (on_graph or moves_elements)
             and position not in SHOWN_ARGUMENTS.get(operation, ())
         ):
-            specialize_input(run, operation, wanted.value_read, value)
-        elif on_graph and type(value) is str and run.lifted:
-            run.lifted.specialize(value)  # an operator's mode, not a value
+            specialize_input(context, operation, wanted.value_read, value)
+        elif on_graph and type(value) is str and context.lifted:
+            context.lifted.specialize(value)  # an operator's mode, not a value
         if is_plain(value):
             if operation in DISTINGUISHES_EQUAL_OBJECTS:
                 rec.inspections.rely_on_identity(value)
@@ -303,17 +307,17 @@ _CALLS_PER_ELEMENT = {
 nothing else reads the elements."""
 
 
-def _record_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None:
-    rec, operation, args, kwargs = run.recording, call.operation, call.args, call.kwargs
+def _record_effects(context: Context, call: NativeCall, changed: list[Any]) -> None:
+    rec, operation, args, kwargs = context.recording, call.operation, call.args, call.kwargs
     if call.annotation.replay:
         rec.effects.calls.append(repeatable_call(rec, operation, args, kwargs))
         if reports_caller(operation, args, kwargs):
-            run.called_instead = rec.effects.calls[-1]
+            context.replacement_call = rec.effects.calls[-1]
     for value in changed:
         record_change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and call.on_graph:
         if is_instance(args[0], torch.Tensor) and _has_data_dependent_sizes(rec, args[0]):
-            run.lifted.tensors.specialize_sizes(args[0])
+            context.lifted.tensors.specialize_sizes(args[0])
 
 
 def _has_data_dependent_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
@@ -351,9 +355,9 @@ def record_change(
     rec.mutations.rewrite(node)
 
 
-def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
+def _begin_operator(context: Context, call: NativeCall) -> Token:
     """An operator is about to run. It becomes a node of the graph unless it is inside another."""
-    rec, operation = run.recording, call.operation
+    rec, operation = context.recording, call.operation
     rec.running.enter()
     if call.on_graph:
         rec.running.as_is = None
@@ -373,7 +377,7 @@ def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
         rec.running.is_dynamic = False
     if operation in _FOLLOWED_OPERATORS:
         return finish_operator, call
-    return run.suspension.until(finish_operator, call)
+    return context.suspension.until(finish_operator, call)
 
 
 def _tensor_inputs(call: NativeCall) -> Iterator[torch.Tensor]:
@@ -384,13 +388,13 @@ def _tensor_inputs(call: NativeCall) -> Iterator[torch.Tensor]:
             yield from tensors_in(value.operands)
 
 
-def _begin_plain_call(run: MonitorRun, call: NativeCall) -> Token:
+def _begin_plain_call(context: Context, call: NativeCall) -> Token:
     """An annotated call of no operator is about to run.
 
     Python code in it is not followed: the annotation describes it completely.
     """
     rec, annotation, operation, args, kwargs = (
-        run.recording, call.annotation, call.operation, call.args, call.kwargs,
+        context.recording, call.annotation, call.operation, call.args, call.kwargs,
     )  # fmt: skip
     if (annotation.replay or is_instance(operation, _PYTHON_KINDS)) and not (
         _runs_program_code(operation, annotation, args, kwargs)
@@ -403,7 +407,7 @@ def _begin_plain_call(run: MonitorRun, call: NativeCall) -> Token:
                     describe(operation),
                 )
             guard_cache_keys(rec, (*args, *kwargs.values()))
-        return run.suspension.until(finish_pure, call)
+        return context.suspension.until(finish_pure, call)
     finish = finish_pure if annotation.output.relation is None else finish_read
     return finish, call
 
@@ -431,7 +435,9 @@ def _may_be_called(value: Any) -> bool:
     return is_instance(value, called) or is_python_instance(value)
 
 
-def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCause | None:
+def finish_raising(
+    context: Context, finish: Callable[..., None], payload: Any
+) -> SplitCause | None:
     """A native call has raised: reset the state that its beginning has set.
 
     Returns:
@@ -442,16 +448,16 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
     Raises:
         Split: the numbers of failed arithmetic are unknown before the region runs.
     """
-    finish, payload = run.suspension.unwrap(finish, payload)
+    finish, payload = context.suspension.unwrap(finish, payload)
     if finish in (finish_computed, finish_fold):
-        run.lifted.specialize(payload[1])
+        context.lifted.specialize(payload[1])
     elif finish is finish_list_call:
-        run.lifted.specialize(payload[1])
+        context.lifted.specialize(payload[1])
         for value in payload[1]:
-            run.recording.inspections.visit(value, ValueRead.ALL)
+            context.recording.inspections.visit(value, ValueRead.ALL)
     elif finish is finish_item:
         operation, (tensor,) = payload
-        run.lifted.tensors.specialize_sizes(tensor)
+        context.lifted.tensors.specialize_sizes(tensor)
         if tensor.numel() == 1:
             detail = f"catches an exception that {describe(operation)} raises for a tensor's value"
             return SplitCause(SplitReason.EXCEPTION_STATE, detail)
@@ -460,13 +466,13 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
         detail = f"catches an exception that {name} raises for lifted numbers"
         return SplitCause(SplitReason.EXCEPTION_STATE, detail)
     if finish is finish_operator:
-        run.recording.running.leave()
+        context.recording.running.leave()
         by_values = (
             payload.on_graph
-            and not run.recording.running.depth
-            and _may_succeed_later(run, payload)
+            and not context.recording.running.depth
+            and _may_succeed_later(context, payload)
         )
-        run.account()
+        context.account()
         if by_values:
             name = describe(payload.operation)
             detail = f"catches an exception that {name} raises for a tensor's values"
@@ -474,12 +480,12 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
     return None
 
 
-def _may_succeed_later(run: MonitorRun, call: NativeCall) -> bool:
+def _may_succeed_later(context: Context, call: NativeCall) -> bool:
     """True if the call of an operator has raised, and may succeed where the guard holds."""
     leaves = pytree.tree_leaves((call.args, call.kwargs))
-    if run.lifted.any_lifted(tuple(leaves)):
+    if context.lifted.any_lifted(tuple(leaves)):
         return True
     for value in leaves:
         if is_instance(value, torch.Tensor):
-            run.lifted.tensors.specialize_sizes(value)
+            context.lifted.tensors.specialize_sizes(value)
     return may_succeed(call.operation, call.args, call.kwargs)

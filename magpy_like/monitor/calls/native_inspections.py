@@ -34,7 +34,7 @@ from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.functorch import VMAP_MODULE
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
 def read_callback_inputs(
@@ -85,7 +85,7 @@ def _only_reads(function: Any) -> bool:
 
 
 def check_tensor_reads(
-    run: MonitorRun,
+    context: Context,
     annotation: Annotation,
     operation: Any,
     args: tuple[Any, ...],
@@ -98,7 +98,7 @@ def check_tensor_reads(
     """
     by_key = orders_by_key(operation, kwargs)
     for position, value in inputs_of(args, kwargs):
-        if is_plain(value) or not holds_tensor(value) or run.recording.constants.hold(value):
+        if is_plain(value) or not holds_tensor(value) or context.recording.constants.hold(value):
             continue
         if by_key and position != "default":
             continue
@@ -119,14 +119,14 @@ def check_tensor_reads(
         ):
             name = getattr(operation, "__name__", "")
             if name in tensor_metadata.UNCHECKED:
-                tensor_metadata.guard_metadata(run, tensor_metadata.getter(operation), value)
-            if name not in READS_NO_SIZES and not _is_vmap_check(run):
-                run.lifted.tensors.specialize_sizes(value)
+                tensor_metadata.guard_metadata(context, tensor_metadata.getter(operation), value)
+            if name not in READS_NO_SIZES and not _is_vmap_check(context):
+                context.lifted.tensors.specialize_sizes(value)
 
 
-def _is_vmap_check(run: MonitorRun) -> bool:
+def _is_vmap_check(context: Context) -> bool:
     """True if `torch.vmap` itself reads the size, which it does in every later call as well."""
-    frame = run.at if run.recording.running.depth else None
+    frame = context.frame if context.recording.running.depth else None
     return frame is not None and frame.f_globals.get("__name__") == VMAP_MODULE
 
 

@@ -22,6 +22,7 @@ from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
 from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.operator_graph.data_dependent_sizes import declared_shape
 from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.unbound_tensors import unbind_into_list
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
@@ -31,7 +32,7 @@ from magpy_like.split_points import UnguardableRead
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -54,35 +55,37 @@ class NativeCall:
     on_graph: bool
 
 
-def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
+def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
     """Record the result of a call that is no operator of the graph."""
     if done.annotation.state_read:
-        run.recording.state.queries.append((done.operation, done.args, done.kwargs, result))
-        run.told_compiling |= result is True and done.operation in ASK_WHETHER_COMPILING
-        run.account()  # torch creates a tensor to find the default device
+        context.recording.state.queries.append((done.operation, done.args, done.kwargs, result))
+        context.compiling_read |= result is True and done.operation in ASK_WHETHER_COMPILING
+        context.account()  # torch creates a tensor to find the default device
     if is_instance(done.operation, functools._lru_cache_wrapper):
-        run.recording.state.cached_calls.append((done.operation, done.args, done.kwargs, result))
+        context.recording.state.cached_calls.append(
+            (done.operation, done.args, done.kwargs, result)
+        )
     relation = done.annotation.output.relation
     if relation is not None and relation.access == "read":
         if relation.kind is RelationKind.TYPE and is_instance(result, type) and len(done.args) == 1:
-            if not run.recording.variables.is_new_object(result):
-                run.recording.variables.constant(result)
+            if not context.recording.variables.is_new_object(result):
+                context.recording.variables.constant(result)
     if relation is not None and relation.kind is RelationKind.CONSTANT:
-        run.account()
-        if not is_plain(result) and run.recording.variables.node(result) is None:
-            run.recording.reads.record_cached(result)
+        context.account()
+        if not is_plain(result) and context.recording.variables.node(result) is None:
+            context.recording.reads.record_cached(result)
     if done.operation in _REGISTRY_QUERIES and not result:
         abstract, asked = done.args
         for cls in (
             _classes_reported_by(asked) if done.operation is _abc._abc_instancecheck else [asked]
         ):
-            run.recording.state.denied[abstract, cls] = None
+            context.recording.state.denied[abstract, cls] = None
     if any(is_instance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
-        run.account()
-        run.recording.constants.share_with_numpy(done.args, result)
+        context.account()
+        context.recording.constants.share_with_numpy(done.args, result)
     if type(result) is str and not all(map(is_plain, (*done.args, *done.kwargs.values()))):
-        object_addresses.finish_text(run, None, result)
-    run.recording.variables.add_new(result)
+        object_addresses.finish_text(context, None, result)
+    context.recording.variables.add_new(result)
 
 
 _REGISTRY_QUERIES = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
@@ -95,24 +98,24 @@ def _classes_reported_by(value: Any) -> list[type]:
     return [type(value)] if reported is type(value) else [type(value), reported]
 
 
-def finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:
+def finish_read(context: Context, done: NativeCall, result: Any) -> Any:
     """Record a result read from an existing object, such as ``getattr(counter, "n")``.
 
     Returns the lifted number if the result is one.
     """
-    finish_pure(run, done, result)
+    finish_pure(context, done, result)
     assert done.annotation.output.relation is not None
     if not is_number(result):
         return None
     place = location_of_number(
-        run.recording, done.annotation.output.relation, done.args, done.kwargs
+        context.recording, done.annotation.output.relation, done.args, done.kwargs
     )
-    return None if place is None else run.lift_element(*place, result)
+    return None if place is None else varying_reads.lift_element(context, *place, result)
 
 
-def finish_followed(run: MonitorRun, _: None, result: Any) -> None:
+def finish_followed(context: Context, _: None, result: Any) -> None:
     """Record the result of special methods that the monitor has followed."""
-    run.recording.variables.add_new(result)
+    context.recording.variables.add_new(result)
 
 
 def recorded_call(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
@@ -125,18 +128,18 @@ def recorded_tensor_call(args: tuple[Any, ...]) -> Token:
     return recorded_call(None, args, {})
 
 
-def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
+def finish_operator(context: Context, done: NativeCall, result: Any) -> None:
     """Record the result of an operator, which may be inside another one."""
-    running = run.recording.running
+    running = context.recording.running
     running.leave()
-    _record_operator(run, done, result)
+    _record_operator(context, done, result)
     if not running.depth:
         running.inputs = {}
-    run.account()  # the recording may itself copy a constant tensor
+    context.account()  # the recording may itself copy a constant tensor
 
 
-def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    if not done.on_graph or run.recording.running.depth:
+def _record_operator(context: Context, done: NativeCall, result: Any) -> None:
+    if not done.on_graph or context.recording.running.depth:
         return
     annotation = done.annotation
     assert annotation is not None
@@ -149,27 +152,27 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     for position, value in inputs_of(done.args, done.kwargs):
         if annotation.writes_to(position, done.args):
             for tensor in tensors_in(value):
-                run.recording.note_write(tensor)
+                context.recording.note_write(tensor)
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
     if annotation.global_state and done.operation not in SETTERS:
-        run.recording.operators.sets_modes = True
+        context.recording.operators.sets_modes = True
     if type(result) in (tuple, list) and unbind_into_list(
-        run, done.operation, done.args, done.kwargs, result
+        context, done.operation, done.args, done.kwargs, result
     ):
         return
     if annotation.global_state or holds_tensor(result):
         shape = declared_shape(annotation, done.operation)
-        run.recording.graph.add_operator(done.operation, done.args, done.kwargs, result, shape)
+        context.recording.graph.add_operator(done.operation, done.args, done.kwargs, result, shape)
     elif on_tensors and result is None:
-        run.recording.graph.add_operator(done.operation, done.args, done.kwargs, result)
+        context.recording.graph.add_operator(done.operation, done.args, done.kwargs, result)
     elif on_tensors and (done.operation in _REPEAT_OPERATORS or not _is_metadata(result)):
         raise UnguardableRead(
             SplitReason.TENSOR_VALUE_READ,
             f"calls {describe(done.operation)}, which reads a tensor's value into Python",
         )
     elif not on_tensors:
-        run.lifted.specialize((done.args, tuple(done.kwargs.values())))
-        finish_pure(run, done, result)
+        context.lifted.specialize((done.args, tuple(done.kwargs.values())))
+        finish_pure(context, done, result)
 
 
 _REPEAT_OPERATORS = (operator.mul, operator.imul)

@@ -26,7 +26,7 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -76,7 +76,7 @@ UNARY = {
 }
 
 
-def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | None:
+def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | None:
     """An operator instruction such as ``a + b`` is about to run.
 
     On tensors it becomes a node of the graph. The monitor follows special methods in Python.
@@ -84,7 +84,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     Raises:
         Split: it reads a tensor's value.
     """
-    rec = run.recording
+    rec = context.recording
     on_tensors = any(is_instance(value, torch.Tensor) for value in args)
     in_python = uses_special_methods(operation, args)
     if operation in FORMATS and is_instance(args[0], str | bytes | bytearray):
@@ -94,7 +94,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         annotation = lookup(operation)
         if annotation is None:
             raise Split(SplitReason.TENSOR_VALUE_READ, f"applies {operation.__name__} to a tensor")
-        return begin_native_call(run, annotation, operation, args, {})
+        return begin_native_call(context, annotation, operation, args, {})
     if any(is_instance(value, np.ndarray) for value in args):
         guard_numpy_error_state(rec)
     in_place = operation.__name__ in IN_PLACE

@@ -27,8 +27,8 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.recording import Recording
-    from magpy_like.monitor.run import MonitorRun
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
@@ -52,10 +52,10 @@ ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
 
 
 def record_read_call(
-    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    context: Context, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Record the read of an existing variable, by the relation that the annotation declares."""
-    rec = run.recording
+    rec = context.recording
     relation = annotation.output.relation
     assert relation is not None
     source, key, _ = resolve_relation(relation, args, kwargs)
@@ -80,7 +80,7 @@ def record_read_call(
             if is_instance(source, torch.Tensor):
                 # Attributes of all tensors are descriptors of the class, others dictionary entries.
                 if not is_instance(lookup_in_type(type(source), name), types.GetSetDescriptorType):
-                    run.read_tensor_attribute(source, name)
+                    context.read_tensor_attribute(source, name)
             elif annotation.operation.endswith("object.__getattribute__"):
                 attributes.read_by_default_rules(rec, source, name)
             else:

@@ -64,16 +64,16 @@ from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_interop.current_gpu import may_use_current_gpu
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
 
-def handle_redundant_requires_grad(run: MonitorRun, call: NativeCall) -> Any:
+def handle_redundant_requires_grad(context: Context, call: NativeCall) -> Any:
     """``requires_grad_()`` changes nothing on an intermediate tensor that requires gradients."""
     if call.operation is not torch.Tensor.requires_grad_:
         return NotImplemented
-    (tensor, *wanted), rec = (*call.args, *call.kwargs.values()), run.recording
+    (tensor, *wanted), rec = (*call.args, *call.kwargs.values()), context.recording
     if any(value is not True for value in wanted):
         return NotImplemented
     if (
@@ -88,63 +88,69 @@ def handle_redundant_requires_grad(run: MonitorRun, call: NativeCall) -> Any:
 _RESIZING_OPERATORS = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_}
 
 
-def handle_exc_info(run: MonitorRun, call: NativeCall) -> Any:
+def handle_exc_info(context: Context, call: NativeCall) -> Any:
     """``sys.exc_info()`` and ``sys.exception()``."""
-    if call.operation in exc_info.ASKS and not run.recording.running.depth:
-        return exc_info.ask(run)
+    if call.operation in exc_info.ASKS and not context.recording.running.depth:
+        return exc_info.ask(context)
     return NotImplemented
 
 
-def handle_autograd_call(run: MonitorRun, call: NativeCall) -> Any:
+def handle_autograd_call(context: Context, call: NativeCall) -> Any:
     """Registration of hooks; splits at calls that change the autograd graph."""
-    if run.recording.running.depth:
+    if context.recording.running.depth:
         return NotImplemented
     if call.operation in autograd_nodes.GRADIENT_HOOKS:
-        return autograd_nodes.register_hook(run, call.operation, call.args, call.kwargs)
-    autograd_nodes.split_at_double_backward(run.recording, call.operation, call.args, call.kwargs)
-    if call.operation is torch.autograd.grad and run.recording.effects.hooks:
-        raise autograd_nodes.split_at_autograd_graph(run.recording)
+        return autograd_nodes.register_hook(context, call.operation, call.args, call.kwargs)
+    autograd_nodes.split_at_double_backward(
+        context.recording, call.operation, call.args, call.kwargs
+    )
+    if call.operation is torch.autograd.grad and context.recording.effects.hooks:
+        raise autograd_nodes.split_at_autograd_graph(context.recording)
     return NotImplemented
 
 
-def handle_compiling_query(run: MonitorRun, call: NativeCall) -> Any:
+def handle_compiling_query(context: Context, call: NativeCall) -> Any:
     """``torch.compiler.is_compiling()`` in torch's optimizers, which compute as in eager mode."""
-    if call.operation in ASK_WHETHER_COMPILING and run.at and hears_what_eager_hears(run.at):
-        return run.suspension.until(_finish_compiling_query, None)
+    if (
+        call.operation in ASK_WHETHER_COMPILING
+        and context.frame
+        and hears_what_eager_hears(context.frame)
+    ):
+        return context.suspension.until(_finish_compiling_query, None)
     return NotImplemented
 
 
-def _finish_compiling_query(run: MonitorRun, _: None, result: Any) -> bool:
+def _finish_compiling_query(context: Context, _: None, result: Any) -> bool:
     """The result is that of eager mode."""
     return False
 
 
-def handle_address_query(run: MonitorRun, call: NativeCall) -> Any:
+def handle_address_query(context: Context, call: NativeCall) -> Any:
     """``id``, ``hash`` or ``repr`` of an object, if the result depends on its address."""
     one = len(call.args) == 1 and not call.kwargs
-    if call.operation in object_addresses.TELLS and not run.recording.running.depth and one:
-        if (told := object_addresses.tell(run, call.operation, call.args[0])) is not None:
+    if call.operation in object_addresses.TELLS and not context.recording.running.depth and one:
+        if (told := object_addresses.tell(context, call.operation, call.args[0])) is not None:
             return told
     return NotImplemented
 
 
-def handle_lock_exit(run: MonitorRun, call: NativeCall) -> Any:
+def handle_lock_exit(context: Context, call: NativeCall) -> Any:
     """The release of a lock whose acquisition was not recorded either."""
-    if locks.leaves_quietly(run.recording, call.operation, call.args):
+    if locks.leaves_quietly(context.recording, call.operation, call.args):
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
-def handle_function_mode(run: MonitorRun, call: NativeCall) -> Any:
+def handle_function_mode(context: Context, call: NativeCall) -> Any:
     """Calls under a default device, which is a mode for torch functions."""
     if function_mode_count():
         if call.operation in default_device.ASKS_FOR_OVERRIDES:
             return _finish_overrides_query, (call.operation, call.args)
-        _check_default_device(run.recording, call.operation)
+        _check_default_device(context.recording, call.operation)
     return NotImplemented
 
 
-def _finish_overrides_query(run: MonitorRun, asked: tuple[Any, Any], result: Any) -> Any:
+def _finish_overrides_query(context: Context, asked: tuple[Any, Any], result: Any) -> Any:
     """The result without the default device, which does not affect functions in Python."""
     operation, args = asked
     with default_device.held([]):
@@ -164,27 +170,27 @@ def _check_default_device(rec: Recording, operation: Any) -> None:
         rec.graph.runs_as_is = reason
 
 
-def guard_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
+def guard_current_gpu(context: Context, call: NativeCall) -> Any:
     """Guard the current GPU if the call may use it as its default."""
     if not call.annotation.as_op_node:
         return NotImplemented
     args, kwargs = call.args, default_device.with_device(call.operation, call.kwargs)
     if may_use_current_gpu(call.operation, args, kwargs):
-        run.recording.state.rely_on_current_gpu()
+        context.recording.state.rely_on_current_gpu()
     return NotImplemented
 
 
-def check_operator_body(run: MonitorRun, call: NativeCall) -> Any:
+def check_operator_body(context: Context, call: NativeCall) -> Any:
     """Check the tensors of calls inside an operator."""
-    if run.recording.running.depth:
-        check_undeclared_tensors(run.recording, call.args, call.kwargs)
+    if context.recording.running.depth:
+        check_undeclared_tensors(context.recording, call.args, call.kwargs)
     return NotImplemented
 
 
-def check_resize(run: MonitorRun, call: NativeCall) -> Any:
+def check_resize(context: Context, call: NativeCall) -> Any:
     """Raises Split: the call replaces the storage of an external tensor."""
     if call.operation in _RESIZING_OPERATORS and _shares_external_memory(
-        run.recording, call.args[0]
+        context.recording, call.args[0]
     ):
         raise Split(SplitReason.TENSOR_INTERNALS, "changes the storage of an external tensor")
     return NotImplemented
@@ -200,27 +206,27 @@ def _shares_external_memory(rec: Recording, tensor: Any) -> bool:
     )
 
 
-def handle_special_methods(run: MonitorRun, call: NativeCall) -> Any:
+def handle_special_methods(context: Context, call: NativeCall) -> Any:
     """An operator that special methods in Python implement: they are followed."""
     if call.annotation.as_op_node and uses_special_methods(call.operation, call.args):
         for value in call.args:
-            visit_input(run.recording, value)
+            visit_input(context.recording, value)
         return finish_followed, None
     return NotImplemented
 
 
-def handle_graph_list_call(run: MonitorRun, call: NativeCall) -> Any:
+def handle_graph_list_call(context: Context, call: NativeCall) -> Any:
     """An operation on a list of the graph, for any length of the list."""
-    rec, args = run.recording, call.args
+    rec, args = context.recording, call.args
     if args and id(args[0]) in rec.operators.lists and not rec.running.depth:
-        token = _begin_graph_list_call(run, call)
+        token = _begin_graph_list_call(context, call)
         if token is not None:
             return token
     return NotImplemented
 
 
-def _begin_graph_list_call(run: MonitorRun, call: NativeCall) -> Token | None:
-    rec, operation = run.recording, call.operation
+def _begin_graph_list_call(context: Context, call: NativeCall) -> Token | None:
+    rec, operation = context.recording, call.operation
     operators, rest = rec.operators, (*call.args[1:], *call.kwargs.values())
     given = operators.lists[id(call.args[0])]
     if is_instance(given, CarriedList) and operation in (list.append, list.extend):
@@ -233,7 +239,7 @@ def _begin_graph_list_call(run: MonitorRun, call: NativeCall) -> Token | None:
     if is_instance(given, GraphList) and operation in (list, tuple) and not rest:
         if given.is_unchanged() and not given.has_data_dependent_length:
             return unbound_tensors.finish_copy, (given, operation)
-    plain = all(type(value) is int for value in rest) and not run.lifted.any_lifted(rest)
+    plain = all(type(value) is int for value in rest) and not context.lifted.any_lifted(rest)
     joins = is_instance(given, GraphList) and operation in JOINS and given.is_unchanged()
     if not (joins and plain):
         operators.inspect_list(given.value)
@@ -242,49 +248,49 @@ def _begin_graph_list_call(run: MonitorRun, call: NativeCall) -> Token | None:
     rec.running.inputs = {id(tensor): tensor for tensor in given.value}
     rec.running.is_dynamic = False
     call.on_graph = True
-    return run.suspension.until(finish_operator, call)
+    return context.suspension.until(finish_operator, call)
 
 
-def _finish_carried_list_length(run: MonitorRun, given: CarriedList, result: Any) -> Any:
-    return given.length(run)
+def _finish_carried_list_length(context: Context, given: CarriedList, result: Any) -> Any:
+    return given.length(context)
 
 
-def _finish_graph_list_length(run: MonitorRun, given: GraphList, result: Any) -> Any:
-    expression = run.lifted.expression(given.count)
+def _finish_graph_list_length(context: Context, given: GraphList, result: Any) -> Any:
+    expression = context.lifted.expression(given.count)
     if expression is None:
         return None
-    return run.lifted.lift(result, expression, run.lifted.twin(given.count))
+    return context.lifted.lift(result, expression, context.lifted.twin(given.count))
 
 
-def handle_constant_read(run: MonitorRun, call: NativeCall) -> Any:
+def handle_constant_read(context: Context, call: NativeCall) -> Any:
     """A read of the value of a constant tensor."""
     given = (*call.args, *call.kwargs.values())
-    reads = call.operation in VALUE_READERS and run.recording.constants.hold(*given)
-    if reads and holds_tensor(given) and not run.recording.running.depth:
+    reads = call.operation in VALUE_READERS and context.recording.constants.hold(*given)
+    if reads and holds_tensor(given) and not context.recording.running.depth:
         return _finish_constant, call
     return NotImplemented
 
 
-def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    run.account()
-    run.recording.constants.share_with_numpy(done.args, result)
-    run.recording.variables.add_new(result)
+def _finish_constant(context: Context, done: NativeCall, result: Any) -> None:
+    context.account()
+    context.recording.constants.share_with_numpy(done.args, result)
+    context.recording.variables.add_new(result)
 
 
-def handle_truth_query(run: MonitorRun, call: NativeCall) -> Any:
+def handle_truth_query(context: Context, call: NativeCall) -> Any:
     """``bool`` of a tensor, as a speculated value."""
     if speculation.asks_for_truth(call.operation, call.args):
-        speculation.speculate_on_branch(run, call.args[0])
+        speculation.speculate_on_branch(context, call.args[0])
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
-def handle_value_query(run: MonitorRun, call: NativeCall) -> Any:
+def handle_value_query(context: Context, call: NativeCall) -> Any:
     """A comparison of whole tensors, or a list of a tensor, as a speculated value."""
     operation, args = call.operation, call.args
     if speculation.asks_for_values(operation, args) and holds_tensor(args):
         try:
-            speculation.speculate_on_values(run, operation, args, call.kwargs)
+            speculation.speculate_on_values(context, operation, args, call.kwargs)
             return recorded_call(call.operation, call.args, call.kwargs)
         except Split:
             if not speculation.gives_numbers(operation, args):
@@ -292,26 +298,26 @@ def handle_value_query(run: MonitorRun, call: NativeCall) -> Any:
     return NotImplemented
 
 
-def handle_numbers_read(run: MonitorRun, call: NativeCall) -> Any:
+def handle_numbers_read(context: Context, call: NativeCall) -> Any:
     """``tolist`` of a tensor of few numbers, which become lifted numbers."""
-    if speculation.gives_numbers(call.operation, call.args) and not run.recording.running.depth:
-        run.lifted.tensors.specialize_sizes(call.args[0])
+    if speculation.gives_numbers(call.operation, call.args) and not context.recording.running.depth:
+        context.lifted.tensors.specialize_sizes(call.args[0])
         return _finish_items, (call.operation, call.args[0])
     return NotImplemented
 
 
-def _finish_items(run: MonitorRun, read: tuple[Any, torch.Tensor], result: Any) -> Any:
+def _finish_items(context: Context, read: tuple[Any, torch.Tensor], result: Any) -> Any:
     if type(result) is not list:
-        return finish_item(run, (read[0], (read[1],)), result)
-    numbers = run.lifted.tensors.lift_items(*read, result)
-    run.account()
+        return finish_item(context, (read[0], (read[1],)), result)
+    numbers = context.lifted.tensors.lift_items(*read, result)
+    context.account()
     return numbers
 
 
-def handle_number_read(run: MonitorRun, call: NativeCall) -> Any:
+def handle_number_read(context: Context, call: NativeCall) -> Any:
     """``item`` and the like: the number becomes a lifted number."""
     one = len(call.args) == 1 and not call.kwargs
-    if call.operation in _NUMBER_READERS and not run.recording.running.depth and one:
+    if call.operation in _NUMBER_READERS and not context.recording.running.depth and one:
         if is_instance(call.args[0], torch.Tensor):
             return finish_item, (call.operation, call.args)
     return NotImplemented
@@ -324,53 +330,53 @@ _NUMBER_READERS = {
 """Functions that read the only element of a tensor as a number."""
 
 
-def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+def finish_item(context: Context, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     """Lift the number that was read from a tensor."""
     if not is_number(result):
         raise UnguardableRead(
             SplitReason.TENSOR_VALUE_READ,
             f"reads a tensor's value into Python as a {type(result).__name__}",
         )
-    number = run.lifted.tensors.lift_item(*read, result)
-    run.account()
+    number = context.lifted.tensors.lift_item(*read, result)
+    context.account()
     return number
 
 
-def substitute_lifted_inputs(run: MonitorRun, call: NativeCall) -> Any:
+def substitute_lifted_inputs(context: Context, call: NativeCall) -> Any:
     """Substitute lifted numbers in the containers that the call reads."""
-    if not run.recording.running.depth:
-        substitute_inputs(run, call.annotation, call.args, call.kwargs)
+    if not context.recording.running.depth:
+        substitute_inputs(context, call.annotation, call.args, call.kwargs)
     return NotImplemented
 
 
-def handle_random_draw(run: MonitorRun, call: NativeCall) -> Any:
+def handle_random_draw(context: Context, call: NativeCall) -> Any:
     """A draw of random numbers, which the mock repeats."""
-    if call.annotation.random and not run.recording.running.depth:
-        return random_draws.repeat_draw(run, call.operation, call.args, call.kwargs)
+    if call.annotation.random and not context.recording.running.depth:
+        return random_draws.repeat_draw(context, call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
-def handle_random_array_call(run: MonitorRun, call: NativeCall) -> Any:
+def handle_random_array_call(context: Context, call: NativeCall) -> Any:
     """A computation on random NumPy arrays, which the mock repeats."""
-    derived = random_draws.repeat_array_call(run, call.operation, call.args, call.kwargs)
+    derived = random_draws.repeat_array_call(context, call.operation, call.args, call.kwargs)
     return NotImplemented if derived is None else derived
 
 
-def substitute_numbers_for_tensors(run: MonitorRun, call: NativeCall) -> Any:
+def substitute_numbers_for_tensors(context: Context, call: NativeCall) -> Any:
     """Replace tensors by lifted numbers where native code would read a number from them."""
-    if run.recording.running.depth:
+    if context.recording.running.depth:
         return NotImplemented
     numbers: list[Any] = []
-    read = functools.partial(_read_number, run, numbers)
+    read = functools.partial(_read_number, context, numbers)
     call.args, call.kwargs = read_number_arguments(call.operation, call.args, call.kwargs, read)
     if not call.on_graph:
-        run.lifted.specialize(numbers)
-    elif run.lifted:
-        run.lifted.specialize(dimension_arguments(call.operation, call.args, call.kwargs))
+        context.lifted.specialize(numbers)
+    elif context.lifted:
+        context.lifted.specialize(dimension_arguments(call.operation, call.args, call.kwargs))
     return NotImplemented
 
 
-def _read_number(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> Any:
+def _read_number(context: Context, numbers: list[Any], tensor: torch.Tensor) -> Any:
     """The lifted number of a tensor that native code is about to read; appended to ``numbers``.
 
     Raises:
@@ -379,29 +385,29 @@ def _read_number(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> A
     if is_instance(tensor, FakeTensor):
         raise Split(SplitReason.TENSOR_VALUE_READ, "converts a tensor to a number")
     read: Any = int if tensor.dtype is torch.bool else torch.Tensor.item
-    number = run.lifted.tensors.lift_item(read, (tensor,), read(tensor))
-    run.account()
+    number = context.lifted.tensors.lift_item(read, (tensor,), read(tensor))
+    context.account()
     numbers.append(number)
     return number
 
 
-def handle_size_query(run: MonitorRun, call: NativeCall) -> Any:
+def handle_size_query(context: Context, call: NativeCall) -> Any:
     """A read of sizes that may vary: the result becomes a lifted number."""
     operation, args, kwargs = call.operation, call.args, call.kwargs
-    if _reads_varying_sizes(run, call.annotation, operation, args):
-        run.lifted.specialize((args[1:], tuple(kwargs.values())))
+    if _reads_varying_sizes(context, call.annotation, operation, args):
+        context.lifted.specialize((args[1:], tuple(kwargs.values())))
         if operation is len:
             # Tensor.__len__ is written in Python.
-            return run.suspension.until(_finish_metadata, (operation, args, kwargs))
+            return context.suspension.until(_finish_metadata, (operation, args, kwargs))
         return _finish_metadata, (operation, args, kwargs)
     return NotImplemented
 
 
 def _reads_varying_sizes(
-    run: MonitorRun, annotation: Annotation, operation: Any, args: tuple[Any, ...]
+    context: Context, annotation: Annotation, operation: Any, args: tuple[Any, ...]
 ) -> bool:
     """True if a call returns a size of a tensor, and the size may vary."""
-    rec = run.recording
+    rec = context.recording
     if rec.running.depth or not args or not is_instance(args[0], torch.Tensor):
         return False
     if annotation.as_op_node or not annotation.pure_closure:
@@ -419,16 +425,16 @@ def _reads_varying_sizes(
 
 
 def _finish_metadata(
-    run: MonitorRun, looked: tuple[Any, tuple[Any, ...], dict[str, Any]], result: Any
+    context: Context, looked: tuple[Any, tuple[Any, ...], dict[str, Any]], result: Any
 ) -> Any:
     operation, args, kwargs = looked
-    run.account()
+    context.account()
     if kwargs:  # x.size(dim=0)
         operation = functools.partial(operation, **kwargs)
-    return run.lifted.tensors.lift_metadata(operation, args, result)
+    return context.lifted.tensors.lift_metadata(operation, args, result)
 
 
-def handle_getattr(run: MonitorRun, call: NativeCall) -> Any:
+def handle_getattr(context: Context, call: NativeCall) -> Any:
     """``getattr`` of a tensor's own attribute."""
     args = call.args
     if (
@@ -437,11 +443,11 @@ def handle_getattr(run: MonitorRun, call: NativeCall) -> Any:
         and is_instance(args[1], str)
     ):
         if is_instance(lookup_in_type(type(args[0]), args[1]), types.GetSetDescriptorType):
-            return run.read_tensor_attribute(args[0], args[1])
+            return context.read_tensor_attribute(args[0], args[1])
     return NotImplemented
 
 
-SPECIAL_CALL_RULES: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
+SPECIAL_CALL_RULES: tuple[Callable[[Context, NativeCall], Any], ...] = (
     handle_exc_info,
     handle_autograd_call,
     handle_compiling_query,

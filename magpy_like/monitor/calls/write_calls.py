@@ -16,11 +16,11 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
 def record_write(
-    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    context: Context, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Record a write along the relation that the annotation declares.
 
@@ -30,13 +30,13 @@ def record_write(
     Raises:
         Split: the key depends on a number that is unknown before the region runs.
     """
-    rec = run.recording
+    rec = context.recording
     relation = annotation.output.relation
     assert relation is not None
     target, key, value = resolve_relation(relation, args, kwargs)
     stores = value is not NOT_GIVEN
     if relation.kind is RelationKind.ATTRIBUTE or not is_instance(target, torch.Tensor):
-        run.lifted.specialize(key)  # an index of a tensor stays lifted for its operator
+        context.lifted.specialize(key)  # an index of a tensor stays lifted for its operator
     if is_instance(target, contextvars.ContextVar):
         variable, place = rec.variables.constant(target), Relation(RelationKind.CONTEXT)
         if place not in variable.first.refs:
@@ -44,7 +44,7 @@ def record_write(
         rec.mutations.store(variable, place, value)
         return True
     if is_instance(target, torch.Tensor) and is_instance(key, str):
-        run.write_tensor_attribute(target, key, value)
+        context.write_tensor_attribute(target, key, value)
         return True
     if is_instance(target, torch.Tensor) or target is None or target is NOT_GIVEN:
         return False

@@ -11,6 +11,8 @@ from magpy_like.annotation import lookup
 from magpy_like.monitor.calls import call_dispatch, native_calls
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import attributes, class_lookup
+from magpy_like.monitor.objects.containers import NATIVE_TYPES
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -18,26 +20,26 @@ from magpy_like.split_points import Split, unknown_value_split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def read_attribute(run: MonitorRun, step: Step) -> Token:
+def read_attribute(context: Context, step: Step) -> Token:
     """``value.name``, unless native code that needs no guard computes it."""
     value = step.stack[-1]
     name = step.name
     if is_instance(value, torch.Tensor):
-        return run.read_tensor_attribute(value, name)
-    if autograd_nodes.is_node(run.recording, value):
-        autograd_nodes.read_attribute(run, value, name)
+        return context.read_tensor_attribute(value, name)
+    if autograd_nodes.is_node(context.recording, value):
+        autograd_nodes.read_attribute(context, value, name)
         return None
-    if type(value) not in run.simple_types:
-        attributes.read_attribute(run.recording, value, name)
+    if type(value) not in NATIVE_TYPES:
+        attributes.read_attribute(context.recording, value, name)
         descriptor = attributes.native_property(value, name)
         if descriptor is not None:
             annotation = lookup(descriptor)
             if annotation is not None:
-                return native_calls.begin_native_call(run, annotation, descriptor, (value,), {})
-            if run.recording.variables.node(value) is not None:
+                return native_calls.begin_native_call(context, annotation, descriptor, (value,), {})
+            if context.recording.variables.node(value) is not None:
                 read = f"{type(value).__qualname__}.{name}"
                 raise unknown_value_split(
                     value,
@@ -45,50 +47,50 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
                     f"reads {read}, which native code without an annotation computes",
                     read,
                 )
-        return _lift_attribute(run, step, value, name)
+        return _lift_attribute(context, step, value, name)
     return None
 
 
-def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
+def _lift_attribute(context: Context, step: Step, value: Any, name: str) -> Token:
     if is_instance(lookup_in_type(type(value), "__getattribute__"), types.FunctionType):
         return None  # it is Python code that has read, or will read
-    node, relation, found = attributes.number_at(run.recording, value, name)
-    return run.lift_read(step, node, relation, found)
+    node, relation, found = attributes.number_at(context.recording, value, name)
+    return varying_reads.lift_read(context, step, node, relation, found)
 
 
-def read_super_attribute(run: MonitorRun, step: Step) -> Token:
+def read_super_attribute(context: Context, step: Step) -> Token:
     """``super().name`` in one instruction (Python 3.12)."""
     function, cls, receiver = step.stack[-3:]
     if function is not super:
-        return call_dispatch.call(run, function, (cls, receiver), {})
+        return call_dispatch.call(context, function, (cls, receiver), {})
     bound_to_class = is_instance(receiver, type) and issubclass(receiver, cls)
     of = receiver if bound_to_class else type(receiver)
-    class_lookup.read_super(run.recording, cls, of, step.name)
+    class_lookup.read_super(context.recording, cls, of, step.name)
     return None
 
 
-def write_attribute(run: MonitorRun, step: Step) -> Token:
+def write_attribute(context: Context, step: Step) -> Token:
     """``target.name = value``."""
     value, target = step.stack[-2:]
-    return store_attribute(run, target, step.name, value)
+    return store_attribute(context, target, step.name, value)
 
 
-def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Token:
+def store_attribute(context: Context, target: Any, name: str, value: Any) -> Token:
     """``target.name = value`` by the default rules; a ``__setattr__`` in Python is followed."""
     if is_instance(target, torch.Tensor):
-        return run.write_tensor_attribute(target, name, value)
-    place = attributes.place_of_store(run.recording, target, name, "__setattr__")
+        return context.write_tensor_attribute(target, name, value)
+    place = attributes.place_of_store(context.recording, target, name, "__setattr__")
     if place is not None:
-        run.recording.mutations.store(*place, value)
+        context.recording.mutations.store(*place, value)
     return None
 
 
-def delete_attribute(run: MonitorRun, step: Step) -> Token:
+def delete_attribute(context: Context, step: Step) -> Token:
     """``del target.name``."""
     target = step.stack[-1]
     if is_instance(target, torch.Tensor):
         raise Split(SplitReason.TENSOR_INTERNALS, f"deletes the attribute {step.name} of a tensor")
-    place = attributes.place_of_store(run.recording, target, step.name, "__delattr__")
-    if place is not None and attributes.look_at_place(run.recording, target, place):
-        run.recording.mutations.remove(*place)
+    place = attributes.place_of_store(context.recording, target, step.name, "__delattr__")
+    if place is not None and attributes.look_at_place(context.recording, target, place):
+        context.recording.mutations.remove(*place)
     return None

@@ -23,7 +23,7 @@ from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth_tests import ask_which
 from magpy_like.monitor.objects import class_lookup, locks
 from magpy_like.monitor.objects.containers import goes_own_ways
-from magpy_like.monitor.symbolic import loop_ranges, tensor_formatting
+from magpy_like.monitor.symbolic import loop_ranges, tensor_formatting, varying_reads
 from magpy_like.monitor.symbolic.lifted_number_rules import give_back
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.native.instance_checks import is_instance
@@ -31,10 +31,10 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def call(run: MonitorRun, step: Step) -> Token:
+def call(context: Context, step: Step) -> Token:
     """``function(*args, **kwargs)`` with each argument on the stack."""
     count = step.oparg
     stack = step.stack
@@ -44,36 +44,39 @@ def call(run: MonitorRun, step: Step) -> Token:
     else:
         function, args = first, stack[len(stack) - count - 1 :]
     depth = count + (1 if first is NULL else 2)
-    function = _compiled_inside(run, step, depth, function)
+    function = _compiled_inside(context, step, depth, function)
     if count == 1 and (function is id or function is hash):
-        ask_which(run, step, 1)
-    if run.lifted and any(function is told for told in DISTINGUISHES_EQUAL_OBJECTS):
-        give_back(run, step, count)
-    names = run.keyword_names(step)
+        ask_which(context, step, 1)
+    if context.lifted and any(function is told for told in DISTINGUISHES_EQUAL_OBJECTS):
+        give_back(context, step, count)
+    names = context.keyword_names(step)
     kwargs: dict[str, Any] = {}
     if names:
         split = len(args) - len(names)
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
     if (function is format or function is str.format) and not kwargs:
-        args = tensor_formatting.format_arguments(run, step, function, tuple(args))
+        args = tensor_formatting.format_arguments(context, step, function, tuple(args))
     loop = any(function is head for head in loop_ranges.LOOP_FUNCTIONS)
-    if loop and loop_ranges.begin_loop(run, step, function, args, kwargs):
+    if loop and loop_ranges.begin_loop(context, step, function, args, kwargs):
         return None
-    if loop and (token := loop_ranges.record_range(run, step, function, args, kwargs)) is not None:
+    if (
+        loop
+        and (token := loop_ranges.record_range(context, step, function, args, kwargs)) is not None
+    ):
         return token
     for value in args if loop else ():
-        run.recording.operators.inspect_list(value)
+        context.recording.operators.inspect_list(value)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
-        call_dispatch.guard_callable_identity(run.recording, function)
+        call_dispatch.guard_callable_identity(context.recording, function)
         frame_set_operand(step.frame, depth, other)
         return None
-    return _call(run, step, depth, function, args, kwargs)
+    return _call(context, step, depth, function, args, kwargs)
 
 
 def _call(
-    run: MonitorRun,
+    context: Context,
     step: Step,
     depth: int,
     function: Any,
@@ -81,59 +84,59 @@ def _call(
     kwargs: dict[str, Any],
 ) -> Token:
     """A call of the function at this depth of the stack."""
-    run.called_instead = None
-    token = call_dispatch.call(run, function, args, kwargs)
-    if run.called_instead is not None:
-        frame_set_operand(step.frame, depth, fixed_call(run.called_instead))
+    context.replacement_call = None
+    token = call_dispatch.call(context, function, args, kwargs)
+    if context.replacement_call is not None:
+        frame_set_operand(step.frame, depth, fixed_call(context.replacement_call))
     return token
 
 
-def call_spread(run: MonitorRun, step: Step) -> Token:
+def call_spread(context: Context, step: Step) -> Token:
     """``function(*args, **kwargs)`` with a tuple and a dictionary on the stack."""
     stack = step.stack
     depth = 3 if step.oparg & 1 else 2
     function, args, kwargs = stack[-3:] if depth == 3 else (*stack[-2:], {})
-    function = _compiled_inside(run, step, depth, function)
+    function = _compiled_inside(context, step, depth, function)
     plain = is_instance(args, tuple | list) and is_instance(kwargs, dict)
     if not plain or goes_own_ways(args):
         # The instruction itself will go through the iterable; a function in between sees the rest.
-        run.substitute(args)
-        run.substitute(kwargs)
-        read_calls.iterate(run.recording, args)
-        run.recording.inspections.visit(kwargs, ValueRead.ELEMENTS)
+        varying_reads.substitute(context, args)
+        varying_reads.substitute(context, kwargs)
+        read_calls.iterate(context.recording, args)
+        context.recording.inspections.visit(kwargs, ValueRead.ELEMENTS)
         if not is_followed(function):
             frame_set_operand(step.frame, depth, variadic(function))
         return None
     for given in (args, kwargs):
-        run.substitute(given)
-        run.recording.inspections.visit(given, ValueRead.ELEMENTS)
-        special_methods.read_special_methods_of_class(run.recording, type(given))
+        varying_reads.substitute(context, given)
+        context.recording.inspections.visit(given, ValueRead.ELEMENTS)
+        special_methods.read_special_methods_of_class(context.recording, type(given))
     loop = any(function is head for head in loop_ranges.LOOP_FUNCTIONS)
-    if loop and loop_ranges.begin_loop(run, step, function, tuple(args), kwargs):
+    if loop and loop_ranges.begin_loop(context, step, function, tuple(args), kwargs):
         return None
     if not is_followed(function):
         for value in (*args[1:], *kwargs.values()):
-            run.recording.operators.inspect_list(value)
+            context.recording.operators.inspect_list(value)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
-        call_dispatch.guard_callable_identity(run.recording, function)
+        call_dispatch.guard_callable_identity(context.recording, function)
         frame_set_operand(step.frame, depth, other)
         return None
-    return _call(run, step, depth, function, tuple(args), dict(kwargs))
+    return _call(context, step, depth, function, tuple(args), dict(kwargs))
 
 
-def _compiled_inside(run: MonitorRun, step: Step, depth: int, function: Any) -> Any:
+def _compiled_inside(context: Context, step: Step, depth: int, function: Any) -> Any:
     """What is called where this stands for something compiled, which then takes its place."""
-    target = compiled_callees.read_wrapped(run.recording, function)
+    target = compiled_callees.read_wrapped(context.recording, function)
     if target is not function:
         frame_set_operand(step.frame, depth, target)
     return target
 
 
-def enter_context(run: MonitorRun, step: Step) -> Token:
+def enter_context(context: Context, step: Step) -> Token:
     """``with manager``: both methods are found before anything runs."""
     manager = step.stack[-1]
-    rec = run.recording
+    rec = context.recording
     if locks.takes_quietly(rec, manager, step.code):
         return None
     for name in ("__enter__", "__exit__"):

@@ -17,10 +17,10 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def import_module(run: MonitorRun, step: Step) -> Token:
+def import_module(context: Context, step: Step) -> Token:
     """An import inside a function: a look at ``sys.modules``, where a module is from its first
     import on. That one runs code which is no part of the program."""
     level = step.stack[-2]
@@ -30,22 +30,22 @@ def import_module(run: MonitorRun, step: Step) -> Token:
         parts = package.rsplit(".", level - 1)
         name = f"{parts[0]}.{name}" if name else parts[0]
     if name not in sys.modules:
-        _import_first(run, name)
-    _look_up_module(run, name)
-    return run.suspension.until(_finish_import, None)
+        _import_first(context, name)
+    _look_up_module(context, name)
+    return context.suspension.until(_finish_import, None)
 
 
-def _look_up_module(run: MonitorRun, name: str) -> None:
+def _look_up_module(context: Context, name: str) -> None:
     """An import finds a module, and those that it lies in, where others may have been put."""
-    run.recording.variables.constant(sys.modules)
+    context.recording.variables.constant(sys.modules)
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
-        read_calls.read_item(run.recording, sys.modules, ".".join(parts[:i]))
+        read_calls.read_item(context.recording, sys.modules, ".".join(parts[:i]))
 
 
-def _import_first(run: MonitorRun, name: str) -> None:
+def _import_first(context: Context, name: str) -> None:
     try:
-        with run.suspension:
+        with context.suspension:
             importlib.import_module(name)
     except Exception as error:
         raise Split(
@@ -53,15 +53,15 @@ def _import_first(run: MonitorRun, name: str) -> None:
             f"imports {name}, which fails: {type(error).__name__}: {error}",
         ) from None
     finally:
-        run.account()
+        context.account()
 
 
-def _finish_import(run: MonitorRun, _: None, result: Any) -> None:
-    run.recording.variables.constant(result)
+def _finish_import(context: Context, _: None, result: Any) -> None:
+    context.recording.variables.constant(result)
 
 
-def import_name(run: MonitorRun, step: Step) -> Token:
+def import_name(context: Context, step: Step) -> Token:
     """``from module import name``."""
     module = step.stack[-1]
-    attributes.read_attribute(run.recording, module, step.name)
+    attributes.read_attribute(context.recording, module, step.name)
     return None

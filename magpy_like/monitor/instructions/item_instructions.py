@@ -18,8 +18,8 @@ from magpy_like.monitor.calls import operator_calls, read_calls
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
 from magpy_like.monitor.instructions.truth_tests import ask_which
 from magpy_like.monitor.objects import class_lookup
-from magpy_like.monitor.objects.containers import CONTAINERS, is_told_by_identity
-from magpy_like.monitor.symbolic import loop_windows, unbound_tensors, varying_lists
+from magpy_like.monitor.objects.containers import CONTAINERS, NATIVE_TYPES, is_told_by_identity
+from magpy_like.monitor.symbolic import loop_windows, unbound_tensors, varying_lists, varying_reads
 from magpy_like.monitor.symbolic.expressions import GraphNumber
 from magpy_like.monitor.symbolic.gathered_lists import ENDS, CarriedList, GraphList
 from magpy_like.monitor.symbolic.loop_ranges import constant_offset
@@ -32,37 +32,37 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def read_item(run: MonitorRun, step: Step) -> Token:
+def read_item(context: Context, step: Step) -> Token:
     """``source[key]``."""
     source, key = step.stack[-2:]
     if is_instance(source, dict):
-        ask_which(run, step, 1)
-    return get_item(run, source, key, step)
+        ask_which(context, step, 1)
+    return get_item(context, source, key, step)
 
 
-def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -> Token:
+def get_item(context: Context, source: Any, key: Any, step: Step | None = None) -> Token:
     """``source[key]``, by an instruction or on the way of another operation."""
-    rec = run.recording
+    rec = context.recording
     if is_instance(source, torch.Tensor):
         token = operator_calls.operate(
-            run, operator.getitem, (source, random_draws.tensor_index(run, key))
+            context, operator.getitem, (source, random_draws.tensor_index(context, key))
         )
-        loop_windows.record_narrow(run, token)
+        loop_windows.record_narrow(context, token)
         return token
     given = rec.operators.lists.get(id(source))
     if is_instance(given, CarriedList) and type(key) is int:
-        is_first = given.read_element(key, _follows_index(run, given, key))
+        is_first = given.read_element(key, _follows_index(context, given, key))
         return (_finish_first, given.begin[key]) if is_first else None
     if is_instance(given, GraphList):
-        token = _get_from_list(run, given, key)
+        token = _get_from_list(context, given, key)
         if token is not NotImplemented:
             return token
     if type(source) is np.ndarray and random_draws.is_element_index(source, key):
         if (
-            derived := random_draws.repeat_array_call(run, operator.getitem, (source, key), {})
+            derived := random_draws.repeat_array_call(context, operator.getitem, (source, key), {})
         ) is not None:
             return derived
     if not is_plain(key):
@@ -86,8 +86,8 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
             if is_instance(getter, types.FunctionType):
                 return None
         if is_instance(key, slice):
-            run.substitute(source)
-        taken = varying_lists.read_item(run, source, key)
+            varying_reads.substitute(context, source)
+        taken = varying_lists.read_item(context, source, key)
         if taken is not None:
             return taken
         read_calls.read_item(rec, source, key)
@@ -97,14 +97,16 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         found_by = is_plain(key) or is_told_by_identity(key)
         if is_instance(source, dict) and found_by and dict.__contains__(source, key):
             found = dict.__getitem__(source, key)
-            return run.lift_read(
-                step, node, Relation(RelationKind.KEY, rec.variables.key(key)), found
+            return varying_reads.lift_read(
+                context, step, node, Relation(RelationKind.KEY, rec.variables.key(key)), found
             )
         if is_instance(source, list | tuple) and type(key) is int:
             at = key if key >= 0 else key + len(source)
             if 0 <= at < len(source):
-                return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
-    elif type(source) not in run.simple_types:
+                return varying_reads.lift_read(
+                    context, step, node, Relation(RelationKind.ITEM, at), source[at]
+                )
+    elif type(source) not in NATIVE_TYPES:
         class_lookup.read_class(rec, type(source), "__getitem__")
         if rec.variables.node(source) is not None and not is_instance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
@@ -113,75 +115,75 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     return None
 
 
-def _get_from_list(run: MonitorRun, given: GraphList, key: Any) -> Any:
+def _get_from_list(context: Context, given: GraphList, key: Any) -> Any:
     """What is read of a list of the graph, unless that is looked into."""
-    operators = run.recording.operators
+    operators = context.recording.operators
     if (
         given.is_unchanged()
         and type(key) is int
-        and (token := loop_windows.read_indexed_element(run, given, key))
+        and (token := loop_windows.read_indexed_element(context, given, key))
     ):
         return token
-    run.lifted.specialize(key)
+    context.lifted.specialize(key)
     if given.is_unchanged() and type(key) is int and key in ENDS:
         if given.elements_are_new and given.is_never_empty:
             if given.has_data_dependent_length:
                 return _finish_element, (given, key)
             given.know(operators, key)
             return None
-    if type(key) is slice and (token := unbound_tensors.slice_list(run, given, key)):
+    if type(key) is slice and (token := unbound_tensors.slice_list(context, given, key)):
         return token
     operators.inspect_list(given.value)
     return NotImplemented
 
 
-def _follows_index(run: MonitorRun, given: CarriedList, key: int) -> bool:
+def _follows_index(context: Context, given: CarriedList, key: int) -> bool:
     """Whether a key is as much more than a round's index in any round; otherwise it must not vary.
 
     Raises:
         Split: it does, from round to round.
     """
-    number, index = run.lifted.expression(key), run.lifted.expression(given.index)
+    number, index = context.lifted.expression(key), context.lifted.expression(given.index)
     if is_instance(number, GraphNumber) and is_instance(index, GraphNumber) and key >= 0:
         if constant_offset(index.node, number.node) is not None:
             return True
-    run.lifted.specialize((key,))
+    context.lifted.specialize((key,))
     return False
 
 
-def _finish_first(run: MonitorRun, first: Any, item: Any) -> Any:
+def _finish_first(context: Context, first: Any, item: Any) -> Any:
     """An element was read that was there before the rounds which append to its list."""
     return first
 
 
 def _finish_element(
-    run: MonitorRun, payload: tuple[GraphList, int], item: torch.Tensor
+    context: Context, payload: tuple[GraphList, int], item: torch.Tensor
 ) -> torch.Tensor:
     """An element was read of a list of which data decides how long it is."""
     given, position = payload
-    found = given.element(run.recording, position)
-    run.account()
+    found = given.element(context.recording, position)
+    context.account()
     return found
 
 
-def write_item(run: MonitorRun, step: Step) -> Token:
+def write_item(context: Context, step: Step) -> Token:
     """``target[key] = value``."""
     value, target, key = step.stack[-3:]
-    return set_item(run, target, key, value)
+    return set_item(context, target, key, value)
 
 
-def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
+def set_item(context: Context, target: Any, key: Any, value: Any) -> Token:
     """``target[key] = value``, by an instruction or on the way of another operation."""
-    rec = run.recording
+    rec = context.recording
     if is_instance(target, torch.Tensor):
         token = operator_calls.operate(
-            run, operator.setitem, (target, random_draws.tensor_index(run, key), value)
+            context, operator.setitem, (target, random_draws.tensor_index(context, key), value)
         )
         return None if token is None else (finish_without_result, token)
     rec.inspections.record_comparison(key)
     setter = class_lookup.read_class(rec, type(target), "__setitem__")
     if is_instance(key, slice) and not is_instance(setter, types.FunctionType):
-        run.substitute(value)
+        varying_reads.substitute(context, value)
         read_calls.iterate(rec, value)  # its elements are what is stored
     node = rec.variables.node(target)
     if is_instance(setter, types.FunctionType):
@@ -190,7 +192,7 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
         read_calls.iterate(rec, value)
     elif not is_instance(target, CONTAINERS):
         # An array of NumPy's keeps what it takes as bytes.
-        run.lifted.specialize(value)
+        context.lifted.specialize(value)
         rec.inspections.visit(value, ValueRead.ALL)
     if node is None:
         return None
@@ -207,10 +209,10 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     return None
 
 
-def delete_item(run: MonitorRun, step: Step) -> Token:
+def delete_item(context: Context, step: Step) -> Token:
     """``del target[key]``."""
     target, key = step.stack[-2:]
-    rec = run.recording
+    rec = context.recording
     if is_instance(target, torch.Tensor):
         raise Split(SplitReason.UNSUPPORTED_INSTRUCTION, "deletes an item of a tensor")
     rec.inspections.record_comparison(key)
@@ -226,13 +228,13 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
     return None
 
 
-def read_slice(run: MonitorRun, step: Step) -> Token:
+def read_slice(context: Context, step: Step) -> Token:
     """``source[start:stop]`` in one instruction (Python 3.12)."""
     source, start, stop = step.stack[-3:]
-    return get_item(run, source, slice(start, stop))
+    return get_item(context, source, slice(start, stop))
 
 
-def write_slice(run: MonitorRun, step: Step) -> Token:
+def write_slice(context: Context, step: Step) -> Token:
     """``target[start:stop] = value`` in one instruction (Python 3.12)."""
     value, target, start, stop = step.stack[-4:]
-    return set_item(run, target, slice(start, stop), value)
+    return set_item(context, target, slice(start, stop), value)

@@ -16,6 +16,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.calls import read_calls
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import class_lookup
+from magpy_like.monitor.objects.containers import NATIVE_TYPES
 from magpy_like.monitor.objects.iterators import (
     ARRAY_ITERATOR,
     SINGLE,
@@ -28,7 +29,7 @@ from magpy_like.monitor.objects.iterators import (
     is_started_before,
     separate,
 )
-from magpy_like.monitor.symbolic import loop_ranges
+from magpy_like.monitor.symbolic import loop_ranges, varying_reads
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import frame_set_operand
@@ -39,48 +40,48 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def iterate(run: MonitorRun, step: Step) -> Token:
+def iterate(context: Context, step: Step) -> Token:
     """``iter(value)`` at the head of a loop, an unpacking or a ``yield from``."""
-    rec = run.recording
+    rec = context.recording
     value = step.stack[-1]
     rows = is_instance(value, torch.Tensor) or id(value) in rec.operators.lists
-    if rows and loop_ranges.begin_loop(run, step, iter, (value,), {}):
+    if rows and loop_ranges.begin_loop(context, step, iter, (value,), {}):
         return None
     rec.operators.inspect_list(value)
     if opcode.opname[step.opcode] == "GET_ITER" and (
-        foreseen(rec, value) is not None or random_draws.yields_drawn_numbers(run, value)
+        foreseen(rec, value) is not None or random_draws.yields_drawn_numbers(context, value)
     ):
-        run.watch_iterators()
+        context.watch_iterators()
         return None
     if not is_plain(value) and not is_instance(value, torch.Tensor):
-        if type(value) not in run.simple_types:
+        if type(value) not in NATIVE_TYPES:
             getter = class_lookup.read_class(rec, type(value), "__iter__")
             if is_instance(getter, types.FunctionType):
                 return None
-        run.substitute(value)
+        varying_reads.substitute(context, value)
         read_calls.iterate(rec, value)
     return None
 
 
-def take(run: MonitorRun, step: Step) -> Token:
+def take(context: Context, step: Step) -> Token:
     """A loop asks its iterator for the next element.
 
     Raises:
         Split: the iterator is from outside, and what it gives cannot be told beforehand.
     """
-    rec = run.recording
+    rec = context.recording
     iterator = step.stack[-1]
     if is_started_before(rec, iterator):
         raise Split(SplitReason.GENERATOR_SUSPENDED, "resumes an external generator")
-    if run.branching is not None:
-        run.branching.at_loop_head(run, step)
+    if context.branching is not None:
+        context.branching.at_loop_head(context, step)
     if type(iterator) is ARRAY_ITERATOR:
         _, (array, *_), *at = iterator.__reduce__()
-        if at and random_draws.yields_drawn_numbers(run, array) and at[0] < len(array):
-            return random_draws.repeat_array_call(run, operator.getitem, (array, at[0]), {})
+        if at and random_draws.yields_drawn_numbers(context, array) and at[0] < len(array):
+            return random_draws.repeat_array_call(context, operator.getitem, (array, at[0]), {})
     node = foreseen(rec, iterator)
     if node is None:
         if rec.variables.node(iterator) is not None and is_native_iterator(iterator):
@@ -107,35 +108,37 @@ def take(run: MonitorRun, step: Step) -> Token:
     return None
 
 
-def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Relation], element: Any) -> Any:
+def _finish_take(context: Context, taken: tuple[ShadowNode, Relation], element: Any) -> Any:
     node, relation = taken
-    rec = run.recording
+    rec = context.recording
     rec.effects.advanced_iterators[node.node_id] = (
         rec.effects.advanced_iterators.get(node.node_id, 0) + 1
     )
     rec.reads.record(node, relation, element)
-    return run.lift_element(node, relation, element)
+    return varying_reads.lift_element(context, node, relation, element)
 
 
-def unpack(run: MonitorRun, step: Step) -> Token:
+def unpack(context: Context, step: Step) -> Token:
     """Numbers among the elements are lifted if they vary; otherwise all elements are looked at."""
-    rec = run.recording
+    rec = context.recording
     source = step.stack[-1]
     node = rec.variables.node(source)
     if node is None or type(source) not in (tuple, list) or node.changed:
-        return iterate(run, step)
+        return iterate(context, step)
     relations = [Relation(RelationKind.ITEM, i) for i in range(len(source))]
-    if len(source) != step.oparg or not any(run.varies(node, r) for r in relations):
-        return iterate(run, step)
+    if len(source) != step.oparg or not any(
+        varying_reads.varies(context, node, r) for r in relations
+    ):
+        return iterate(context, step)
     rec.inspections.inspect_length(node)
     for relation, item in zip(relations, source, strict=True):
         rec.reads.record(node, relation, item)
     return _finish_unpack, (step.frame, node, relations, tuple(source))
 
 
-def _finish_unpack(run: MonitorRun, unpacked: Any, top: Any) -> None:
+def _finish_unpack(context: Context, unpacked: Any, top: Any) -> None:
     frame, node, relations, items = unpacked
     for i, (relation, item) in enumerate(zip(relations, items, strict=True)):
-        number = run.lift_element(node, relation, item)
+        number = varying_reads.lift_element(context, node, relation, item)
         if number is not None:
             frame_set_operand(frame, i + 1, number)

@@ -10,38 +10,44 @@ from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.monitor.objects.containers import cell_at
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.refgraph import Relation
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def read_argument(run: MonitorRun, step: Step) -> Token:
+def read_argument(context: Context, step: Step) -> Token:
     """A local is loaded: the first look at an argument of the compiled function."""
-    run.arguments.read_local(run, step.frame, step.oparg)
+    context.arguments.read_local(context, step.frame, step.oparg)
     return None
 
 
-def read_global(run: MonitorRun, step: Step) -> Token:
+def read_global(context: Context, step: Step) -> Token:
     """``LOAD_GLOBAL``: the module's name, or where it has none, the built-in one."""
     frame = step.frame
     names = frame.f_globals
-    _read_name(run, step.name, names, frame.f_builtins)
+    _read_name(context, step.name, names, frame.f_builtins)
     relation = Relation(RelationKind.GLOBAL, step.name)
     found = names.get(step.name)
     if not is_number_or_flag(found):
         return None
-    return run.lift_read(step, run.recording.variables.node(names), relation, found)
+    return varying_reads.lift_read(
+        context, step, context.recording.variables.node(names), relation, found
+    )
 
 
-def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]) -> None:
+def _read_name(
+    context: Context, name: str, names: dict[str, Any], builtins: dict[str, Any]
+) -> None:
     known = (id(names), name)
-    rec = run.recording
-    known_before = known in run.globals_read and not rec.running.depth
+    rec = context.recording
+    known_before = known in context.recording.reads.globals_read and not rec.running.depth
     if known_before and not is_number_or_flag(names.get(name)):
         return
-    run.globals_read.add(known)
+    context.recording.reads.globals_read.add(known)
     node = rec.variables.constant(names)
     relation = Relation(RelationKind.GLOBAL, name)
     if name in names:
@@ -52,54 +58,54 @@ def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict
             rec.reads.record(rec.variables.constant(builtins), relation, builtins[name])
 
 
-def read_name(run: MonitorRun, step: Step) -> Token:
+def read_name(context: Context, step: Step) -> Token:
     """In a class body: the namespace in the making first, which is the region's own."""
     frame = step.frame
     if step.name not in frame.f_locals:
-        _read_name(run, step.name, frame.f_globals, frame.f_builtins)
+        _read_name(context, step.name, frame.f_globals, frame.f_builtins)
     return None
 
 
-def write_global(run: MonitorRun, step: Step) -> Token:
+def write_global(context: Context, step: Step) -> Token:
     """``STORE_GLOBAL``, and ``STORE_NAME`` in a module."""
-    rec = run.recording
+    rec = context.recording
     node = rec.variables.constant(step.frame.f_globals)
     rec.mutations.store(node, Relation(RelationKind.GLOBAL, step.name), step.stack[-1])
     return None
 
 
-def delete_global(run: MonitorRun, step: Step) -> Token:
+def delete_global(context: Context, step: Step) -> Token:
     """``DELETE_GLOBAL``."""
-    rec = run.recording
+    rec = context.recording
     node = rec.variables.constant(step.frame.f_globals)
     rec.mutations.remove(node, Relation(RelationKind.GLOBAL, step.name))
     return None
 
 
-def read_cell(run: MonitorRun, step: Step) -> Token:
+def read_cell(context: Context, step: Step) -> Token:
     """A closure variable is loaded."""
-    cell = run.cell(step.frame, step.oparg)
-    node = run.recording.variables.node(cell)
+    cell = cell_at(step.frame, step.oparg)
+    node = context.recording.variables.node(cell)
     if cell is not None and node is not None:
         relation = Relation(RelationKind.CELL)
         try:
             found = cell.cell_contents
         except ValueError:
-            run.recording.reads.record_absent(node, relation)
+            context.recording.reads.record_absent(node, relation)
             return None
-        run.recording.reads.record(node, relation, found)
-        return run.lift_read(step, node, relation, found)
+        context.recording.reads.record(node, relation, found)
+        return varying_reads.lift_read(context, step, node, relation, found)
     return None
 
 
-def write_cell(run: MonitorRun, step: Step) -> Token:
+def write_cell(context: Context, step: Step) -> Token:
     """A closure variable is stored or deleted."""
-    cell = run.cell(step.frame, step.oparg)
-    node = run.recording.variables.node(cell) if cell is not None else None
+    cell = cell_at(step.frame, step.oparg)
+    node = context.recording.variables.node(cell) if cell is not None else None
     if node is not None:
         relation = Relation(RelationKind.CELL)
         if opcode.opname[step.opcode] == "DELETE_DEREF":
-            run.recording.mutations.remove(node, relation)
+            context.recording.mutations.remove(node, relation)
         else:
-            run.recording.mutations.store(node, relation, step.stack[-1])
+            context.recording.mutations.store(node, relation, step.stack[-1])
     return None

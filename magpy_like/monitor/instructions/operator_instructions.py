@@ -26,42 +26,44 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def binary(run: MonitorRun, step: Step) -> Token:
+def binary(context: Context, step: Step) -> Token:
     """``left + right`` and the like, in place or not."""
     operation = operator_calls.BINARY[step.oparg]
     if operation in operator_calls.FORMATS and (
-        text := tensor_formatting.format_percent(run, step)
+        text := tensor_formatting.format_percent(context, step)
     ):
         return text
     left, right = step.stack[-2:]
     if operation is operator.iadd:
-        growing = run.recording.operators.lists.get(id(left))
-        if is_instance(growing, CarriedList) and growing.takes(run.recording, right):
+        growing = context.recording.operators.lists.get(id(left))
+        if is_instance(growing, CarriedList) and growing.takes(context.recording, right):
             return None
-    return operator_calls.operate(run, operation, (left, right))
+    return operator_calls.operate(context, operation, (left, right))
 
 
-def compare(run: MonitorRun, step: Step) -> Token:
+def compare(context: Context, step: Step) -> Token:
     """``left < right`` and the like."""
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-    return operator_calls.operate(run, operator_calls.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
-
-
-def unary(run: MonitorRun, step: Step) -> Token:
-    """``-value``, ``+value`` and ``~value``."""
     return operator_calls.operate(
-        run, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:]
+        context, operator_calls.OPERATORS[dis.cmp_op[index]], step.stack[-2:]
     )
 
 
-def contains(run: MonitorRun, step: Step) -> Token:
+def unary(context: Context, step: Step) -> Token:
+    """``-value``, ``+value`` and ``~value``."""
+    return operator_calls.operate(
+        context, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:]
+    )
+
+
+def contains(context: Context, step: Step) -> Token:
     """``item in container``."""
     item, container = step.stack[-2:]
-    ask_which(run, step, 2)
-    rec = run.recording
+    ask_which(context, step, 2)
+    rec = context.recording
     if is_instance(container, torch.Tensor):
         raise Split(SplitReason.TENSOR_VALUE_READ, "searches a tensor for a value")
     tester = class_lookup.read_class(rec, type(container), "__contains__")
@@ -84,8 +86,8 @@ def contains(run: MonitorRun, step: Step) -> Token:
     return None
 
 
-def identity(run: MonitorRun, step: Step) -> Token:
+def identity(context: Context, step: Step) -> Token:
     """``left is right``."""
-    ask_which(run, step, 2, 1)
-    operator_calls.record_identity_test(run.recording, *step.stack[-2:])
+    ask_which(context, step, 2, 1)
+    operator_calls.record_identity_test(context.recording, *step.stack[-2:])
     return None

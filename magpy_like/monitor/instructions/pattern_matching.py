@@ -12,38 +12,38 @@ from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def length(run: MonitorRun, step: Step) -> Token:
+def length(context: Context, step: Step) -> Token:
     """``len`` of the subject of a ``match``."""
-    run.recording.inspections.visit(step.stack[-1], ValueRead.LENGTH)
+    context.recording.inspections.visit(step.stack[-1], ValueRead.LENGTH)
     return None
 
 
-def look_at_type(run: MonitorRun, step: Step) -> Token:
+def look_at_type(context: Context, step: Step) -> Token:
     """Whether the subject of a ``match`` is a mapping or a sequence."""
-    run.recording.inspections.visit(step.stack[-1], ValueRead.TYPE)
+    context.recording.inspections.visit(step.stack[-1], ValueRead.TYPE)
     return None
 
 
-def match_keys(run: MonitorRun, step: Step) -> Token:
+def match_keys(context: Context, step: Step) -> Token:
     """``case {key: …}``."""
     subject, keys = step.stack[-2:]
-    getter = class_lookup.read_class(run.recording, type(subject), "get")
+    getter = class_lookup.read_class(context.recording, type(subject), "get")
     if not is_instance(getter, types.FunctionType):
         for key in keys:
-            read_calls.read_item(run.recording, subject, key)
+            read_calls.read_item(context.recording, subject, key)
     return None
 
 
-def match_class(run: MonitorRun, step: Step) -> Token:
+def match_class(context: Context, step: Step) -> Token:
     """``case Class(positional, keyword=…)``."""
     subject, cls, keywords = step.stack[-3:]
     if is_instance(subject, cls):
         if step.oparg:
-            attributes.read_attribute(run.recording, cls, "__match_args__")
+            attributes.read_attribute(context.recording, cls, "__match_args__")
         positional = getattr(cls, "__match_args__", ())[: step.oparg]
         for name in (*positional, *keywords):
-            attributes.read_attribute(run.recording, subject, name)
+            attributes.read_attribute(context.recording, subject, name)
     return None

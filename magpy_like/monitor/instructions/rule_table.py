@@ -14,9 +14,9 @@ from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.monitor.instructions.step import Step, Token
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
-    Rule = Callable[[MonitorRun, Step], Token]
+    Rule = Callable[[Context, Step], Token]
 
 
 @dataclass(frozen=True)

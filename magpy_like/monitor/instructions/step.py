@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 Token = tuple[Callable[..., None], Any] | None
 """What is done with an instruction's result, and with what else; None for nothing."""
@@ -44,7 +44,7 @@ class Step:
         return self.code.co_names[arg]
 
 
-def finish_without_result(run: MonitorRun, token: Any, top: Any) -> None:
+def finish_without_result(context: Context, token: Any, top: Any) -> None:
     """The instruction leaves nothing on the stack: what lies there now is not its result."""
     finish, payload = token
-    finish(run, payload, None)
+    finish(context, payload, None)

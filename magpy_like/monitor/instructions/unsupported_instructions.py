@@ -10,15 +10,15 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def moved(run: MonitorRun, step: Step) -> Token:
+def moved(context: Context, step: Step) -> Token:
     """References go where the interpreter puts them: only lifted numbers are of interest."""
     return None
 
 
-def unsupported(run: MonitorRun, step: Step) -> Token:
+def unsupported(context: Context, step: Step) -> Token:
     """An instruction that only makes sense outside of a function."""
     raise Split(
         SplitReason.UNSUPPORTED_INSTRUCTION,
@@ -26,6 +26,6 @@ def unsupported(run: MonitorRun, step: Step) -> Token:
     )
 
 
-def asynchronous(run: MonitorRun, step: Step) -> Token:
+def asynchronous(context: Context, step: Step) -> Token:
     """``await``, ``async for`` and ``async with``."""
     raise Split(SplitReason.ASYNC, "awaits a coroutine")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.native import dict_of, lookup_in_type, ordered_keys, stored_hashes
+from magpy_like.native import dict_of, frame_locals, lookup_in_type, ordered_keys, stored_hashes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import (
     PLAIN_TYPES,
@@ -26,6 +26,12 @@ from magpy_like.refgraph.plain_values import (
 )
 from magpy_like.split_points import unknown_value_split
 from magpy_like.split_reasons import SplitReason
+
+NATIVE_TYPES = PLAIN_TYPES | {
+    list, tuple, dict, set, frozenset, slice, type(iter([])), type(iter(())), type(iter({})),
+    zip, enumerate, map, filter, reversed,
+}  # fmt: skip
+"""Types whose attributes are native code and depend on nothing that the guard does not check."""
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -155,3 +161,9 @@ def transparent(value: Any) -> bool:
         or is_instance(value, types.FunctionType | types.MethodType | super)
         or is_mutable_class(type(value))
     )
+
+
+def cell_at(frame: types.FrameType, slot: int) -> types.CellType | None:
+    """The cell in a slot of a frame's locals; None for any other value."""
+    found = frame_locals(frame)[slot]
+    return found if is_instance(found, types.CellType) else None

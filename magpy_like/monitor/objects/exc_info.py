@@ -15,27 +15,27 @@ from magpy_like.split_points import UnguardableRead
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
 ASKS = (sys.exc_info, sys.exception)
 
 
-def ask(run: MonitorRun) -> Token:
+def ask(context: Context) -> Token:
     """The program asks which exception is being handled."""
     return _finish, None
 
 
-def _finish(run: MonitorRun, _: None, result: Any) -> None:
+def _finish(context: Context, _: None, result: Any) -> None:
     error = result[1] if is_instance(result, tuple) else result
     if error is None:
-        run.recording.state.queries.append((sys.exception, (), {}, None))
-    elif error is run.handled_outside:
+        context.recording.state.queries.append((sys.exception, (), {}, None))
+    elif error is context.recording.state.handled_outside:
         raise UnguardableRead(
             SplitReason.EXCEPTION_STATE, "reads the exception that its caller is handling"
         )
-    elif is_instance(result, tuple) and run.recording.variables.node(error) is not None:
+    elif is_instance(result, tuple) and context.recording.variables.node(error) is not None:
         raise UnguardableRead(
             SplitReason.EXCEPTION_STATE, "reads the traceback of an external exception"
         )

@@ -30,8 +30,8 @@ from magpy_like.split_points import Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.recording import Recording
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -43,14 +43,14 @@ TELLS = {id} | _HASHES | SHOWS
 """Functions of one object whose result may be made of its address."""
 
 
-def tell(run: MonitorRun, operation: Any, value: Any) -> Token | None:
+def tell(context: Context, operation: Any, value: Any) -> Token | None:
     """``operation(value)`` is about to be called: what to do with its result, None where it is to
     be judged like that of any other function.
 
     Raises:
         Split: it tells the address of an object that a later call does not find.
     """
-    rec = run.recording
+    rec = context.recording
     if is_plain(value):
         return None
     way: Callable[[Any], Any] | None = id
@@ -61,26 +61,26 @@ def tell(run: MonitorRun, operation: Any, value: Any) -> Token | None:
         if way is None:
             for part in _hashed_in(value):
                 rely_on(rec, part)
-    if way is None or _keeps_to_itself(run):
+    if way is None or _keeps_to_itself(context):
         return None
     rec.inspections.record_comparison(value)
-    return told(run, way, value)
+    return told(context, way, value)
 
 
-def told(run: MonitorRun, way: Callable[[Any], Any], value: Any) -> Token:
+def told(context: Context, way: Callable[[Any], Any], value: Any) -> Token:
     """What to do with ``way(value)``, which an instruction is about to give.
 
     Raises:
         Split: a later call does not find the object.
     """
     if way is not id:
-        special_methods.read_special_methods_of_class(run.recording, type(value))
-    return _finish, Address(_outside(run.recording, value), way)
+        special_methods.read_special_methods_of_class(context.recording, type(value))
+    return _finish, Address(_outside(context.recording, value), way)
 
 
-def _finish(run: MonitorRun, address: Address, result: Any) -> Any:
-    run.watch_numbers()
-    return run.lifted.lift(result, address)
+def _finish(context: Context, address: Address, result: Any) -> Any:
+    context.watch_numbers()
+    return context.lifted.lift(result, address)
 
 
 def rely_on(rec: Recording, value: Any) -> None:
@@ -141,7 +141,7 @@ def is_shown_by_address(value: Any) -> bool:
 _OWN_TEXT = {name: getattr(object, name) for name in ("__repr__", "__str__", "__format__")}
 
 
-def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
+def finish_text(context: Context, _: Any, text: Any) -> None:
     """Native code has made a text of objects, which may show where they lie, unless one of them has
     had a method of its own for it, which gives anything.
 
@@ -149,18 +149,18 @@ def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
         UnguardableRead: it shows the address of an object that a later call does not find.
     """
     if not is_instance(text, str | bytes):
-        run.recording.variables.add_new(text)
+        context.recording.variables.add_new(text)
         return
     for found in _ADDRESS.findall(text if is_instance(text, str) else text.decode("latin-1")):
         address = int(found, 16)
         if address >= _LEAST:
-            node = run.recording.refs.get_node_at(address)
+            node = context.recording.refs.get_node_at(address)
             if node is None or not node.existed:
                 raise UnguardableRead(
                     SplitReason.OBJECT_IDENTITY,
                     "reads the memory address of an object that it has created",
                 )
-            rely_on(run.recording, node.variable)
+            rely_on(context.recording, node.variable)
 
 
 _ADDRESS = re.compile(r"\b0x([0-9a-f]+)")
@@ -183,9 +183,9 @@ def look_at_order(rec: Recording, found: Any) -> None:
                     rely_on(rec, part)
 
 
-def _keeps_to_itself(run: MonitorRun) -> bool:
+def _keeps_to_itself(context: Context) -> bool:
     """Whether the function that asks uses a number as a key of what it alone knows."""
-    return run.at is not None and run.at.f_code in _KEEP_TO_THEMSELVES
+    return context.frame is not None and context.frame.f_code in _KEEP_TO_THEMSELVES
 
 
 def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:

@@ -90,6 +90,8 @@ class OutsideReads:
         """The instances whose dictionaries the program has got at, by the nodes of these."""
         self.drawn: list[ShadowNode] = []
         """Arrays and generators that the mock makes before anything else."""
+        self.globals_read: set[tuple[int, str]] = set()
+        """Global variables that have been read: id of the dictionary, and name."""
         self.cached: list[Any] = []
         """Tensors that a cache keeps, held until the record holds them."""
         self.list_values: dict[int, ListValue] = {}

@@ -25,10 +25,10 @@ from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
     from magpy_like.monitor.recording import Recording
-    from magpy_like.monitor.run import MonitorRun
 
 JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
 """Operators that take such a list as it is."""
@@ -80,14 +80,14 @@ class CarriedList:
         """Whether a round was told that it is as long as at first."""
         return self.length_is_read and not self.grows
 
-    def length(self, run: MonitorRun) -> int:
+    def length(self, context: Context) -> int:
         """How long it is in any round: lifted, if it grows."""
         self.length_is_read = True
         if not self.grows:
             return len(self.value)
         self.grows_with_index = True
         more = len(self.value) - self.index
-        length: int = run.lifted.arithmetic.compute(
+        length: int = context.lifted.arithmetic.compute(
             operator.add, (self.index, more), len(self.value)
         )
         return length

@@ -40,8 +40,8 @@ from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.modules import MODULE_CALLS
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any] | None
 
@@ -109,23 +109,23 @@ class LiftedFlags:
             self._known[node.node_id] = node
             self._numbers[node.node_id] = Computed(flag_as_number, (EntryValue(node),))
 
-    def read(self, run: MonitorRun, step: Step, node: ShadowNode, value: bool) -> Token:
+    def read(self, context: Context, step: Step, node: ShadowNode, value: bool) -> Token:
         """An instruction reads a bool that varies between calls, on which nothing relies: follow it
         where it is clear what takes it."""
-        if node.node_id not in self._constant and self._taker(run, step) is None:
+        if node.node_id not in self._constant and self._taker(context, step) is None:
             self._know(node)
             self.specialize(node)
             return None
         return _finish_reading, (step, node, value)
 
-    def finish_reading(self, run: MonitorRun, step: Step, node: ShadowNode) -> Any:
+    def finish_reading(self, context: Context, step: Step, node: ShadowNode) -> Any:
         """It has: gives what to put in place of its result."""
         self._know(node)
         self._open(node)
-        run.watch_numbers()
+        context.watch_numbers()
         if node.node_id in self._constant:
             return self._constant[node.node_id]
-        taker = self._taker(run, step)
+        taker = self._taker(context, step)
         assert taker is not None
         offset, depth, slot = taker
         if slot is None:
@@ -135,7 +135,7 @@ class LiftedFlags:
             self._frames[id(step.frame)] = replace(found, slots={**found.slots, slot: node})
         return None
 
-    def _taker(self, run: MonitorRun, step: Step) -> tuple[int, int, int | None] | None:
+    def _taker(self, context: Context, step: Step) -> tuple[int, int, int | None] | None:
         """Where goes what an instruction reads, if it is followed there, and the local that it is
         stored to."""
         uses = local_uses(step.code)
@@ -145,7 +145,7 @@ class LiftedFlags:
         name, argument = opcode.opname[step.code.co_code[found[0]]], step.code.co_code[found[0] + 1]
         if name != "STORE_FAST":
             return (*found, None)
-        if run.side is not None or argument not in uses.stored_once:
+        if context.isolation.branch_run is not None or argument not in uses.stored_once:
             return None  # the other side of a branch may leave a constant there
         return (*found, argument)
 
@@ -277,7 +277,7 @@ class LiftedFlags:
             self._rec.graph.add_drawn(tensor, Computed(flag_as_tensor, (EntryValue(node),)))
         return tensor
 
-    def on_instruction(self, run: MonitorRun, step: Step) -> Step:
+    def on_instruction(self, context: Context, step: Step) -> Step:
         """An instruction is about to run; gives it with other operands where it takes flags."""
         found = self._arrived(step)
         frame = self._frames.get(id(step.frame))
@@ -290,7 +290,7 @@ class LiftedFlags:
             if Fact.VALUE in node.facts:  # the program has read it in another way since
                 self.specialize(node)
         found = {d: node for d, node in found.items() if node.node_id not in self._specialized}
-        return self._take(run, step, found) if found else step
+        return self._take(context, step, found) if found else step
 
     def _arrived(self, step: Step) -> dict[int, ShadowNode]:
         """The flags that an instruction takes which were read from outside before it."""
@@ -302,24 +302,24 @@ class LiftedFlags:
             coming.get(read[0], {}).pop(read[1], None)
         return coming.pop(step.offset, {})
 
-    def _take(self, run: MonitorRun, step: Step, found: dict[int, ShadowNode]) -> Step:
+    def _take(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
         name = opcode.opname[step.opcode]
         if name == "CALL":
-            return self._pass_on(run, step, found)
+            return self._pass_on(context, step, found)
         if "NONE" in name or (name == "IS_OP" and any(v is None for v in step.stack[-2:])):
             return step  # it is none, whatever it is
         if name.startswith("POP_JUMP"):
             try:
-                if run.branching is None:
+                if context.branching is None:
                     raise BranchNotMergeable("branches do not become operators in this run")
-                run.branching.at_flag_branch(run, step, found[1])
+                context.branching.at_flag_branch(context, step, found[1])
                 return step
             except Split:
                 pass
         elif name == "BINARY_OP" and len(found) == 1:
             (depth,) = found
             if _is_arithmetic(BINARY[step.oparg], step.stack[depth - 3]):
-                return self._count(run, step, found, [depth])
+                return self._count(context, step, found, [depth])
         self._specialize(found.values())
         return step
 
@@ -328,23 +328,23 @@ class LiftedFlags:
             self.specialize(node)
 
     def _count(
-        self, run: MonitorRun, step: Step, found: dict[int, ShadowNode], depths: list[int]
+        self, context: Context, step: Step, found: dict[int, ShadowNode], depths: list[int]
     ) -> Step:
         """The operands at these depths are numbers from here on."""
         stack = list(step.stack)
         for depth in depths:
-            number = run.lift(int(stack[-depth]), self._numbers[found[depth].node_id])
+            number = context.lift(int(stack[-depth]), self._numbers[found[depth].node_id])
             frame_set_operand(step.frame, depth, number)
             stack[-depth] = number
         return replace(step, stack=tuple(stack))
 
-    def _pass_on(self, run: MonitorRun, step: Step, found: dict[int, ShadowNode]) -> Step:
+    def _pass_on(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
         count, stack = step.oparg, step.stack
         function, bound = stack[-count - 1], 0
         if stack[-count - 2] is not NULL:
             function, bound = stack[-count - 2], 1
         if function in (int, float) and count == 1:
-            return self._count(run, step, found, [1])
+            return self._count(context, step, found, [1])
         code = None
         if type(function) is types.MethodType:
             function, bound = function.__func__, bound + 1
@@ -356,7 +356,7 @@ class LiftedFlags:
             self._specialize(found.values())
             return step
         self.specialize_pending_call()
-        names = run.keyword_names(step)
+        names = context.keyword_names(step)
         given: dict[int | str, ShadowNode] = {}
         for depth, node in found.items():
             key = names[-depth] if depth <= len(names) else count - depth + bound
@@ -366,10 +366,10 @@ class LiftedFlags:
         return step
 
 
-def _finish_reading(run: MonitorRun, read: tuple[Step, ShadowNode, bool], result: Any) -> Any:
+def _finish_reading(context: Context, read: tuple[Step, ShadowNode, bool], result: Any) -> Any:
     step, node, value = read
     if result is value:
-        return run.flags.finish_reading(run, step, node)
+        return context.flags.finish_reading(context, step, node)
     node.facts.add(Fact.VALUE)  # something else has computed the result
     return None
 

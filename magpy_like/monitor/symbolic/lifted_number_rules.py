@@ -30,20 +30,20 @@ from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any] | None
 
 
-def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+def _compute(context: Context, operation: Any, operands: tuple[Any, ...]) -> Token:
     if operation in operator_calls.FORMATS and is_instance(operands[0], str | bytes):
-        if (function := _repeated(run, operation, operands)) is not None:
+        if (function := _repeated(context, operation, operands)) is not None:
             return finish_computed, function
-        run.lifted.specialize(operands)
-    if not run.lifted.any_lifted(operands):
+        context.lifted.specialize(operands)
+    if not context.lifted.any_lifted(operands):
         return None
-    if (derived := random_draws.repeat_array_call(run, operation, operands, {})) is not None:
+    if (derived := random_draws.repeat_array_call(context, operation, operands, {})) is not None:
         return derived
     if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
         return finish_computed, (operation, operands)
@@ -51,155 +51,157 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
         return finish_computed, (joined, operands)
     if any(is_instance(operand, torch.Tensor) for operand in operands):
         return None  # an input of the operator graph
-    run.lifted.specialize(operands)
+    context.lifted.specialize(operands)
     return None
 
 
-def _repeated(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Function | None:
+def _repeated(context: Context, operation: Any, operands: tuple[Any, ...]) -> Function | None:
     """An instruction on numbers, text and containers of them as a function of those that vary."""
-    function = lifted_call(operation, operands, {}, run.lifted.is_lifted)
+    function = lifted_call(operation, operands, {}, context.lifted.is_lifted)
     if function is not None:
         for operand in operands:
-            visit_input(run.recording, operand)
+            visit_input(context.recording, operand)
     return function
 
 
 _APPENDS = (operator.add, operator.iadd)
 
 
-def _compute_binary(run: MonitorRun, step: Step) -> Token:
-    return _compute(run, operator_calls.BINARY[step.oparg], step.stack[-2:])
+def _compute_binary(context: Context, step: Step) -> Token:
+    return _compute(context, operator_calls.BINARY[step.oparg], step.stack[-2:])
 
 
-def _compute_unary(run: MonitorRun, step: Step) -> Token:
-    return _compute(run, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
+def _compute_unary(context: Context, step: Step) -> Token:
+    return _compute(context, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
 
 
-def _compare(run: MonitorRun, step: Step) -> Token:
+def _compare(context: Context, step: Step) -> Token:
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
     compared = operator_calls.OPERATORS[dis.cmp_op[index]]
-    if run.branching is not None and run.branching.at_comparison(run, step, compared):
+    if context.branching is not None and context.branching.at_comparison(context, step, compared):
         return None
     operands = step.stack[-2:]
-    if _becomes_branch(run, step, compared, operands):
+    if _becomes_branch(context, step, compared, operands):
         return None
-    return _ask(run, compared, operands)
+    return _ask(context, compared, operands)
 
 
-def _becomes_branch(run: MonitorRun, step: Step, operation: Any, operands: tuple[Any, ...]) -> bool:
+def _becomes_branch(
+    context: Context, step: Step, operation: Any, operands: tuple[Any, ...]
+) -> bool:
     """Whether a round of a loop, or a side of a branch, goes on by numbers of the graph, and that
     is an operator now."""
     if (
-        run.side is None
-        or run.branching is None
-        or not run.lifted.guards.differs_between_iterations(operation, operands)
+        context.isolation.branch_run is None
+        or context.branching is None
+        or not context.lifted.guards.differs_between_iterations(operation, operands)
     ):
         return False
-    return run.branching.at_graph_condition(run, step, operation, operands)
+    return context.branching.at_graph_condition(context, step, operation, operands)
 
 
-def _contains(run: MonitorRun, step: Step) -> Token:
+def _contains(context: Context, step: Step) -> Token:
     item, container = step.stack[-2:]
     if getattr(type(container), "__contains__", None) is dict.__contains__:
-        run.lifted.specialize((item, tuple(dict.keys(container))))  # its values say nothing
+        context.lifted.specialize((item, tuple(dict.keys(container))))  # its values say nothing
         return None
-    return _ask(run, operator.contains, (container, item))
+    return _ask(context, operator.contains, (container, item))
 
 
-def _identify(run: MonitorRun, step: Step) -> Token:
+def _identify(context: Context, step: Step) -> Token:
     left, right = step.stack[-2:]
     if is_liftable(left) and is_liftable(right):
-        run.lifted.specialize((left, right))
-        give_back(run, step, 2)
+        context.lifted.specialize((left, right))
+        give_back(context, step, 2)
     return None
 
 
-def give_back(run: MonitorRun, step: Step, count: int) -> None:
+def give_back(context: Context, step: Step, count: int) -> None:
     """The objects that numbers from outside were are told apart: the topmost operands become those
     again. Such numbers are not lifted after all."""
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
-        found = run.lifted.external.original(value)
+        found = context.lifted.external.original(value)
         if found is not value:
-            run.recording.inspections.rely_on_identity(value, found)
+            context.recording.inspections.rely_on_identity(value, found)
             frame_set_operand(step.frame, depth, found)
 
 
-def _branch(run: MonitorRun, step: Step) -> Token:
+def _branch(context: Context, step: Step) -> Token:
     value = step.stack[-1]
-    if not is_liftable(value) or _becomes_branch(run, step, operator.truth, (value,)):
+    if not is_liftable(value) or _becomes_branch(context, step, operator.truth, (value,)):
         return None
-    return _ask(run, operator.truth, (value,))
+    return _ask(context, operator.truth, (value,))
 
 
-def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+def _ask(context: Context, operation: Any, operands: tuple[Any, ...]) -> Token:
     tensors = any(is_instance(operand, torch.Tensor) for operand in operands)
     if any(is_instance(operand, np.ndarray) for operand in operands):
-        return random_draws.repeat_array_call(run, operation, operands, {})
-    if tensors or not run.lifted.identities.holds_lifted(operands):
+        return random_draws.repeat_array_call(context, operation, operands, {})
+    if tensors or not context.lifted.identities.holds_lifted(operands):
         return None
     function = None
-    by_sizes = run.lifted.identities.twins_of(operands) is not None and range not in map(
+    by_sizes = context.lifted.identities.twins_of(operands) is not None and range not in map(
         type, operands
     )
     if not (by_sizes or all(map(is_liftable, operands))):
-        function = _repeated(run, operation, operands)
+        function = _repeated(context, operation, operands)
     if function is None:
-        run.lifted.guards.require_truth(operation, operands)
+        context.lifted.guards.require_truth(operation, operands)
     else:
-        run.lifted.guards.require_result(*function, operation(*operands))
+        context.lifted.guards.require_result(*function, operation(*operands))
     return None
 
 
-def _specialize(*depths: int) -> Callable[[MonitorRun, Step], Token]:
+def _specialize(*depths: int) -> Callable[[Context, Step], Token]:
     """The rule that the operands at these depths (1: the topmost) must not differ."""
 
-    def specialize(run: MonitorRun, step: Step) -> Token:
-        run.lifted.specialize([step.stack[-depth] for depth in depths])
+    def specialize(context: Context, step: Step) -> Token:
+        context.lifted.specialize([step.stack[-depth] for depth in depths])
         return None
 
     return specialize
 
 
-def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
+def _index(container: int, *keys: int) -> Callable[[Context, Step], Token]:
     """The rule for a container and keys at these depths: those of a tensor are on the graph."""
 
-    def specialize(run: MonitorRun, step: Step) -> Token:
+    def specialize(context: Context, step: Step) -> Token:
         if not is_instance(step.stack[-container], torch.Tensor):
-            run.lifted.specialize([step.stack[-depth] for depth in keys])
+            context.lifted.specialize([step.stack[-depth] for depth in keys])
         return None
 
     return specialize
 
 
-def _take(run: MonitorRun, step: Step) -> Token:
+def _take(context: Context, step: Step) -> Token:
     """An item at a key that varies: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
-    rows = run.recording.operators.lists.get(id(container))
+    rows = context.recording.operators.lists.get(id(container))
     if is_instance(rows, GraphList) or (rows is not None and type(key) is int):
         return None  # whoever reads it asks which element that is in any round
     if type(container) is np.ndarray and random_draws.is_element_index(container, key):
-        derived = random_draws.repeat_array_call(run, operator.getitem, (container, key), {})
+        derived = random_draws.repeat_array_call(context, operator.getitem, (container, key), {})
         if derived is not None:
             return derived
-    found = _item(container, key) if run.lifted.any_lifted((key,)) else None
+    found = _item(container, key) if context.lifted.any_lifted((key,)) else None
     if not is_number(found):
-        return _index(2, 1)(run, step)
-    node = run.recording.variables.node(container)
-    if node is not None and run.lifted.is_computable_before_graph(key) and not node.changed:
-        run.recording.inspections.visit(container, ValueRead.TYPE)
+        return _index(2, 1)(context, step)
+    node = context.recording.variables.node(container)
+    if node is not None and context.lifted.is_computable_before_graph(key) and not node.changed:
+        context.recording.inspections.visit(container, ValueRead.TYPE)
         return _finish_take, (node, key)
-    taken = varying_lists.read_item(run, container, key)
+    taken = varying_lists.read_item(context, container, key)
     if taken is not None or (node is not None and node.changed):
-        return taken or _index(2, 1)(run, step)
-    function = _repeated(run, operator.getitem, (container, key))
-    return (finish_computed, function) if function else _index(2, 1)(run, step)
+        return taken or _index(2, 1)(context, step)
+    function = _repeated(context, operator.getitem, (container, key))
+    return (finish_computed, function) if function else _index(2, 1)(context, step)
 
 
-def _put(run: MonitorRun, step: Step) -> Token:
+def _put(context: Context, step: Step) -> Token:
     """An item is stored at a key that varies."""
     value, target, key = step.stack[-3:]
-    stored = varying_lists.write_item(run, target, key, value)
-    return _index(2, 1)(run, step) if stored is None else stored
+    stored = varying_lists.write_item(context, target, key, value)
+    return _index(2, 1)(context, step) if stored is None else stored
 
 
 def _item(container: Any, key: Any) -> Any:
@@ -209,44 +211,44 @@ def _item(container: Any, key: Any) -> Any:
     return container[key] if -len(container) <= key < len(container) else None
 
 
-def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Any], result: Any) -> Any:
-    return run.lifted.arithmetic.read_item(*taken, result)
+def _finish_take(context: Context, taken: tuple[ShadowNode, Any], result: Any) -> Any:
+    return context.lifted.arithmetic.read_item(*taken, result)
 
 
-def _format(run: MonitorRun, step: Step) -> Token:
+def _format(context: Context, step: Step) -> Token:
     value, specification = step.stack[-2:] if step.oparg & 4 else (step.stack[-1], "")
     operands = (value, step.oparg & 3, specification)
-    if is_plain(value) and run.lifted.any_lifted(operands):
+    if is_plain(value) and context.lifted.any_lifted(operands):
         return finish_computed, (formatted, operands)
-    run.lifted.specialize([value, specification])
+    context.lifted.specialize([value, specification])
     return None
 
 
-def _join(run: MonitorRun, step: Step) -> Token:
+def _join(context: Context, step: Step) -> Token:
     operands = step.stack[len(step.stack) - step.oparg :]
-    return (finish_computed, (joined, operands)) if run.lifted.any_lifted(operands) else None
+    return (finish_computed, (joined, operands)) if context.lifted.any_lifted(operands) else None
 
 
-def _take_apart(run: MonitorRun, step: Step) -> Token:
+def _take_apart(context: Context, step: Step) -> Token:
     if type(step.stack[-1]) is str:
-        run.lifted.specialize(step.stack[-1])
+        context.lifted.specialize(step.stack[-1])
     return None
 
 
-def _make_set(run: MonitorRun, step: Step) -> Token:
-    run.lifted.specialize(list(step.stack[len(step.stack) - step.oparg :]))
+def _make_set(context: Context, step: Step) -> Token:
+    context.lifted.specialize(list(step.stack[len(step.stack) - step.oparg :]))
     return None
 
 
-def _make_dict(run: MonitorRun, step: Step) -> Token:
-    run.lifted.specialize(list(step.stack[len(step.stack) - 2 * step.oparg :: 2]))
+def _make_dict(context: Context, step: Step) -> Token:
+    context.lifted.specialize(list(step.stack[len(step.stack) - 2 * step.oparg :: 2]))
     return None
 
 
-def _attribute(run: MonitorRun, step: Step) -> Token:
+def _attribute(context: Context, step: Step) -> Token:
     value = step.stack[-1]
     if is_liftable(value) and not _is_called(step, value):
-        run.lifted.specialize(value)
+        context.lifted.specialize(value)
     return None
 
 
@@ -261,18 +263,18 @@ def _is_called(step: Step, value: Any) -> bool:
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
-def _store_attribute(run: MonitorRun, step: Step) -> Token:
+def _store_attribute(context: Context, step: Step) -> Token:
     if is_plain(step.stack[-1]):  # a fraction is one value, whatever it keeps
-        run.lifted.specialize(step.stack[-2])
+        context.lifted.specialize(step.stack[-2])
     return None
 
 
 _TAKE_APART = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTEND", "SET_UPDATE")
 
 
-def _specialized_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
+def _specialized_by() -> dict[int, Callable[[Context, Step], Token]]:
     """What instructions do with lifted numbers on the stack, where it is more than moving them."""
-    table: dict[str, Callable[[MonitorRun, Step], Token]] = {
+    table: dict[str, Callable[[Context, Step], Token]] = {
         "BINARY_OP": _compute_binary,
         "UNARY_POSITIVE": _compute_unary,
         "UNARY_NEGATIVE": _compute_unary,

@@ -16,8 +16,8 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -41,19 +41,21 @@ def index_element(index: Any, rows: list[torch.Tensor]) -> Any:
 
 
 def begin_loop(
-    run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Whether the loop over ``head(*args)`` is one operator of the graph now."""
-    if run.branching is None or kwargs or not args:
+    if context.branching is None or kwargs or not args:
         return False
     if head is range:
         bounds = _bounds(args)
-        return bounds is not None and run.branching.at_loop(run, step, bounds, (), index_element)
+        return bounds is not None and context.branching.at_loop(
+            context, step, bounds, (), index_element
+        )
     element: Element | None
     if head is map:
         head, args, element = zip, args[1:], None
     elif head is zip:
-        element = _element_of_several(run, args)
+        element = _element_of_several(context, args)
     else:
         element = ROW_ELEMENTS[head]
     if head is not zip and len(args) > 1:
@@ -61,21 +63,23 @@ def begin_loop(
         if len(args) > 1 or type(extra) is not int:
             return False
         if head is enumerate:
-            element = _counted_from(run, extra)
+            element = _counted_from(context, extra)
         elif extra != 0:
             return False
-    if head is reversed and id(args[0]) not in run.recording.operators.lists:
+    if head is reversed and id(args[0]) not in context.recording.operators.lists:
         return False
-    if not args or not all(_has_rows(run, a) or (head is zip and _numbered(run, a)) for a in args):
+    if not args or not all(
+        _has_rows(context, a) or (head is zip and _numbered(context, a)) for a in args
+    ):
         return False
     try:
-        count = reduce(lambda a, b: _smaller(run, a, b), [_rows(run, arg) for arg in args])
+        count = reduce(lambda a, b: _smaller(context, a, b), [_rows(context, arg) for arg in args])
     except Split:
         return False
     if head is reversed:
         args = (ReversedRows(args[0]),)
-    rows = tuple(arg for arg in args if _numbered(run, arg) is None)
-    return run.branching.at_loop(run, step, (0, count, 1), rows, element)
+    rows = tuple(arg for arg in args if _numbered(context, arg) is None)
+    return context.branching.at_loop(context, step, (0, count, 1), rows, element)
 
 
 def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
@@ -86,95 +90,112 @@ def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
     return (start, stop, by) if by != 0 else None
 
 
-def _numbered(run: MonitorRun, value: Any) -> LiftedRange | None:
-    found = run.recording.operators.lists.get(id(value))
+def _numbered(context: Context, value: Any) -> LiftedRange | None:
+    found = context.recording.operators.lists.get(id(value))
     return found if is_instance(found, LiftedRange) else None
 
 
-def _element_of_several(run: MonitorRun, args: Sequence[Any]) -> Element:
+def _element_of_several(context: Context, args: Sequence[Any]) -> Element:
     """What the iterator of ``zip(*args)`` gives."""
-    numbers = [_numbered(run, arg) for arg in args]
+    numbers = [_numbered(context, arg) for arg in args]
 
     def element(index: Any, rows: list[torch.Tensor]) -> Any:
         given = iter(rows)
         return tuple(
-            next(given) if found is None else _number_at(run, found.bounds, index)
+            next(given) if found is None else _number_at(context, found.bounds, index)
             for found in numbers
         )
 
     return element
 
 
-def _number_at(run: MonitorRun, bounds: tuple[int, int, int], index: Any) -> Any:
+def _number_at(context: Context, bounds: tuple[int, int, int], index: Any) -> Any:
     start, _, by = bounds
-    steps = index if by == 1 else compute_lifted(run, operator.mul, index, by)
-    return steps if _is_zero(run, start) else compute_lifted(run, operator.add, start, steps)
+    steps = index if by == 1 else compute_lifted(context, operator.mul, index, by)
+    return (
+        steps if _is_zero(context, start) else compute_lifted(context, operator.add, start, steps)
+    )
 
 
-def _is_zero(run: MonitorRun, number: int) -> bool:
-    return number == 0 and not run.lifted.any_lifted((number,))
+def _is_zero(context: Context, number: int) -> bool:
+    return number == 0 and not context.lifted.any_lifted((number,))
 
 
 def record_range(
-    run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
     """Whether ``head(*args)`` is a range, or goes through one, that only ``zip`` is given: what to
     do when it is made."""
-    if run.branching is None or run.side is not None or kwargs or head not in (range, reversed):
+    if (
+        context.branching is None
+        or context.isolation.branch_run is not None
+        or kwargs
+        or head not in (range, reversed)
+    ):
         return None
     if head is range:
         bounds = _bounds(args)
     else:
-        found = _numbered(run, args[0]) if len(args) == 1 else None
+        found = _numbered(context, args[0]) if len(args) == 1 else None
         bounds = (
-            None if found is None or found.bounds[2] != 1 else reversed_bounds(run, found.bounds)
+            None
+            if found is None or found.bounds[2] != 1
+            else reversed_bounds(context, found.bounds)
         )
-    if bounds is None or run.lifted.any_lifted(bounds[2:]) or not run.lifted.any_lifted(bounds):
+    if (
+        bounds is None
+        or context.lifted.any_lifted(bounds[2:])
+        or not context.lifted.any_lifted(bounds)
+    ):
         return None
-    if not run.lifted.guards.are_computable_at_entry(bounds):
+    if not context.lifted.guards.are_computable_at_entry(bounds):
         return None
-    if not run.branching.is_consumed_at_once(step, (zip,) if head is reversed else (zip, reversed)):
+    if not context.branching.is_consumed_at_once(
+        step, (zip,) if head is reversed else (zip, reversed)
+    ):
         return None
     return _finish_numbers, bounds
 
 
-def _finish_numbers(run: MonitorRun, bounds: tuple[int, int, int], result: Any) -> None:
-    lists = run.recording.operators.lists
-    lists[id(result)] = LiftedRange(result, bounds, lambda: run.lifted.specialize(bounds))
+def _finish_numbers(context: Context, bounds: tuple[int, int, int], result: Any) -> None:
+    lists = context.recording.operators.lists
+    lists[id(result)] = LiftedRange(result, bounds, lambda: context.lifted.specialize(bounds))
 
 
-def reversed_bounds(run: MonitorRun, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
+def reversed_bounds(context: Context, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
     """What goes through a range of step 1 from its end."""
     start, stop, _ = bounds
     return (
-        compute_lifted(run, operator.sub, stop, 1),
-        compute_lifted(run, operator.sub, start, 1),
+        compute_lifted(context, operator.sub, stop, 1),
+        compute_lifted(context, operator.sub, start, 1),
         -1,
     )
 
 
-def _counted_from(run: MonitorRun, start: int) -> Element:
-    return lambda index, rows: (compute_lifted(run, operator.add, index, start), rows[0])
+def _counted_from(context: Context, start: int) -> Element:
+    return lambda index, rows: (compute_lifted(context, operator.add, index, start), rows[0])
 
 
-def compute_lifted(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
+def compute_lifted(context: Context, operation: Callable[..., Any], *operands: Any) -> Any:
     """``operation(*operands)``, lifted if an operand is."""
     value = operation(*operands)
-    if not run.lifted.any_lifted(operands):
+    if not context.lifted.any_lifted(operands):
         return value
-    found = run.lifted.arithmetic.compute(operation, operands, value)
+    found = context.lifted.arithmetic.compute(operation, operands, value)
     return value if found is None else found
 
 
-def trip_count(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
+def trip_count(context: Context, bounds: tuple[int, int, int]) -> int:
     """How many rounds there are, lifted if a bound is."""
     start, stop, step = bounds
-    if start == 0 and step == 1 and not run.lifted.any_lifted((start,)):
+    if start == 0 and step == 1 and not context.lifted.any_lifted((start,)):
         return stop
     if step == 1:
-        return compute_lifted(run, operator.sub, stop, start)
-    distance = compute_lifted(run, operator.sub, start, stop)
-    return compute_lifted(run, operator.neg, compute_lifted(run, operator.floordiv, distance, step))
+        return compute_lifted(context, operator.sub, stop, start)
+    distance = compute_lifted(context, operator.sub, start, stop)
+    return compute_lifted(
+        context, operator.neg, compute_lifted(context, operator.floordiv, distance, step)
+    )
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -187,34 +208,34 @@ class ReversedRows:
     rows: Any
 
 
-def _has_rows(run: MonitorRun, value: Any) -> bool:
+def _has_rows(context: Context, value: Any) -> bool:
     """Whether a loop may be given the rows of a tensor, or the elements of a list of the graph."""
-    found = run.recording.operators.lists.get(id(value))
+    found = context.recording.operators.lists.get(id(value))
     if is_instance(found, GraphList):
         return not found.has_data_dependent_length and found.is_unchanged()
     return type(value) in _PLAIN and value.dim() > 0
 
 
-def _rows(run: MonitorRun, tensor: Any) -> Any:
+def _rows(context: Context, tensor: Any) -> Any:
     """How many rows there are, lifted if that varies.
 
     Raises:
         Split: data decides it.
     """
-    found = run.recording.operators.lists.get(id(tensor))
+    found = context.recording.operators.lists.get(id(tensor))
     if is_instance(found, GraphList):
         return found.count
     if is_instance(found, LiftedRange):
-        return trip_count(run, found.bounds)
-    if run.recording.operators.has_data_dependent_shape(tensor):
+        return trip_count(context, found.bounds)
+    if context.recording.operators.has_data_dependent_shape(tensor):
         raise LoopNotMergeable("the number of rows depends on data")
-    twin = run.recording.sizes.twin_of(tensor)
+    twin = context.recording.sizes.twin_of(tensor)
     count: int = tensor.shape[0]
-    return count if twin is None else run.lifted.symbolic.lift(count, twin.shape[0])
+    return count if twin is None else context.lifted.symbolic.lift(count, twin.shape[0])
 
 
-def _smaller(run: MonitorRun, one: int, other: int) -> int:
-    return one if one is other else compute_lifted(run, min, one, other)
+def _smaller(context: Context, one: int, other: int) -> int:
+    return one if one is other else compute_lifted(context, min, one, other)
 
 
 def constant_offset(index: fx.Node, node: Any) -> int | None:

@@ -29,7 +29,7 @@ from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -55,10 +55,10 @@ class IndexedReads:
     """Whether it is given elements of lists."""
 
 
-def record_narrow(run: MonitorRun, token: Any) -> None:
+def record_narrow(context: Context, token: Any) -> None:
     """Have what reads a slice of a tensor recorded as one of a constant number of elements, should
     it be such a one; the round is told."""
-    reads = run.side.reads if run.side is not None else None
+    reads = context.isolation.branch_run.reads if context.isolation.branch_run is not None else None
     if reads is None or token is None:
         return
     call = payload_of(token)
@@ -75,10 +75,10 @@ def record_narrow(run: MonitorRun, token: Any) -> None:
     ends = parts[dim].start, parts[dim].stop
     if any(type(number) is not int for number in ends):
         return
-    (times, begin), (too, end) = (_place(run, reads.index, number) for number in ends)
-    if not times == too == 1 or run.lifted.any_lifted((begin, end)) or not begin < end:
+    (times, begin), (too, end) = (_place(context, reads.index, number) for number in ends)
+    if not times == too == 1 or context.lifted.any_lifted((begin, end)) or not begin < end:
         return
-    rec, size = run.recording, tensor.shape[dim]
+    rec, size = context.recording, tensor.shape[dim]
     twin = rec.sizes.twin_of(tensor)
     if rec.operators.has_data_dependent_shape(tensor) or (
         rec.sizes.twin is not None and twin is None
@@ -86,61 +86,64 @@ def record_narrow(run: MonitorRun, token: Any) -> None:
         return
     if ends[0] < 0 or ends[1] > size:
         return
-    size = size if twin is None else run.lifted.symbolic.lift(size, twin.shape[dim])
+    size = size if twin is None else context.lifted.symbolic.lift(size, twin.shape[dim])
     reads.windows.append(Window(size, begin, end))
     call.operation, call.args = torch.narrow, (tensor, dim, ends[0], end - begin)
 
 
-def read_indexed_element(run: MonitorRun, given: GraphList, key: int) -> Token | None:
+def read_indexed_element(context: Context, given: GraphList, key: int) -> Token | None:
     """The element of a list of the graph at ``key``, should a round read it: the round is told."""
-    reads, size = run.side.reads if run.side is not None else None, len(given.value)
+    reads, size = (
+        context.isolation.branch_run.reads if context.isolation.branch_run is not None else None,
+        len(given.value),
+    )
     if reads is None or given.has_data_dependent_length or not -size <= key < size:
         return None
-    times, place = _place(run, reads.index, key)
+    times, place = _place(context, reads.index, key)
     if times is None:
         return None
     if key < 0:
-        place = _computed(run, operator.add, place, given.count)
-    end = _computed(run, operator.add, place, 1)
+        place = _computed(context, operator.add, place, given.count)
+    end = _computed(context, operator.add, place, 1)
     reads.windows.append(Window(given.count, place, end, times))
     reads.elements = True
-    operators = run.recording.operators
-    return _finish_take, (given, operators.value_node(key, run.recording.graph.value))
+    operators = context.recording.operators
+    return _finish_take, (given, operators.value_node(key, context.recording.graph.value))
 
 
 def _finish_take(
-    run: MonitorRun, taken: tuple[GraphList, Any], element: torch.Tensor
+    context: Context, taken: tuple[GraphList, Any], element: torch.Tensor
 ) -> torch.Tensor:
-    assert run.branching is not None
-    found = run.branching.list_element(run, *taken)
-    run.account()
+    assert context.branching is not None
+    found = context.branching.list_element(context, *taken)
+    context.account()
     return found
 
 
-def _place(run: MonitorRun, index: fx.Node, number: int) -> tuple[Any, Any]:
+def _place(context: Context, index: fx.Node, number: int) -> tuple[Any, Any]:
     """What ``number`` is in any round: as far behind so many times its ``index``, where the
     distance is known before the loop; None twice if it is no such number."""
-    return _linear(run, index, run.lifted.expression(number) or number) or (None, None)
+    return _linear(context, index, context.lifted.expression(number) or number) or (None, None)
 
 
-def _linear(run: MonitorRun, index: fx.Node, part: Any) -> tuple[int, Any] | None:
+def _linear(context: Context, index: fx.Node, part: Any) -> tuple[int, Any] | None:
     if is_instance(part, GraphNumber):
         if part.node is index:
             return 1, 0
-        part = run.lifted.arithmetic.in_python.get(part.node, part)
+        part = context.lifted.arithmetic.in_python.get(part.node, part)
     if not is_instance(part, Expression):
         return (0, part) if type(part) is int else None
     if is_computable_at_entry(part):
-        number = run.lifted.identities.values.get(part)
+        number = context.lifted.identities.values.get(part)
         return (0, number) if type(number) is int else None
     operation = _SUMS.get(part.operation) if is_instance(part, Computed) else None
     if operation is None or not is_instance(part, Computed):
         return None
     operands = part.operands if len(part.operands) == 2 else (0, *part.operands)
-    left, right = (_linear(run, index, operand) for operand in operands)
+    left, right = (_linear(context, index, operand) for operand in operands)
     if left is None or right is None:
         return None
-    return operation(left[0], right[0]), _computed(run, operation, left[1], right[1])
+    return operation(left[0], right[0]), _computed(context, operation, left[1], right[1])
 
 
 _SUMS = {
@@ -149,10 +152,10 @@ _SUMS = {
 }  # fmt: skip
 
 
-def _computed(run: MonitorRun, operation: Any, left: Any, right: Any) -> Any:
+def _computed(context: Context, operation: Any, left: Any, right: Any) -> Any:
     """A sum or difference, of which nothing is recorded where it is the first operand."""
     return (
         left
-        if type(right) is int and right == 0 and not run.lifted.any_lifted((right,))
-        else compute_lifted(run, operation, left, right)
+        if type(right) is int and right == 0 and not context.lifted.any_lifted((right,))
+        else compute_lifted(context, operation, left, right)
     )

@@ -21,8 +21,8 @@ from magpy_like.native.instance_checks import is_instance
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -38,43 +38,43 @@ _OWN = {name: lookup_in_type(torch.Tensor, name) for name in ("__format__", "__f
 """How torch formats a tensor, unless somebody else has put other methods there."""
 
 
-def _number(run: MonitorRun, tensor: torch.Tensor, read: Any) -> Any:
+def _number(context: Context, tensor: torch.Tensor, read: Any) -> Any:
     """What ``read(tensor)`` gives, as a number of the graph; which no program has called.
 
     Raises:
         Split: the tensor is of unknown origin.
     """
     value = read(tensor)
-    run.account()
-    number = run.lifted.tensors.lift_item(read, (tensor,), value)
-    run.account()
-    run.watch_numbers()
+    context.account()
+    number = context.lifted.tensors.lift_item(read, (tensor,), value)
+    context.account()
+    context.watch_numbers()
     return number
 
 
-def _is_seen(run: MonitorRun) -> bool:
-    return run.side is None and not run.recording.running.depth
+def _is_seen(context: Context) -> bool:
+    return context.isolation.branch_run is None and not context.recording.running.depth
 
 
-def format_field(run: MonitorRun, step: Step) -> Token | None:
+def format_field(context: Context, step: Step) -> Token | None:
     """A field of an f-string is about to be made: what to do with its text, None if no number is
     formatted there."""
     specified = bool(step.oparg & 4)
     depth, specification = (2, step.stack[-1]) if specified else (1, "")
     value = step.stack[-depth]
-    if step.oparg & 3 or not _has_number(value) or not _is_seen(run):
+    if step.oparg & 3 or not _has_number(value) or not _is_seen(context):
         return None
-    number = _number(run, value, torch.Tensor.item)
+    number = _number(context, value, torch.Tensor.item)
     frame_set_operand(step.frame, depth, number)
     return finish_computed, (formatted, (number, 0, specification))
 
 
-def format_percent(run: MonitorRun, step: Step) -> Token | None:
+def format_percent(context: Context, step: Step) -> Token | None:
     """``text % values`` is about to be computed: what to do with its result, None for a program
     that goes on as it is written."""
     form, given = step.stack[-2:]
     values = given if type(given) is tuple else (given,)
-    if type(form) is not str or not _is_seen(run):
+    if type(form) is not str or not _is_seen(context):
         return None
     if not any(is_instance(value, torch.Tensor) for value in values):
         return None
@@ -88,7 +88,7 @@ def format_percent(run: MonitorRun, step: Step) -> Token | None:
         if not plain and not (_has_number(value) and read is not None):
             return None
     found = tuple(
-        value if read is None else _number(run, value, read)
+        value if read is None else _number(context, value, read)
         for value, read in zip(values, reads, strict=True)
     )
     frame_set_operand(step.frame, 1, found)
@@ -109,17 +109,17 @@ _LETTERS = frozenset("eEfFgGdisr")
 
 
 def format_arguments(
-    run: MonitorRun, step: Step, function: Any, args: tuple[Any, ...]
+    context: Context, step: Step, function: Any, args: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """``format(*args)`` or ``str.format(*args)`` is about to be called: what it is called with, and
     gives the same text of."""
     tensors = [value for value in args if is_instance(value, torch.Tensor)]
-    if not tensors or not all(map(_has_number, tensors)) or not _is_seen(run):
+    if not tensors or not all(map(_has_number, tensors)) or not _is_seen(context):
         return args
     if function is not format and not (type(args[0]) is str and _plain_fields(args[0])):
         return args
     given = [
-        _number(run, value, torch.Tensor.item) if is_instance(value, torch.Tensor) else value
+        _number(context, value, torch.Tensor.item) if is_instance(value, torch.Tensor) else value
         for value in args
     ]
     for depth, (before, value) in enumerate(zip(args[::-1], given[::-1], strict=True), start=1):

@@ -16,22 +16,23 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.operator_graph.graph_nodes import LIST
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
     Token = tuple[Callable[..., Any], Any]
 
 
 def unbind_into_list(
-    run: MonitorRun, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    context: Context, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> bool:
     """Whether ``result`` is a list of the graph now."""
-    name, rec = getattr(operation, "__name__", ""), run.recording
-    if name not in _NAMES or kwargs.keys() - {"dim"} or run.side is not None:
+    name, rec = getattr(operation, "__name__", ""), context.recording
+    if name not in _NAMES or kwargs.keys() - {"dim"} or context.isolation.branch_run is not None:
         return False
     tensor, *rest = args
     each, dim = (1, *rest, 0)[:2] if name == "unbind" else (*rest, 0, 0)[:2]
@@ -41,14 +42,14 @@ def unbind_into_list(
     twin = rec.sizes.twin_of(tensor)
     if rec.sizes.twin is None or twin is None or rec.operators.has_data_dependent_shape(tensor):
         return False
-    if run.lifted.any_lifted((dim,)) or not rec.sizes.twin.is_dynamic(twin.shape[dim]):
+    if context.lifted.any_lifted((dim,)) or not rec.sizes.twin.is_dynamic(twin.shape[dim]):
         return False
-    count = run.lifted.symbolic.lift(tensor.shape[dim], twin.shape[dim])
-    if len(result) != count or not run.has_varied((count,)):
+    count = context.lifted.symbolic.lift(tensor.shape[dim], twin.shape[dim])
+    if len(result) != count or not varying_reads.has_varied(context, (count,)):
         return False
-    if name == "split" and (each != 1 or run.lifted.any_lifted((each,))):
+    if name == "split" and (each != 1 or context.lifted.any_lifted((each,))):
         return False
-    if name == "chunk" and not (each == count and _is_size(run, each, twin.shape[dim])):
+    if name == "chunk" and not (each == count and _is_size(context, each, twin.shape[dim])):
         return False
     source = rec.graph.value(tensor)
     row: Callable[[torch.Tensor], torch.Tensor]
@@ -65,7 +66,7 @@ def unbind_into_list(
         node,
         count,
         rec.sizes.twin.apply(row, twin),
-        lambda: run.lifted.specialize((count,)),
+        lambda: context.lifted.specialize((count,)),
     )
     return True
 
@@ -74,64 +75,73 @@ _NAMES = ("unbind", "split", "chunk")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _is_size(run: MonitorRun, number: int, size: torch.SymInt) -> bool:
-    twin = run.lifted.twin(number)
-    return is_instance(twin, torch.SymInt) and run.lifted.guards.require_symbolic(twin == size)
+def _is_size(context: Context, number: int, size: torch.SymInt) -> bool:
+    twin = context.lifted.twin(number)
+    return is_instance(twin, torch.SymInt) and context.lifted.guards.require_symbolic(twin == size)
 
 
-def slice_list(run: MonitorRun, given: GraphList, key: slice) -> Token | None:
+def slice_list(context: Context, given: GraphList, key: slice) -> Token | None:
     """``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if that is one again."""
     ends = key.start, key.stop, key.step
-    plain = all(type(end) in (int, types.NoneType) for end in ends) and not run.lifted.any_lifted(
-        ends
-    )
+    plain = all(
+        type(end) in (int, types.NoneType) for end in ends
+    ) and not context.lifted.any_lifted(ends)
     if not plain or not given.is_unchanged() or given.has_data_dependent_length:
         return None
     if key == _BACKWARDS:
         return _turned, given
     if key == _FIRST and given.elements_are_new and given.is_never_empty:
-        given.know(run.recording.operators, 0)
+        given.know(context.recording.operators, 0)
         return _finish_first, None
     left_out = key.start or 0, -(key.stop or 0)
-    if min(left_out) < 0 or key.stop == 0 or key.step is not None or run.side is not None:
+    if (
+        min(left_out) < 0
+        or key.stop == 0
+        or key.step is not None
+        or context.isolation.branch_run is not None
+    ):
         return None
     fewest = sum(left_out) + 1  # none at all is told from others by more than its length
     if len(given.value) < fewest:
         return None
-    run.lifted.guards.require_truth(operator.ge, (given.count, fewest))
-    return _finish_slice, (given, key, compute_lifted(run, operator.sub, given.count, fewest - 1))
+    context.lifted.guards.require_truth(operator.ge, (given.count, fewest))
+    return _finish_slice, (
+        given,
+        key,
+        compute_lifted(context, operator.sub, given.count, fewest - 1),
+    )
 
 
 _BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
 
 
-def _turned(run: MonitorRun, given: GraphList, result: Any) -> None:
+def _turned(context: Context, given: GraphList, result: Any) -> None:
     """``result`` has the elements of a list of the graph, the last one first."""
-    operators = run.recording.operators
-    _derived(run, given, operators.add_reversed(given.node), given.count, result)
+    operators = context.recording.operators
+    _derived(context, given, operators.add_reversed(given.node), given.count, result)
 
 
-def _finish_first(run: MonitorRun, _: None, result: Any) -> None:
+def _finish_first(context: Context, _: None, result: Any) -> None:
     """A list of one tensor is like any other."""
 
 
-def _finish_slice(run: MonitorRun, taken: tuple[GraphList, slice, Any], result: Any) -> None:
+def _finish_slice(context: Context, taken: tuple[GraphList, slice, Any], result: Any) -> None:
     given, key, count = taken
-    node = run.recording.operators.graph.call_function(operator.getitem, (given.node, key))
+    node = context.recording.operators.graph.call_function(operator.getitem, (given.node, key))
     node.meta[LIST] = True
-    _derived(run, given, node, count, result)
+    _derived(context, given, node, count, result)
 
 
-def finish_copy(run: MonitorRun, made: tuple[GraphList, type], result: Any) -> None:
+def finish_copy(context: Context, made: tuple[GraphList, type], result: Any) -> None:
     """``result`` is a list or tuple of the elements of a list of the graph."""
     given, kind = made
-    node = run.recording.operators.graph.call_function(kind, (given.node,))
+    node = context.recording.operators.graph.call_function(kind, (given.node,))
     node.meta[LIST] = True
-    _derived(run, given, node, given.count, result)
+    _derived(context, given, node, given.count, result)
 
 
-def _derived(run: MonitorRun, given: GraphList, node: fx.Node, count: Any, result: Any) -> None:
+def _derived(context: Context, given: GraphList, node: fx.Node, count: Any, result: Any) -> None:
     if result is not given.value:  # a tuple of a tuple
-        run.recording.operators.lists[id(result)] = GraphList(
+        context.recording.operators.lists[id(result)] = GraphList(
             result, node, count, given.twin, given.specialize_length, given.elements_are_new
         )

@@ -21,8 +21,8 @@ from magpy_like.monitor.symbolic.repeatable_calls import LIFTED, LiftedCall
 from magpy_like.refgraph import ShadowNode
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.recording import Recording
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -118,11 +118,11 @@ def list_contents(rec: Recording, value: Any) -> Expression | None:
     return None if found is None else found.contents
 
 
-def has_varying_lists(run: MonitorRun) -> bool:
+def has_varying_lists(context: Context) -> bool:
     """Whether there may be such lists."""
-    rec = run.recording
-    known = rec.reads.list_values or run.varying.counts or run.varying.numbers
-    return bool(known) and not rec.running.depth and run.side is None
+    rec = context.recording
+    known = rec.reads.list_values or context.varying.counts or context.varying.numbers
+    return bool(known) and not rec.running.depth and context.isolation.branch_run is None
 
 
 def record_mutation(
@@ -155,18 +155,22 @@ def _after(rec: Recording, operation: Any, contents: Expression, *args: Any) -> 
     return Computed(MutatedCopy(operation), parts)  # which never raises
 
 
-def read_item(run: MonitorRun, container: Any, key: Any) -> Token | None:
+def read_item(context: Context, container: Any, key: Any) -> Token | None:
     """``container[key]``, of a list of numbers that varies, or at a key that does."""
-    rec = run.recording
-    if type(container) not in KINDS or type(key) is not int or run.side is not None:
+    rec = context.recording
+    if (
+        type(container) not in KINDS
+        or type(key) is not int
+        or context.isolation.branch_run is not None
+    ):
         return None
-    varies = run.lifted.is_lifted(key)
-    if not (varies or has_varying_lists(run)):
+    varies = context.lifted.is_lifted(key)
+    if not (varies or has_varying_lists(context)):
         return None
     # At a key that a tensor gives, the graph can have an element of a list that is always the same.
     begins = varies and type(container) is list
     begins = begins and (
-        run.lifted.is_computable_before_graph(key) or rec.inspections.items_vary(container)
+        context.lifted.is_computable_before_graph(key) or rec.inspections.items_vary(container)
     )
     value = number_list_value(rec, container, begin=begins)
     if value is None or not -len(container) <= key < len(container):
@@ -175,22 +179,22 @@ def read_item(run: MonitorRun, container: Any, key: Any) -> Token | None:
     return _finish_take, (value.contents, container, key)
 
 
-def _finish_take(run: MonitorRun, taken: tuple[Expression, Any, int], result: Any) -> Any:
+def _finish_take(context: Context, taken: tuple[Expression, Any, int], result: Any) -> Any:
     contents, container, key = taken
     item = LiftedCall(operator.getitem, (LIFTED, LIFTED), {}, type(result))
-    return run.lifted.lift(
-        result, run.lifted.arithmetic.expression(item, (container, key), (contents, key))
+    return context.lifted.lift(
+        result, context.lifted.arithmetic.expression(item, (container, key), (contents, key))
     )
 
 
-def write_item(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | None:
+def write_item(context: Context, target: Any, key: Any, number: Any) -> Token | None:
     """``target[key] = number``, in a list of numbers, at a key that varies."""
-    rec = run.recording
-    if type(target) is not list or type(key) is not int or run.side is not None:
+    rec = context.recording
+    if type(target) is not list or type(key) is not int or context.isolation.branch_run is not None:
         return None
     if not is_number(number) or not -len(target) <= key < len(target):
         return None
-    varies = run.lifted.is_lifted(key)
+    varies = context.lifted.is_lifted(key)
     if not (varies or rec.reads.list_values):
         return None
     value, node = number_list_value(rec, target, begin=varies), rec.variables.node(target)
@@ -198,7 +202,7 @@ def write_item(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | N
         return None
     assert value.contents is not None
     given = target, key, number
-    value.contents = run.lifted.arithmetic.expression(
+    value.contents = context.lifted.arithmetic.expression(
         MutatedCopy(list.__setitem__), given, (value.contents, key, number)
     )
     rec.inspections.visit(target, ValueRead.TYPE)
@@ -210,9 +214,9 @@ POPS = {list.pop: -1, deque.pop: -1, deque.popleft: 0}
 """Methods that give an element and remove it, and where it is unless they are told."""
 
 
-def pop(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | None:
+def pop(context: Context, operation: Any, container: Any, *keys: Any) -> Token | None:
     """``container.pop(…)``, of a list of numbers that varies."""
-    rec = run.recording
+    rec = context.recording
     value, node = number_list_value(rec, container), rec.variables.node(container)
     key = keys[0] if keys else POPS[operation]
     if value is None or node is None or type(key) is not int:
@@ -220,7 +224,7 @@ def pop(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | 
     if not -len(container) <= key < len(container):
         return None
     before, given = value.contents, (container, *keys)
-    value.contents = run.lifted.arithmetic.expression(
+    value.contents = context.lifted.arithmetic.expression(
         MutatedCopy(operation), given, (before, *keys)
     )
     value.length = _known(rec, operator.sub, (value.length, 1), len(container) - 1)
@@ -237,20 +241,20 @@ def _repeat(rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, .
     node.replays.append(operation)
 
 
-def _finish_nothing(run: MonitorRun, _: None, top: Any) -> None:
+def _finish_nothing(context: Context, _: None, top: Any) -> None:
     return None
 
 
-def read_length(run: MonitorRun, container: Any) -> Token | None:
+def read_length(context: Context, container: Any) -> Token | None:
     """``len(container)``, of one whose length varies."""
-    if run.side is not None:
+    if context.isolation.branch_run is not None:
         return None
-    value = list_value(run.recording, container)
+    value = list_value(context.recording, container)
     if value is None:
         return None
-    run.recording.inspections.visit(container, ValueRead.TYPE)
+    context.recording.inspections.visit(container, ValueRead.TYPE)
     return _finish_count, value
 
 
-def _finish_count(run: MonitorRun, value: ListValue, result: int) -> Any:
-    return run.lifted.lift(result, value.length)
+def _finish_count(context: Context, value: ListValue, result: int) -> Any:
+    return context.lifted.lift(result, value.length)

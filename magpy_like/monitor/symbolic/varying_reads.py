@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import RelationKind, ValueRead
-from magpy_like.bytecode.code_facts import in_place_reads
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.monitor.symbolic.expressions import (
@@ -21,7 +20,7 @@ from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
 def can_vary(value: Any) -> bool:
@@ -30,50 +29,50 @@ def can_vary(value: Any) -> bool:
     return is_liftable(value) and bool(value == value)
 
 
-def varies(run: MonitorRun, node: ShadowNode, relation: Relation) -> bool:
+def varies(context: Context, node: ShadowNode, relation: Relation) -> bool:
     """Whether the number at a place outside has varied between calls."""
-    return run.recording.variables.location(node, relation) in run.varying.numbers
+    return context.recording.variables.location(node, relation) in context.varying.numbers
 
 
-def has_varied(run: MonitorRun, numbers: Iterable[Any]) -> bool:
+def has_varied(context: Context, numbers: Iterable[Any]) -> bool:
     """Whether one of these numbers is another one at other calls, for all that is known: with
     ``dynamic=True`` sizes are lifted before they have differed."""
     return any(
         not is_instance(part, Size)
-        or run.varying.has_varied(run.recording.variables.path(part.node), part.dim)
+        or context.varying.has_varied(context.recording.variables.path(part.node), part.dim)
         for number in numbers
-        for part in leaves_of(run.lifted.expression(number))
+        for part in leaves_of(context.lifted.expression(number))
     )
 
 
 def lift_element(
-    run: MonitorRun, node: ShadowNode, relation: Relation, value: Any, *, is_updated: bool = False
+    context: Context, node: ShadowNode, relation: Relation, value: Any, *, is_updated: bool = False
 ) -> Any:
     """The number to put in place of one that was read just now; None for that one itself.
 
     ``is_updated`` says that the program is about to put another one there."""
     if not is_number(value) or relation in node.written or node.rewritten:
         return None
-    if run.recording.reads.filled.covers(node, relation):
+    if context.recording.reads.filled.covers(node, relation):
         return None
-    if not (is_updated or varies(run, node, relation)) or not can_vary(value):
+    if not (is_updated or varies(context, node, relation)) or not can_vary(value):
         return None
     target = node.first.refs.get(relation, ABSENT)
-    if target == ABSENT or not (child := run.recording.refs.get_node_by_id(target)).existed:
+    if target == ABSENT or not (child := context.recording.refs.get_node_by_id(target)).existed:
         return None
-    if not _let_vary(run, child):
+    if not _let_vary(context, child):
         return None
-    run.watch_numbers()
-    return run.lifted.external.lift(child, value)
+    context.watch_numbers()
+    return context.lifted.external.lift(child, value)
 
 
-def substitute(run: MonitorRun, value: Any, deep: bool = False) -> None:
+def substitute(context: Context, value: Any, deep: bool = False) -> None:
     """Native code is about to go through a container, should this be one from outside: numbers in
     it that vary are lifted, and it hands out their objects. ``deep`` says that it looks into what
     is inside, too."""
-    if not run.varying.numbers or type(value) not in _SUBSTITUTED_IN:
+    if not context.varying.numbers or type(value) not in _SUBSTITUTED_IN:
         return
-    rec = run.recording
+    rec = context.recording
     node = rec.variables.node(value)
     if node is not None and not node.changed and not rec.inspections.counts_vary(node):
         kind = RelationKind.KEY if type(value) is dict else RelationKind.ITEM
@@ -81,33 +80,33 @@ def substitute(run: MonitorRun, value: Any, deep: bool = False) -> None:
             if not (is_number(item) and is_plain(key)):
                 continue
             relation = Relation(kind, key)
-            if varies(run, node, relation):
+            if varies(context, node, relation):
                 target = node.first.refs.get(relation)
                 if target is None or Fact.VALUE not in rec.refs.get_node_by_id(target).facts:
                     rec.reads.record(node, relation, item)
-                    number = lift_element(run, node, relation, item)
+                    number = lift_element(context, node, relation, item)
                     if number is not None:
-                        run.found.substitute(value, key, number)
+                        context.found.substitute(value, key, number)
     if deep and any(type(item) in _SUBSTITUTED_IN for item in elements(value)):
         rec.inspections.visit(value, ValueRead.ELEMENTS)
         for item in elements(value):
-            substitute(run, item, deep)
+            substitute(context, item, deep)
 
 
 _SUBSTITUTED_IN = (list, tuple, dict)
 
 
-def _let_vary(run: MonitorRun, node: ShadowNode) -> bool:
+def _let_vary(context: Context, node: ShadowNode) -> bool:
     """Rely no more on a number that was read just now; False if something else does."""
-    if node.node_id not in run.recording.reads.just_read:
+    if node.node_id not in context.recording.reads.just_read:
         return False
-    run.recording.reads.just_read.discard(node.node_id)
+    context.recording.reads.just_read.discard(node.node_id)
     node.facts.discard(Fact.VALUE)
     return True
 
 
 def lift_read(
-    run: MonitorRun, step: Step, node: ShadowNode | None, relation: Relation, value: Any
+    context: Context, step: Step, node: ShadowNode | None, relation: Relation, value: Any
 ) -> Any:
     """Whether a number that is about to be read is lifted: what to do when it was.
 
@@ -119,37 +118,33 @@ def lift_read(
     if (
         relation in node.written
         or node.rewritten
-        or run.recording.reads.filled.covers(node, relation)
+        or context.recording.reads.filled.covers(node, relation)
     ):
         return None
     target = node.first.refs.get(relation)
     if target is None or target == ABSENT:
         return None
-    child = run.recording.refs.get_node_by_id(target)
+    child = context.recording.refs.get_node_by_id(target)
     if not child.existed or not child.plain:
         return None
     if type(value) is bool:
-        if not varies(run, node, relation) or not _let_vary(run, child):
+        if not varies(context, node, relation) or not _let_vary(context, child):
             return None
-        return run.flags.read(run, step, child, value)
-    lifted = child.node_id in run.lifted.external.nodes
-    if lifted or varies(run, node, relation) or _is_updated(run, step):
-        return (_finish_lift, (child, value)) if _let_vary(run, child) else None
+        return context.flags.read(context, step, child, value)
+    lifted = child.node_id in context.lifted.external.nodes
+    if lifted or varies(context, node, relation) or _is_updated(context, step):
+        return (_finish_lift, (child, value)) if _let_vary(context, child) else None
     return None
 
 
-def _is_updated(run: MonitorRun, step: Step) -> bool:
+def _is_updated(context: Context, step: Step) -> bool:
     """Whether the value read by this instruction goes into an in-place operator next."""
-    code = step.code
-    found = run.updates.get(code)
-    if found is None:
-        found = run.updates[code] = in_place_reads(code)
-    return step.offset in found
+    return context.is_updated_in_place(step)
 
 
-def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:
+def _finish_lift(context: Context, payload: tuple[ShadowNode, Any], result: Any) -> Any:
     node, value = payload
     if result is value:
-        return run.lifted.external.lift(node, value)
+        return context.lifted.external.lift(node, value)
     node.facts.add(Fact.VALUE)  # something else has computed the result
     return None

@@ -26,8 +26,8 @@ from magpy_like.split_points import AUTOGRAD, Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.recording import Recording
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -38,15 +38,19 @@ GRADIENT_HOOKS = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
 _OF_NODES = {"register_hook", "register_prehook"}
 
 
-def read_node(run: MonitorRun, tensor: torch.Tensor) -> Token:
+def read_node(context: Context, tensor: torch.Tensor) -> Token:
     """The program is about to read ``tensor.grad_fn``, which is not None.
 
     Raises:
         Split: no operator on the graph has made the tensor.
     """
-    rec = run.recording
+    rec = context.recording
     _note_behind(rec, tensor)
-    if run.side is not None or rec.running.depth or rec.variables.node(tensor) is not None:
+    if (
+        context.isolation.branch_run is not None
+        or rec.running.depth
+        or rec.variables.node(tensor) is not None
+    ):
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     _run_as_it_is(rec, tensor)
     return _finish_node, tensor
@@ -85,8 +89,8 @@ def split_at_double_backward(
         raise split_at_autograd_graph(rec)
 
 
-def _finish_node(run: MonitorRun, tensor: torch.Tensor, node: Any) -> None:
-    rec = run.recording
+def _finish_node(context: Context, tensor: torch.Tensor, node: Any) -> None:
+    rec = context.recording
     if id(node) not in rec.autograd.nodes:
         made = rec.operators.add_grad_fn(rec.graph.value(tensor))
         rec.autograd.nodes[id(node)] = node, made
@@ -97,14 +101,14 @@ def is_node(rec: Recording, value: Any) -> bool:
     return bool(rec.autograd.nodes) and issubclass(type(value), torch.autograd.graph.Node)
 
 
-def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
+def read_attribute(context: Context, node: Any, name: str) -> None:
     """The program reads an attribute of a node.
 
     Raises:
         Split: it is not known to depend on no more than the operators, or the node is not that of
             a tensor that the program has asked for it.
     """
-    rec = run.recording
+    rec = context.recording
     if id(node) not in rec.autograd.nodes or name not in (*_OF_NODES, "name", "next_functions"):
         raise split_at_autograd_graph(rec)
     if name != "next_functions":
@@ -117,7 +121,7 @@ def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
             if is_instance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
                 if tensor.grad_fn is not None:
                     raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-                tensor_metadata.guard_metadata(run, operator.attrgetter("grad_fn"), tensor)
+                tensor_metadata.guard_metadata(context, operator.attrgetter("grad_fn"), tensor)
                 rec.inspections.record_comparison(tensor)
 
 
@@ -126,7 +130,7 @@ def _tensors(rec: Recording) -> list[tuple[fx.Node, int]]:
 
 
 def call_node_method(
-    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token:
     """A native method of a node, which comes first in ``args``, is about to run.
 
@@ -134,12 +138,12 @@ def call_node_method(
         Split: it does more than to register a hook.
     """
     node, name = args[0], operation.__name__
-    if id(node) in run.recording.autograd.nodes and not kwargs:
+    if id(node) in context.recording.autograd.nodes and not kwargs:
         if name in _OF_NODES and len(args) == 2:
-            return _register(run, node, name, args[1:])
+            return _register(context, node, name, args[1:])
         if name == "name":
             return _finish_name, None
-    raise split_at_autograd_graph(run.recording)
+    raise split_at_autograd_graph(context.recording)
 
 
 def split_at_autograd_graph(rec: Recording) -> Split:
@@ -148,50 +152,50 @@ def split_at_autograd_graph(rec: Recording) -> Split:
     return Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
 
 
-def _finish_name(run: MonitorRun, _: None, result: Any) -> None:
+def _finish_name(context: Context, _: None, result: Any) -> None:
     """A text, which needs no further notice."""
 
 
 def register_hook(
-    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token:
     """One of :data:`GRADIENT_HOOKS` is about to run.
 
     Raises:
         Split: nothing is known of the tensor, or it is called in an unusual way.
     """
-    rec, tensor = run.recording, args[0]
-    if kwargs or run.side is not None or not is_instance(tensor, torch.Tensor):
+    rec, tensor = context.recording, args[0]
+    if kwargs or context.isolation.branch_run is not None or not is_instance(tensor, torch.Tensor):
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     _note_behind(rec, tensor)
     if rec.variables.node(tensor) is None and tensor.grad_fn is not None:
         _run_as_it_is(rec, tensor)
-    return _register(run, tensor, operation.__name__, args[1:])
+    return _register(context, tensor, operation.__name__, args[1:])
 
 
-def _register(run: MonitorRun, owner: Any, name: str, args: tuple[Any, ...]) -> Token:
-    rec = run.recording
-    if rec.running.depth or run.side is not None:
+def _register(context: Context, owner: Any, name: str, args: tuple[Any, ...]) -> Token:
+    rec = context.recording
+    if rec.running.depth or context.isolation.branch_run is not None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     version = tensor_version(owner) if is_instance(owner, torch.Tensor) else None
-    return run.suspension.until(_finish_registration, Hook(owner, name, args, version))
+    return context.suspension.until(_finish_registration, Hook(owner, name, args, version))
 
 
-def _finish_registration(run: MonitorRun, hook: Hook, handle: Any) -> None:
+def _finish_registration(context: Context, hook: Hook, handle: Any) -> None:
     """``handle`` removes the hook again; there is none for a gradient that is kept."""
-    run.account()
-    run.recording.effects.hooks.append(hook._replace(handle=handle))
+    context.account()
+    context.recording.effects.hooks.append(hook._replace(handle=handle))
 
 
-def remove_hook(run: MonitorRun, handle: Any) -> Token | None:
+def remove_hook(context: Context, handle: Any) -> Token | None:
     """``handle.remove()`` is about to run; None for one of which all is known.
 
     Raises:
         Split: it is from before, and nothing leads to its hooks but weak references.
     """
-    rec = run.recording
+    rec = context.recording
     if is_handle(rec, handle):
-        return _register(run, handle, "remove", ())
+        return _register(context, handle, "remove", ())
     if is_instance(handle, RemovableHandle) and rec.variables.node(handle) is not None:
         hooks = handle.hooks_dict_ref()
         if (

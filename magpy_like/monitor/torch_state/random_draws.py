@@ -27,8 +27,8 @@ from magpy_like.split_points import Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
     from magpy_like.monitor.recording import Recording
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -79,25 +79,25 @@ def shuffled(shuffle: Callable[..., None], generator: Any, items: list[Any]) -> 
 
 
 def repeat_draw(
-    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token:
     """A call draws random numbers, or seeds or makes a generator.
 
     Raises:
         Split: it draws from something else than plain values, or changes what is no list.
     """
-    rec, of_a_generator = run.recording, operation not in _MAKERS and operation not in _SEEDS
+    rec, of_a_generator = context.recording, operation not in _MAKERS and operation not in _SEEDS
     if operation is torch.manual_seed and rec.state.drawn_from():
         raise Split(SplitReason.RANDOM_GENERATOR, "seeds torch's generator after drawing from it")
     given = args[1:] if of_a_generator else args
     kept = tuple(_snapshot(rec, value) for value in given)
     keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
-    if not run.lifted.guards.are_computable_at_entry((kept, tuple(keywords.values()))):
-        run.lifted.specialize((kept, tuple(keywords.values())))
+    if not context.lifted.guards.are_computable_at_entry((kept, tuple(keywords.values()))):
+        context.lifted.specialize((kept, tuple(keywords.values())))
     generator = _SEEDS.get(operation)
     if of_a_generator:
         kept = (args[0], *kept)
-        if run.lifted.expression(args[0]) is None:
+        if context.lifted.expression(args[0]) is None:
             generator = args[0]
             rec.variables.constant(generator)
     drawing = RepeatedCall(operation, kept, keywords, generator)
@@ -118,12 +118,12 @@ def repeat_draw(
                 "draws a random element among values of several types",
             )
         drawing = RepeatedCall(shuffled, (operation, *kept), {}, generator)
-        return run.suspension.until(_finish_shuffle, (drawing, order))
+        return context.suspension.until(_finish_shuffle, (drawing, order))
     if of_a_generator and len({type(value) for value in _leaves(kept[1:2])}) > 1:
         raise Split(
             SplitReason.RANDOM_VALUE_DECIDES, "draws a random element among values of several types"
         )
-    return run.suspension.until(_finish_draw, drawing)
+    return context.suspension.until(_finish_draw, drawing)
 
 
 def _all_numbers(values: Any) -> bool:
@@ -165,27 +165,27 @@ def _is_type(value: Any) -> bool:
     return is_instance(value, type) and issubclass(value, np.generic)
 
 
-def _finish(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
-    run.account()  # torch.manual_seed calls operators, too
+def _finish(context: Context, drawing: RepeatedCall, result: Any) -> Any:
+    context.account()  # torch.manual_seed calls operators, too
     made = _MAKERS.get(drawing.operation)
     if made is not None and type(result) is not made:
         raise UnguardableRead(
             SplitReason.RANDOM_GENERATOR,
             f"creates a random generator of type {type(result).__qualname__}",
         )
-    return _adopt(run, drawing, result)
+    return _adopt(context, drawing, result)
 
 
-def _finish_draw(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
+def _finish_draw(context: Context, drawing: RepeatedCall, result: Any) -> Any:
     """Arguments that vary may seed a generator, or bound a number; nothing else is known of what
     the mock would draw by others."""
     given = drawing.args, tuple(drawing.kwargs.values())
-    if run.lifted.identities.holds_lifted(given):
+    if context.lifted.identities.holds_lifted(given):
         if is_liftable(result):
             drawing = replace(drawing, operation=_drawing_a(type(result), drawing.operation))
         elif result is not None and type(result) not in REWINDABLE:
-            run.lifted.specialize(given)
-    return _finish(run, drawing, result)
+            context.lifted.specialize(given)
+    return _finish(context, drawing, result)
 
 
 def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,23 +200,23 @@ def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
     return draw
 
 
-def _finish_shuffle(run: MonitorRun, drawn: tuple[RepeatedCall, list[Any]], _: Any) -> None:
+def _finish_shuffle(context: Context, drawn: tuple[RepeatedCall, list[Any]], _: Any) -> None:
     drawing, order = drawn
-    order[:] = _lifted_items(run, run.lifted.repeat(drawing), order)
-    run.watch_numbers()
+    order[:] = _lifted_items(context, context.lifted.repeat(drawing), order)
+    context.watch_numbers()
 
 
-def _adopt(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
+def _adopt(context: Context, drawing: RepeatedCall, result: Any) -> Any:
     """Learn what the result of a repeated call is known by; gives what to put in its place.
 
     Raises:
         UnguardableRead: the mock could not restore such a result.
     """
-    lifted, rec = run.lifted, run.recording
+    lifted, rec = context.lifted, context.recording
     if is_liftable(result):
         return lifted.lift(result, lifted.repeat(drawing))
     if type(result) is list and _all_numbers(result):
-        return _lifted_items(run, lifted.repeat(drawing), result)
+        return _lifted_items(context, lifted.repeat(drawing), result)
     if result is None or result is torch.default_generator:
         lifted.repeat(drawing)
     elif is_instance(result, torch.Tensor):
@@ -224,7 +224,7 @@ def _adopt(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     elif type(result) in (np.ndarray, *_MAKERS.values()) and not _holds_objects(result):
         rec.reads.record_drawn(result)
         lifted.identities.register_object(result, lifted.repeat(drawing))
-        run.watch_numbers()
+        context.watch_numbers()
     else:
         raise UnguardableRead(
             SplitReason.RANDOM_VALUE_DECIDES, f"draws a random {type(result).__qualname__}"
@@ -236,9 +236,9 @@ def _holds_objects(value: Any) -> bool:
     return is_instance(value, np.ndarray) and value.dtype.hasobject
 
 
-def _lifted_items(run: MonitorRun, drawn: DrawnValue, items: list[Any]) -> list[Any]:
+def _lifted_items(context: Context, drawn: DrawnValue, items: list[Any]) -> list[Any]:
     """Numbers of a drawn list, each known by its place in the list that the mock will draw."""
-    return [run.lifted.lift(item, DrawnValue(drawn.index, i)) for i, item in enumerate(items)]
+    return [context.lifted.lift(item, DrawnValue(drawn.index, i)) for i, item in enumerate(items)]
 
 
 _REPEATED: set[Any] = {
@@ -280,13 +280,13 @@ _TENSOR_MAKERS = {torch.from_numpy, torch.tensor, torch.as_tensor}
 
 
 def repeat_array_call(
-    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
     """What to do with the result of a call that makes something of drawn arrays and the like, by a
     function whose result has a type and shape that follow from those of its arguments; None for any
     other call."""
-    lifted, rec = run.lifted, run.recording
-    if not lifted or rec.running.depth or run.side is not None:
+    lifted, rec = context.lifted, context.recording
+    if not lifted or rec.running.depth or context.isolation.branch_run is not None:
         return None
     if not lifted.any_lifted(tuple(_leaves(args))):
         return None
@@ -305,26 +305,26 @@ def repeat_array_call(
         known = _makes_anew(operation, args, kwargs)
     if not known or "out" in kwargs:
         return None
-    if not all(_is_type(value) or _is_known(run, value) for value in values):
+    if not all(_is_type(value) or _is_known(context, value) for value in values):
         return None
     kept = tuple(_snapshot(rec, value) for value in args)
     if operation in _TENSOR_MAKERS:
         arrays = [value for value in values if is_instance(value, np.ndarray)]
         rec.operators.shared_arrays += [(array, array.copy()) for array in arrays]
     finish = _finish_in_place if operation in _IN_PLACE else _finish
-    return run.suspension.until(finish, RepeatedCall(operation, kept, kwargs))
+    return context.suspension.until(finish, RepeatedCall(operation, kept, kwargs))
 
 
-def _is_known(run: MonitorRun, value: Any) -> bool:
+def _is_known(context: Context, value: Any) -> bool:
     """Whether the mock can have a value, or an array like it, before the operator graph runs."""
-    if is_instance(value, np.ndarray) and run.lifted.expression(value) is None:
-        node = run.recording.variables.node(value)  # the guard compares what it holds
+    if is_instance(value, np.ndarray) and context.lifted.expression(value) is None:
+        node = context.recording.variables.node(value)  # the guard compares what it holds
         return (
             node is not None
             and not value.dtype.hasobject
             and value.nbytes <= config.max_guarded_array_bytes
         )
-    return run.lifted.is_computable_before_graph(value)
+    return context.lifted.is_computable_before_graph(value)
 
 
 def is_element_index(array: Any, key: Any) -> bool:
@@ -333,11 +333,15 @@ def is_element_index(array: Any, key: Any) -> bool:
     return len(keys) == array.ndim and all(type(part) is int for part in keys)
 
 
-def yields_drawn_numbers(run: MonitorRun, array: Any) -> bool:
+def yields_drawn_numbers(context: Context, array: Any) -> bool:
     """Whether a loop over an array takes numbers from it that the mock can draw."""
     if type(array) is not np.ndarray or array.ndim != 1 or array.dtype.hasobject:
         return False
-    return not run.recording.running.depth and run.side is None and run.lifted.is_drawn(array)
+    return (
+        not context.recording.running.depth
+        and context.isolation.branch_run is None
+        and context.lifted.is_drawn(array)
+    )
 
 
 def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -347,35 +351,35 @@ def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return operation is not np.ndarray.astype or len(args) == 2
 
 
-def tensor_index(run: MonitorRun, key: Any) -> Any:
+def tensor_index(context: Context, key: Any) -> Any:
     """An index of a tensor, with tensors for the drawn arrays and the lists of varying numbers in
     it: so torch takes them, too."""
     if type(key) is tuple:
-        parts = tuple(tensor_index(run, part) for part in key) if run.lifted else key
+        parts = tuple(tensor_index(context, part) for part in key) if context.lifted else key
         # A copy of a tuple from outside would be one that is relied on without a guard.
         return key if all(map(operator.is_, parts, key)) else parts
-    if run.recording.running.depth or run.side is not None:
+    if context.recording.running.depth or context.isolation.branch_run is not None:
         return key
-    if not (_is_drawn_index(run, key) or _is_varying_index(run, key)):
+    if not (_is_drawn_index(context, key) or _is_varying_index(context, key)):
         return key
     tensor = torch.tensor(key)
-    _adopt(run, RepeatedCall(torch.tensor, (_snapshot(run.recording, key),), {}), tensor)
+    _adopt(context, RepeatedCall(torch.tensor, (_snapshot(context.recording, key),), {}), tensor)
     return tensor
 
 
-def _is_drawn_index(run: MonitorRun, key: Any) -> bool:
+def _is_drawn_index(context: Context, key: Any) -> bool:
     of_integers = is_instance(key, np.ndarray) and key.dtype in _INDICES and bool(key.ndim)
-    return of_integers and run.lifted.is_drawn(key)
+    return of_integers and context.lifted.is_drawn(key)
 
 
-def _is_varying_index(run: MonitorRun, key: Any) -> bool:
+def _is_varying_index(context: Context, key: Any) -> bool:
     """Whether a key is a list of integers, some of which vary and all of which the mock knows."""
-    if type(key) is not list or not run.lifted.any_lifted(tuple(key)):
+    if type(key) is not list or not context.lifted.any_lifted(tuple(key)):
         return False
     integers = all(type(part) is int for part in key)
-    return integers and all(map(run.lifted.is_computable_before_graph, key))
+    return integers and all(map(context.lifted.is_computable_before_graph, key))
 
 
-def _finish_in_place(run: MonitorRun, drawing: RepeatedCall, _: Any) -> None:
+def _finish_in_place(context: Context, drawing: RepeatedCall, _: Any) -> None:
     """The array is known by the call that drew it: what the mock has of that is changed, too."""
-    run.lifted.repeat(drawing)
+    context.lifted.repeat(drawing)

@@ -21,22 +21,22 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 
-def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
-    rec = run.recording
-    if (confined := run.confined()) is not None:
+def read(context: Context, tensor: torch.Tensor, name: str) -> Any:
+    rec = context.recording
+    if (confined := context.isolation.current()) is not None:
         confined.check_attribute(name)
     descriptor = lookup_in_type(type(tensor), name)
     if is_instance(descriptor, types.GetSetDescriptorType):
         if name == "grad":
-            return _read_grad(run, tensor)
+            return _read_grad(context, tensor)
         if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
-            tensor_metadata.guard_metadata(run, operator.attrgetter(name), tensor)
+            tensor_metadata.guard_metadata(context, operator.attrgetter(name), tensor)
             return None
         if name == "grad_fn":
-            return autograd_nodes.read_node(run, tensor)
+            return autograd_nodes.read_node(context, tensor)
         annotation = lookup(descriptor)
         if annotation is None:
             raise Split(
@@ -44,54 +44,54 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
                 f"reads Tensor.{name}, which has no annotation",
                 f"Tensor.{name}",
             )
-        return native_calls.begin_native_call(run, annotation, descriptor, (tensor,), {})
+        return native_calls.begin_native_call(context, annotation, descriptor, (tensor,), {})
     if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
         attributes.read_instance(rec, tensor, name)
     return None
 
 
-def _read_grad(run: MonitorRun, tensor: torch.Tensor) -> None:
-    node = run.recording.variables.node(tensor)
+def _read_grad(context: Context, tensor: torch.Tensor) -> None:
+    node = context.recording.variables.node(tensor)
     if node is None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, "reads the gradient of an intermediate tensor")
     relation = Relation(RelationKind.SLOT, "grad")
-    run.recording.reads.record(node, relation, tensor.grad)
+    context.recording.reads.record(node, relation, tensor.grad)
 
 
-def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
+def write(context: Context, tensor: torch.Tensor, name: str, value: Any) -> Any:
     """Python keeps an attribute in the tensor's dictionary; torch's own are operators' work."""
     descriptor = lookup_in_type(type(tensor), name)
     if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
         if is_instance(descriptor, property):
             return None
         if name == "data" and is_instance(value, torch.Tensor):
-            run.recording.graph.replace_data(tensor, value)
+            context.recording.graph.replace_data(tensor, value)
             return native_results.recorded_tensor_call((tensor, value))
         if name == "requires_grad" and is_instance(value, bool):
-            return _require_grad(run, tensor, value)
-        node = run.recording.variables.node(tensor)
+            return _require_grad(context, tensor, value)
+        node = context.recording.variables.node(tensor)
         if name == "grad" and node is not None:
-            run.recording.mutations.snapshot(node)
+            context.recording.mutations.snapshot(node)
             return _finish_grad, (node, value)
         raise Split(SplitReason.TENSOR_INTERNALS, f"sets Tensor.{name}")
-    node = run.recording.variables.node(tensor)
+    node = context.recording.variables.node(tensor)
     if node is not None:
-        run.recording.mutations.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
+        context.recording.mutations.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
     return None
 
 
-def _require_grad(run: MonitorRun, tensor: torch.Tensor, value: bool) -> Any:
+def _require_grad(context: Context, tensor: torch.Tensor, value: bool) -> Any:
     if tensor.requires_grad == value:
         return None
     operation = torch.Tensor.requires_grad_
     annotation = lookup(operation)
     assert annotation is not None
-    token = native_calls.begin_native_call(run, annotation, operation, (tensor, value), {})
+    token = native_calls.begin_native_call(context, annotation, operation, (tensor, value), {})
     return finish_without_result, token
 
 
-def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> None:
+def _finish_grad(context: Context, payload: tuple[ShadowNode, Any], result: Any) -> None:
     """Torch has accepted a gradient."""
     node, value = payload
-    run.account()
-    run.recording.mutations.store(node, Relation(RelationKind.SLOT, "grad"), value)
+    context.account()
+    context.recording.mutations.store(node, Relation(RelationKind.SLOT, "grad"), value)

@@ -15,7 +15,7 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.context import Context
 
 UNCHECKED = {
     "is_leaf", "retains_grad", "output_nr", "storage_offset", "is_pinned", "is_coalesced", "name",
@@ -31,16 +31,16 @@ def getter(operation: Any) -> Callable[[torch.Tensor], Any]:
     return function
 
 
-def guard_metadata(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Tensor) -> None:
+def guard_metadata(context: Context, get: Callable[[Any], Any], tensor: torch.Tensor) -> None:
     """What ``get`` gives for a tensor from outside must be the same again.
 
     Raises:
         Split: the program has changed it, or it is a matter of where another tensor lies.
     """
-    rec = run.recording
+    rec = context.recording
     node = rec.variables.node(tensor)
     if node is not None and not rec.writes.is_written(node):
-        run.lifted.guards.conditions.append((Computed(get, (EntryValue(node),)), get(tensor)))
+        context.lifted.guards.conditions.append((Computed(get, (EntryValue(node),)), get(tensor)))
     elif node is not None or (get is torch.Tensor.storage_offset and tensor._is_view()):
         raise Split(
             SplitReason.TENSOR_INTERNALS,

@@ -1,0 +1,125 @@
+"""The context of a rule: the parts of a monitor run that handlers of instructions and calls use."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from magpy_like.bytecode.code_facts import in_place_reads, keyword_names
+from magpy_like.monitor.calls import replayed_calls
+from magpy_like.monitor.instructions.step import Step
+from magpy_like.monitor.isolation import Isolation
+from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.program_arguments import ProgramArguments
+from magpy_like.monitor.protocols import Branching
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.suspension import Suspension
+from magpy_like.monitor.symbolic.expressions import Expression
+from magpy_like.monitor.symbolic.lifted_flags import LiftedFlags
+from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
+from magpy_like.monitor.symbolic.variation import Variation
+from magpy_like.monitor.torch_state import tensor_attributes
+from magpy_like.native import Monitor
+
+
+class Context:
+    """The present recording, what varies between calls, and the state of the monitor."""
+
+    recording: Recording
+    lifted: LiftedNumbers
+    varying: Variation
+    flags: LiftedFlags
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        arguments: ProgramArguments,
+        branching: Branching | None,
+        ordinary_filter: bytes,
+    ) -> None:
+        """
+        Args:
+            monitor: The native monitor.
+            arguments: The arguments of the compiled function.
+            branching: Merges branches and loops into operators.
+            ordinary_filter: The instructions reported outside isolated runs, by opcode.
+        """
+        self._monitor = monitor
+        self.arguments, self.branching = arguments, branching
+        self.found = FoundNumbers()
+        """The external objects that lifted numbers replace."""
+        self.suspension = Suspension()
+        self.isolation = Isolation(self, monitor, ordinary_filter)
+        self.frame: types.FrameType | None = None
+        """The frame of the last reported event."""
+        self.root_frame: types.FrameType | None = None
+        """The compiled function's own frame."""
+        self.replacement_call: replayed_calls.Call | None = None
+        """The call to make in place of the one that is about to run."""
+        self.compiling_read = False
+        """Whether the program has read that it is being compiled."""
+        self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
+        self._in_place_reads: dict[types.CodeType, set[int]] = {}
+
+    def record_into(self, recording: Recording, varying: Variation) -> None:
+        """Begin a recording; ``varying`` lists the numbers and sizes that it lifts."""
+        flags = LiftedFlags(recording)
+        self.recording, self.lifted, self.varying = recording, recording.lifted, varying
+        self.flags = flags
+
+    def release(self) -> None:
+        """Drop the recording, and with it every object of the program that it holds."""
+        recording = self.recording
+        self.record_into(Recording(found=self.found), self.varying)  # may raise a RecursionError
+        recording.release()
+
+    def close(self) -> None:
+        """End the run: only the recording is left. The monitor and its callbacks refer to each
+        other."""
+        self.frame = self.root_frame = self.branching = None
+        del self._monitor, self.arguments, self.isolation
+
+    def lift(self, value: Any, expression: Expression) -> Any:
+        """A new object equal to ``value``, known by ``expression`` from here on."""
+        self._monitor.watch_numbers()
+        return self.lifted.lift(value, expression)
+
+    def watch_numbers(self) -> None:
+        """Have instructions on plain values reported from now on: some of them are lifted."""
+        self._monitor.watch_numbers()
+
+    def watch_iterators(self) -> None:
+        """Have the iterations of loops reported from now on: some iterators are external."""
+        self._monitor.watch_iterators()
+
+    def account(self) -> None:
+        """Declare that the graph holds all operators that torch has dispatched up to now."""
+        self._monitor.account()
+
+    def step_of(self, frame: types.FrameType) -> tuple[int, tuple[Any, ...]] | None:
+        """Offset and operands of the instruction that an active frame is in."""
+        return self._monitor.step(frame)
+
+    def enter_root(self, frame: types.FrameType, function: Any) -> None:
+        """Note that the frame of the compiled function has been entered."""
+        self._monitor.set_root(frame)
+        self.root_frame = frame
+        self.arguments.enter(self, frame, function)
+
+    def keyword_names(self, step: Step) -> tuple[str, ...]:
+        """The names of the keyword arguments of a CALL instruction."""
+        found = self._keywords.get(step.code)
+        if found is None:
+            found = self._keywords[step.code] = keyword_names(step.code)
+        return found.get(step.offset, ())
+
+    def is_updated_in_place(self, step: Step) -> bool:
+        """True if an in-place operator takes the value that this instruction reads."""
+        code = step.code
+        found = self._in_place_reads.get(code)
+        if found is None:
+            found = self._in_place_reads[code] = in_place_reads(code)
+        return step.offset in found
+
+    read_tensor_attribute = tensor_attributes.read
+    write_tensor_attribute = tensor_attributes.write
