@@ -11,7 +11,7 @@ import torch
 
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.torch_compat.operators import is_compiling_of_utils
+from magpy_like.torch_compat.recognized_functions import is_compiling_of_utils
 
 ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, is_compiling_of_utils)
 """Functions that tell a program so."""

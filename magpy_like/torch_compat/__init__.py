@@ -27,12 +27,13 @@ Module                       Subject
 ``tensor_memory``            tensors over given memory, metadata checks in C++
 ``torchscript``              TorchScript functions, their types and schemas
 ``cuda``                     the current GPU and its stream, without a device guard
-``modules``                  functions through which ``nn.Module.__call__`` passes arguments on
+``recognized_functions``     functions that the monitor recognizes when a program calls them
 ``operator_samples``         torch's own sample inputs of operators
 ===========================  ======================================================================
 
-The modules import what they name, so a module that costs import time (``aot_autograd``, ``dynamo``,
-``operator_samples``) is imported where it is needed. All others are part of ``import torch``.
+A module imports all its names. Those that cost import time (``aot_autograd``, ``dynamo``,
+``operator_samples``, and ``symbolic_expressions``, which needs sympy) are imported where they are
+needed; the others name parts of torch that ``import torch`` has loaded.
 
 Private attributes of torch's instances cannot be declared as names. In use are: ``_schema``,
 ``_opname`` and ``_qualified_op_name`` of operators; ``_cdata``, ``_version``, ``_base`` and

@@ -19,7 +19,6 @@ __all__ = [
     "foreach_add_",
     "foreach_copy_",
     "has_dispatcher_kernel",
-    "is_compiling_of_utils",
     "make_dual",
     "make_subclass",
     "schemas_of_operator",
@@ -60,7 +59,5 @@ schemas_of_operator = torch._C._jit_get_schemas_for_operator
 has_dispatcher_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 """``(name, key)``: True if an operator has a kernel of its own for a dispatch key. Raises
 RuntimeError for an operator of TorchScript alone."""
-is_compiling_of_utils = torch._utils.is_compiling
-"""Older form of ``torch.compiler.is_compiling``, which torch's optimizers call."""
 check_condition = torch._check
 """``(condition)``: raises RuntimeError; a symbolic condition is assumed from there on."""

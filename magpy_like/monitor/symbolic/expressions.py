@@ -225,10 +225,9 @@ _TRANSLATION: dict[Any, Callable[..., Any]] = {
     sympy_functions.CeilToInt: _call(math.ceil),
     sympy_functions.FloorToInt: _call(math.floor),
     sympy_functions.RoundToInt: _call(round),
+    sympy_functions.Max: _call(max),
+    sympy_functions.Min: _call(min),
 }
-for _name in ("Max", "Min"):  # torch's own variants, where it has them
-    if hasattr(sympy_functions, _name):
-        _TRANSLATION[getattr(sympy_functions, _name)] = _call({"Max": max, "Min": min}[_name])
 
 
 def from_sympy(expression: Any, symbol: Callable[[sympy.Symbol], Any]) -> Any:

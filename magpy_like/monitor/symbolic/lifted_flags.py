@@ -37,7 +37,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.torch_compat.dispatch import disable_current_modes
-from magpy_like.torch_compat.modules import MODULE_CALLS
+from magpy_like.torch_compat.recognized_functions import MODULE_CALLS
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
