@@ -26,6 +26,7 @@ def check(files: tuple[Path, ...], only: str, verbose: bool) -> None:
     Exits with 1 when an annotation cannot be used as written or a claim is refuted.
     """
     from magpy_like.annotation.verify import Result, verify
+    from magpy_like.annotation.verify.fact_checks import verify_facts
     from magpy_like.annotation.verify.verification import table_of_files
 
     try:
@@ -38,7 +39,13 @@ def check(files: tuple[Path, ...], only: str, verbose: bool) -> None:
         for verdict in result.refuted:
             click.echo(f"{result.source}: {result.operation}: {verdict.claim}: {verdict.detail}")
 
-    report = verify(table, only=lambda name: fnmatchcase(name, only), progress=show)
+    def selected(name: str) -> bool:
+        return fnmatchcase(name, only)
+
+    report = verify(table, only=selected, progress=show)
+    for result in verify_facts(selected):
+        report.results.append(result)
+        show(result)
     for result, verdict in report.warnings:
         click.echo(
             f"{result.source}: warning: {result.operation}: {verdict.claim}: {verdict.detail}"

@@ -102,6 +102,19 @@ def read_rules(path: Path, shared_sets: Mapping[str, Any]) -> tuple[list[Rule], 
     return _FileReader(path, shared_sets).read()
 
 
+def read_mapping(path: Path) -> Entries:
+    """The mapping that a YAML file holds; mappings and lists in it know their lines.
+
+    Raises:
+        AnnotationError: the file cannot be read, or holds something else.
+    """
+    reader = _FileReader(path, {})
+    document = reader._parse()
+    if not isinstance(document, Entries):
+        raise reader.error("expected a mapping", 1, "file")
+    return document
+
+
 class _FileReader:
     def __init__(self, path: Path, shared_sets: Mapping[str, Any]) -> None:
         self.file = str(path)

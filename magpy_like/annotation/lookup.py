@@ -45,7 +45,7 @@ _NATIVE = (
     types.ClassMethodDescriptorType,
     types.MethodWrapperType,
 )
-_OTHER_SCHEMAS = ("opcodes.yaml",)  # annotates instructions, for the monitor
+_OTHER_SCHEMAS = ("opcodes.yaml", "operators.yaml")  # about instructions and names, not objects
 _PROPERTY = (types.GetSetDescriptorType, types.MemberDescriptorType, property)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -36,6 +37,15 @@ class Result:
     @property
     def refuted(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.ok is False]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The verification of one operation, for a child process to run."""
+
+    operation: str
+    source: str
+    run: Callable[[], Result]
 
 
 @dataclass
@@ -79,10 +89,15 @@ def verify(
     each has SECONDS_FOR_ONE seconds.
     """
     samples = Samples()
-    operations = [operation for operation in _operations(table, samples) if only(operation.name)]
+    jobs = [
+        Job(each.name, each.annotation.source, functools.partial(verify_one, each, samples))
+        for each in _operations(table, samples)
+        if only(each.name)
+    ]
+    if isolated:
+        samples.prepare()
     report = Report()
-    run = _in_children if isolated else _here
-    for result in run(operations, samples):
+    for result in run_jobs(jobs, isolated):
         report.results.append(result)
         progress(result)
     return report
@@ -122,38 +137,45 @@ def _operations(table: Table, samples: Samples) -> Iterator[Operation]:
             yield Operation(f"{annotation.operation}: {text}", instance, annotation, False)
 
 
-def _here(operations: Iterable[Operation], samples: Samples) -> Iterator[Result]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for operation in operations:
-            yield verify_one(operation, samples)
+def run_jobs(jobs: list[Job], isolated: bool = True) -> Iterator[Result]:
+    """The results of all jobs in order, by default in child processes.
 
-
-def _in_children(operations: list[Operation], samples: Samples) -> Iterator[Result]:
-    samples.prepare()
+    A child runs jobs until one kills it or takes longer than SECONDS_FOR_ONE; that job's result
+    says so, and another child continues after it.
+    """
+    if not isolated:
+        yield from _here(jobs)
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     try:
         start = 0
-        while start < len(operations):
-            for result in _in_one_child(operations[start:], samples):
+        while start < len(jobs):
+            for result in _in_one_child(jobs[start:]):
                 start += 1
                 yield result
     finally:
         torch.set_num_threads(threads)
 
 
-def _in_one_child(operations: list[Operation], samples: Samples) -> Iterator[Result]:
-    """Results until the last operation, or until the child dies or hangs in one of them."""
+def _here(jobs: Iterable[Job]) -> Iterator[Result]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for job in jobs:
+            yield job.run()
+
+
+def _in_one_child(jobs: list[Job]) -> Iterator[Result]:
+    """Results until the jobs are through, or the child dies or hangs at one of them."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(theirs, operations, samples), daemon=True)
+    child = context.Process(target=_child, args=(theirs, jobs), daemon=True)
     child.start()
     theirs.close()
     done = 0
     problem = "it ended its process"
     try:
-        while done < len(operations):
+        while done < len(jobs):
             if not ours.poll(SECONDS_FOR_ONE):
                 problem = f"it took more than {SECONDS_FOR_ONE} s"
                 break
@@ -166,13 +188,12 @@ def _in_one_child(operations: list[Operation], samples: Samples) -> Iterator[Res
         child.kill()
         child.join()
         ours.close()
-    if done < len(operations):
-        lost = operations[done]
-        verdict = Verdict("pure_closure", None)
-        yield Result(lost.name, lost.annotation.source, (verdict,), 0, problem)
+    if done < len(jobs):
+        lost = jobs[done]
+        yield Result(lost.operation, lost.source, (Verdict("pure_closure", None),), 0, problem)
 
 
-def _child(pipe: Connection, operations: list[Operation], samples: Samples) -> None:
+def _child(pipe: Connection, jobs: list[Job]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -181,7 +202,7 @@ def _child(pipe: Connection, operations: list[Operation], samples: Samples) -> N
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         try:
-            for result in _here(operations, samples):
+            for result in _here(jobs):
                 pipe.send(result)
         finally:
             pipe.close()

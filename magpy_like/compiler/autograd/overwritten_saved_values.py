@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from magpy_like.annotation.operator_facts import operator_facts
 from magpy_like.compiler.passes.layout.tensor_indices import find_schemas, has_inplace_flag
 from magpy_like.graph_operators.control_operators import (
     body_of,
@@ -30,24 +31,6 @@ from magpy_like.graph_operators.control_operators import (
 )
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.operators import has_dispatcher_kernel
-
-_SAVES_NO_RESULT = frozenset(
-    (
-        "add", "copy", "div", "fill", "iadd", "imul", "isub", "itruediv", "mul", "setitem", "sub",
-        "zero",
-    )
-)  # fmt: skip
-"""Mutating operators whose backward pass does not read the mutated tensor."""
-_RETURNS_NEW_MEMORY = frozenset(
-    (
-        "batch_norm", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-        "conv_transpose2d", "conv_transpose3d", "cross_entropy", "cross_entropy_loss", "group_norm",
-        "instance_norm", "layer_norm", "linear", "log_softmax", "matmul", "max_pool1d",
-        "max_pool2d", "max_pool3d", "mse_loss", "nll_loss", "rms_norm",
-        "scaled_dot_product_attention", "softmax",
-    )
-)  # fmt: skip
-"""Composite functions whose result never shares memory with an argument."""
 
 
 class _Memory(NamedTuple):
@@ -254,7 +237,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _saves_no_result(node: fx.Node) -> bool:
-    return name_of(node).strip("_") in _SAVES_NO_RESULT
+    return not operator_facts(name_of(node)).saves_result
 
 
 def _is_constant(node: fx.Node) -> bool:
@@ -285,7 +268,7 @@ def _classify(node: fx.Node) -> _Kind:
         return _Kind.VIEW if node.target in (operator.getitem, operator.pos) else _Kind.NEW
     if name == "clone":
         return _Kind.COPY
-    if name in _RETURNS_NEW_MEMORY:
+    if operator_facts(name).new_memory:
         return _Kind.NEW
     schemas = [schema for schema in find_schemas(node) if _maps_tensors(schema)]
     if any(result.alias_info for schema in schemas for result in schema.returns):

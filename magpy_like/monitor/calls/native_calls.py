@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
+from magpy_like.annotation.operator_facts import Results, operator_facts
 from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
@@ -64,7 +65,6 @@ from magpy_like.monitor.calls.write_calls import record_write
 from magpy_like.monitor.objects import attributes, object_addresses
 from magpy_like.monitor.objects.containers import any_hashes_in_python, hashes_in_python
 from magpy_like.monitor.operator_graph.failing_operators import may_succeed
-from magpy_like.monitor.operator_graph.operator_graph import MAKES_SEVERAL
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.symbolic_twin import hint
 from magpy_like.monitor.symbolic.varying_lists import record_mutation
@@ -315,7 +315,8 @@ def _record_effects(context: Context, call: NativeCall, changed: list[Any]) -> N
             context.replacement_call = rec.effects.calls[-1]
     for value in changed:
         record_change(rec, operation, value, args, kwargs)
-    if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and call.on_graph:
+    name = getattr(operation, "__name__", "")
+    if operator_facts(name).results is Results.BY_SIZE and args and call.on_graph:
         if is_instance(args[0], torch.Tensor) and _has_data_dependent_sizes(rec, args[0]):
             context.lifted.tensors.specialize_sizes(args[0])
 

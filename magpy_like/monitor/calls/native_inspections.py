@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import Annotation, ValueRead, lookup
+from magpy_like.annotation.operator_facts import operator_facts
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
     holds_tensor,
@@ -117,10 +118,10 @@ def check_tensor_reads(
             is_instance(value, torch.Tensor)
             and annotation.input(position).value_read in _READS_SIZES
         ):
-            name = getattr(operation, "__name__", "")
-            if name in tensor_metadata.UNCHECKED:
+            facts = operator_facts(getattr(operation, "__name__", ""))
+            if not facts.guarded:
                 tensor_metadata.guard_metadata(context, tensor_metadata.getter(operation), value)
-            if name not in READS_NO_SIZES and not _is_vmap_check(context):
+            if facts.reads_sizes and not _is_vmap_check(context):
                 context.lifted.tensors.specialize_sizes(value)
 
 
@@ -140,19 +141,6 @@ def orders_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
 
 _HASHING_TYPES = (set, frozenset, dict)
 _READS_SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
-
-READS_NO_SIZES = {
-    "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
-    "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
-    "is_nested", "is_mkldnn", "is_meta", "is_mps", "is_leaf", "grad_fn", "element_size", "itemsize",
-    "isinstance", "type", "id", "hash", "hasattr", "callable", "issubclass", "has_torch_function",
-    "has_torch_function_unary", "has_torch_function_variadic", "_has_torch_function",
-    "_has_torch_function_unary", "_has_torch_function_variadic", "is_inference", "is_conj",
-    "is_neg", "is_signed", "__instancecheck__", "__subclasscheck__", "getattr",
-}  # fmt: skip
-"""Operations on a tensor whose results do not depend on its sizes.
-
-`getattr` of a size has a rule of its own."""
 
 
 def guard_numpy_error_state(rec: Recording) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
+from magpy_like.annotation.operator_facts import operator_facts
 from magpy_like.monitor import speculation
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
@@ -28,7 +29,6 @@ from magpy_like.monitor.calls.lifted_calls import (
     handle_fold,
     handle_varying_list_call,
 )
-from magpy_like.monitor.calls.native_inspections import READS_NO_SIZES
 from magpy_like.monitor.calls.native_results import (
     NativeCall,
     finish_followed,
@@ -52,7 +52,6 @@ from magpy_like.monitor.torch_state import (
     autograd_nodes,
     default_device,
     random_draws,
-    tensor_metadata,
 )
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -421,7 +420,8 @@ def _reads_varying_sizes(
         return False
     if operation is len and type(args[0]).__len__ is not torch.Tensor.__len__:
         return False
-    return getattr(operation, "__name__", "") not in READS_NO_SIZES | tensor_metadata.UNCHECKED
+    facts = operator_facts(getattr(operation, "__name__", ""))
+    return facts.reads_sizes and facts.guarded
 
 
 def _finish_metadata(

@@ -7,30 +7,16 @@ tells the program nothing that could differ: ``torch.arange(2, 5).tolist()`` is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from magpy_like.annotation.operator_facts import operator_facts
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import MonitorWeakRef, is_plain, storage_of, tensor_version
-
-_FACTORIES = frozenset(
-    (
-        *("tensor", "as_tensor", "scalar_tensor", "arange", "range", "linspace", "logspace"),
-        *("zeros", "ones", "full", "eye", "tril_indices", "triu_indices"),
-    )
-)
-VARIES = re.compile(
-    "rand|drop|normal|bernoulli|multinomial|uniform|exponential|geometric|cauchy|poisson|gumbel"
-    "|fractional|empty|resize|apply"
-)
-"""In the names of operators whose result is not a function of what their inputs hold."""
-_SHARES_SILENTLY = frozenset({"data", "set_"})
-"""Give two tensors one memory whose changes torch does not count together."""
 
 VALUE_READERS = frozenset(
     getattr(torch.Tensor, name)
@@ -88,12 +74,13 @@ class ConstantTensors:
     ) -> None:
         """An operator ran. ``varies`` tells numbers that may be others at the next call."""
         name = getattr(operation, "__name__", "")
-        makes = name in _FACTORIES
-        if not (makes or self._known) or VARIES.search(name):
+        facts = operator_facts(name)
+        makes = facts.factory
+        if not (makes or self._known) or not facts.repeatable:
             return
         inputs = list(_leaves((args, kwargs)))
         tensors = [value for value in inputs if is_instance(value, torch.Tensor)]
-        if name in _SHARES_SILENTLY:
+        if facts.shares_memory:
             self._shared.update(
                 storage_of(tensor) for tensor in tensors if id(tensor) in self._known
             )

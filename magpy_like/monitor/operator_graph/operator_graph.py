@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from magpy_like.annotation.operator_facts import Results, operator_facts
 from magpy_like.annotation.schema import DataShape
 from magpy_like.monitor.calls.operator_closures import expand_closures
 from magpy_like.monitor.operator_graph.data_dependent_sizes import depends_on_data
@@ -123,7 +124,8 @@ class OperatorGraph(GraphControl):
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
             self._takes_number(node) and not self._keeps_shape(operation, name, fx_args)
         )
-        if from_data and type(result) in (tuple, list) and name not in _FIXED_COUNT:
+        results = operator_facts(name).results
+        if from_data and type(result) in (tuple, list) and results is not Results.FIXED:
             # torch does not say whether the length of a plain sequence comes from a size.
             raise Split(
                 SplitReason.DATA_DEPENDENT_SIZE, "creates a number of tensors that depends on data"
@@ -132,7 +134,7 @@ class OperatorGraph(GraphControl):
         known = self.twin is not None and self.twin.run_node(
             node, self._constants, result, repeatable, of_data
         )
-        if name in MAKES_SEVERAL and not known and (of_data or self.twin is not None):
+        if results is Results.BY_SIZE and not known and (of_data or self.twin is not None):
             raise Split(
                 SplitReason.DATA_DEPENDENT_SIZE, "creates a number of tensors that depends on data"
             )
@@ -262,7 +264,7 @@ class OperatorGraph(GraphControl):
             index = args[1] if is_instance(args[1], tuple) else (args[1],)
             parts = [part for part in index if not is_instance(part, fx.Node)]
             return not any(n in self._scalars for part in parts for n in _nodes_in(part))
-        return name in _KEEPS_SHAPE or name.startswith("_foreach_")
+        return not operator_facts(name).shape_from_numbers
 
     def _varies_in(self, key: Any) -> bool:
         """Whether a key has lifted numbers as indices."""
@@ -301,36 +303,6 @@ _WRITTEN_AS_THEY_ARE = frozenset(
         torch.device, torch.layout, torch.memory_format,
     }
 )  # fmt: skip
-
-
-_KEEPS_SHAPE = frozenset(
-    name + end
-    for name in (
-        "add", "sub", "rsub", "mul", "truediv", "floordiv", "div", "mod", "pow", "remainder",
-        "fmod", "lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max",
-        "masked_fill", "fill", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow",
-        "lerp", "addcmul", "addcdiv", "where", "dropout", "leaky_relu", "elu", "full_like", "and",
-        "or", "xor", "setitem", "copy", "zero", "threshold", "softmax", "hardtanh",
-    )
-    for end in ("", "_")
-)  # fmt: skip
-"""Operators whose output has the same shape whatever a number among the inputs is."""
-
-
-MAKES_SEVERAL = {
-    "unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unsafe_split",
-    "unsafe_chunk",
-}  # fmt: skip
-"""Operators that make as many tensors as a size says."""
-
-
-_FIXED_COUNT = {
-    "split_with_sizes", "unsafe_split_with_sizes", "broadcast_tensors", "meshgrid", "nonzero",
-    "where", "lstm", "gru", "rnn_tanh", "rnn_relu",
-    "std_mean", "var_mean", "_unique2", "unique_consecutive", "unique_dim", "_pack_padded_sequence",
-    "_pad_packed_sequence", "native_layer_norm", "native_batch_norm",
-}  # fmt: skip
-"""Operators that give several tensors, as many whatever the sizes of their inputs are."""
 
 
 def _scalar_tensor_kwargs(number: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

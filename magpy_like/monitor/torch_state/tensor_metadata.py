@@ -17,11 +17,6 @@ from magpy_like.split_reasons import SplitReason
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
 
-UNCHECKED = {
-    "is_leaf", "retains_grad", "output_nr", "storage_offset", "is_pinned", "is_coalesced", "name",
-    "names", "_is_view",
-}  # fmt: skip
-
 
 def getter(operation: Any) -> Callable[[torch.Tensor], Any]:
     """A function that looks at what a property or method of tensors looks at."""

@@ -37,6 +37,28 @@ def test_read(name):
     magpy.compile(READS[name], backend="eager", fullgraph=True)(torch.ones(3))
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: F.rrelu(torch.full((3,), -1.0), training=True),
+        lambda: F.dropout(torch.ones(3)),
+        lambda: F.scaled_dot_product_attention(*[torch.ones(1, 3, 3)] * 3, dropout_p=0.5),
+    ],
+    ids=["rrelu", "dropout", "attention"],
+)
+def test_random_numbers_drawn_for_constants_are_no_constants(draw):
+    """The verification of operator facts found that rrelu and attention draw."""
+
+    def program(x):
+        return x * draw().sum().item()
+
+    fast = magpy.compile(program, backend="eager")
+    torch.manual_seed(0)
+    expected = [program(torch.ones(2)) for _ in range(5)]
+    torch.manual_seed(0)
+    assert all(torch.equal(fast(torch.ones(2)), each) for each in expected)
+
+
 def matrix_of(rows):
     return lambda: (matrix(rows),)
 

@@ -1,0 +1,79 @@
+"""The facts of operators hold on samples, wrong ones are refuted, malformed files are refused."""
+
+import pytest
+
+from magpy_like.annotation import operator_facts as module
+from magpy_like.annotation.operator_facts import (
+    Narrows,
+    OperatorFacts,
+    Raises,
+    Results,
+    operator_facts,
+    read_entries,
+)
+from magpy_like.annotation.verify import fact_checks
+from magpy_like.annotation.verify.fact_checks import verify_facts
+from magpy_like.errors import AnnotationError
+
+
+def test_shipped_facts_hold_on_the_samples_of_the_opinfo_database():
+    results = list(verify_facts())
+    verdicts = [(r.operation, v) for r in results for v in r.verdicts]
+    assert [(name, v.claim, v.detail) for name, v in verdicts if v.ok is False] == []
+    held = [v.claim for _, v in verdicts if v.ok]
+    assert held.count("raises") > 350 and held.count("repeatable") > 550
+    for claim in ("float_scalars", "shape_from_numbers", "results", "saves_result", "new_memory"):
+        assert claim in held, claim
+    assert {"shares_memory", "narrows", "reads_sizes"} <= {*held}
+
+
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("gather", {"raises": Raises.NEVER}),
+        ("repeat_interleave", {"shape_from_numbers": False}),
+        ("unbind", {"results": Results.FIXED}),
+        ("exp", {"saves_result": False}),
+        ("t", {"new_memory": True}),
+        ("bernoulli", {"repeatable": True}),
+        ("unsafe_chunk", {"shares_memory": False}),
+        ("half", {"narrows": Narrows.NONE}),
+        ("numel", {"reads_sizes": False}),
+    ],
+)
+def test_a_wrong_fact_is_refuted(name, wrong, monkeypatch):
+    def planted(asked):
+        return OperatorFacts(**wrong) if asked == name else operator_facts(asked)
+
+    monkeypatch.setattr(fact_checks, "operator_facts", planted)
+    monkeypatch.setattr(fact_checks, "_named", lambda entries: {name})
+    (result,) = verify_facts(lambda each: each == name)
+    assert [v.claim for v in result.refuted] == [*wrong]
+
+
+def test_facts_hold_for_all_variants_of_an_operator():
+    assert operator_facts("add_") == operator_facts("__add__") == operator_facts("add")
+    assert operator_facts("add").raises is Raises.NEVER
+    assert operator_facts("no_such_operator") == OperatorFacts()
+
+
+def test_properties_of_matching_entries_add_up():
+    assert not operator_facts("dropout").repeatable  # by a pattern
+    assert operator_facts("dropout").raises is Raises.NEVER  # by its name
+
+
+@pytest.mark.parametrize(
+    "text, line, said",
+    [
+        ("operators:\n  - names: [add]\n    rises: NEVER\n", 2, "unknown property"),
+        ("operators:\n  - names: [add]\n    raises: SELDOM\n", 2, "expected one of"),
+        ("operators:\n  - names: [add]\n    factory: 1\n", 2, "true or false"),
+        ("operators:\n  - names: add\n", 2, "list of names"),
+    ],
+)
+def test_a_malformed_entry_is_refused_with_its_file_and_line(text, line, said, tmp_path):
+    file = tmp_path / module.FILE
+    file.write_text(text)
+    with pytest.raises(AnnotationError, match=said) as caught:
+        read_entries(file)
+    assert caught.value.file == str(file) and caught.value.line == line
