@@ -1,4 +1,4 @@
-"""The conditions that guards are made of, and guards in which some of them hold by force."""
+"""Recording and forcing of guard conditions, for the mutation test of guards (tests.soundness)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Check:
 
     where: str
     place: str
-    """The program or continuation whose guard it is in."""
+    """The program or continuation that the guard belongs to."""
     kinds: tuple[Kind, ...]
     reason: str
 
@@ -43,22 +43,22 @@ class Check:
 
 @dataclass
 class Run:
-    """A time in which records are made, and the conditions that hold by force in them."""
+    """One run of a test: the conditions of the records made in it, and those forced to hold."""
 
     forced: Collection[int | str | tuple[str, str]] = ()
-    """Numbers of conditions, kinds, places, or places with what a condition there says."""
+    """Numbers of conditions, kinds, programs, or programs with a condition's description."""
     checks: list[Check] = field(default_factory=list)
     failed: dict[int, None] = field(default_factory=dict)
     raised: int = 0
-    """How often a record has raised, so that the program ran natively, or was cut."""
+    """Number of records that raised, so that the program ran natively or was split."""
     broken: list[str] = field(default_factory=list)
-    """What operator graphs were given that was not promised to them."""
+    """Inputs of operator graphs that broke a promise."""
     where: str = "at entry"
     place: str = ""
 
     def note(self, kinds: tuple[Kind, ...], reason: str) -> tuple[int, bool]:
-        """The number of a condition, and whether it holds by force."""
-        reason = re.sub(r" at 0x[0-9a-f]+", "", reason)  # it is another one in the next run
+        """Records a condition. Returns its number, and whether it is forced to hold."""
+        reason = re.sub(r" at 0x[0-9a-f]+", "", reason)  # the address differs in the next run
         self.checks.append(Check(self.where, self.place, kinds, reason))
         number = len(self.checks) - 1
         known = {number, *kinds, self.place, (self.place, reason)}
@@ -115,7 +115,7 @@ class _NumberingWriter(GuardWriter):
         self.numbers[len(self.numbered)] = number
         source = condition.source
         if set(kinds) & set(_run.forced):
-            # A part may name the value that another is about.
+            # A part may assign the value that another part tests.
             held = [f"(({p.source}) or True)" if p.kind in _run.forced else p.source for p in parts]
             source = " and ".join(held)
         elif forced:
@@ -155,7 +155,7 @@ class _NumberingLiftedConditions(LiftedConditions):
 def _sees_ranges(
     check: Callable[[Any], bool], ranges: list[tuple[int, Any, int]]
 ) -> Callable[[Any], bool]:
-    """The check of a tensor, that tells which sizes are not in their ranges where it fails."""
+    """Wraps the check of a tensor so that a failure records the sizes outside of their ranges."""
 
     def seen(tensor: Any) -> bool:
         if check(tensor):
@@ -174,7 +174,7 @@ _numbers: dict[int, tuple[list[Condition], dict[int, int]]] = {}
 
 
 class _MockBuilder(record.MockBuilder):
-    """Numbers the values that are speculated on, and takes the forced ones for right."""
+    """Numbers the speculated values, and accepts the forced ones unchecked."""
 
     def speculated(self) -> list[str]:
         conditions = super().speculated()
@@ -204,7 +204,7 @@ _note_misspeculation = Dispatcher._note_misspeculation
 
 
 def _synthesise_noted(dispatcher: Dispatcher, *args: Any) -> Any:
-    _run.where = "behind a split" if dispatcher.is_continuation else "at entry"
+    _run.where = "after a split" if dispatcher.is_continuation else "at entry"
     _run.place = dispatcher.name
     return _synthesise(dispatcher, *args)
 
@@ -257,7 +257,7 @@ def _check_function_noted(expression: Any, value: Any, place: Any, nodes: Any) -
 
 @contextlib.contextmanager
 def noted(run: Run) -> Iterator[None]:
-    """The conditions of what is recorded meanwhile are numbered, and forced as ``run`` says."""
+    """Numbers the conditions of all records made inside the block; ``run.forced`` hold by force."""
     global _run
     before, _run = _run, run
     _numbers.clear()

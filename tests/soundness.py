@@ -1,17 +1,16 @@
-"""Which checks of guards matter: each is made to hold by force, and answers must differ from eager.
+"""Mutation test of guards: each check is forced to hold, and results must then differ from eager.
 
     python -m tests.soundness [paths of tests]
 
-A check is looked at when it is behind a split, or about a value that is lifted: one that may be
-another at each call. Every test runs as it is, and the checks that turned a call away in it are
-noted. Then it runs again with one of these made to hold: it matters when the test then sees another
-answer than eager's. A kind of check that never does in any test is superfluous, or lacks a test.
-Last, all checks behind one split, or all that say something of one lifted value, are made to hold
-together: a test that does not notice has turned a call away for nothing, or looks at too little of
-what the call gives.
+The sweep considers checks after a split and checks of lifted values, which vary between calls.
+Each test runs unchanged first, and the checks that rejected a call are noted. The test then runs
+again with one of these forced to hold: the check matters if the test now sees a result that differs
+from eager. A kind of check that matters in no test is superfluous, or lacks a test. Finally, all
+checks after one split, or all checks of one lifted value, are forced to hold together: a test that
+still passes has rejected a call needlessly, or compares too little of the results.
 
-What was found in each test is kept in a journal, so a sweep that was interrupted goes on where it
-was; one of other sources begins anew.
+A journal keeps the findings of each test, so an interrupted sweep continues from there. A change of
+the sources starts a new sweep.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ SWEPT = (
     "hostile",
     "corpus",
 )
-"""The folders of tests that run programs under a monitor; the others are about one part alone."""
+"""The folders of tests that run programs under a monitor; the others test one component alone."""
 ENOUGH = 2
-"""Answers that a kind of check must have changed before it is tried no more."""
+"""Results that a kind of check must change before the sweep stops forcing it."""
 MOST = 80
-"""Checks of one kind that are tried at most."""
+"""Maximum number of checks of one kind that are forced."""
 MOST_IN_A_TEST = 25
-"""Splits and lifted values of one test that are tried: one that generates programs has hundreds."""
+"""Maximum number of splits and lifted values forced per test: generated programs have hundreds."""
 _BOOKKEEPING = re.compile(
     r"hit|miss|cache_info|records|graphs|split|lifted|explain|guards|generalised|why|warns"
 )
-"""In assertions of tests that are about what was recorded, not about answers."""
-_DEAD = "the interpreter has died in it"
+"""Words in assertions about records rather than results."""
+_DEAD = "the interpreter crashed in it"
 _OF_LIFTED_VALUES = {
     Kind.LIFTED_VALUE,
     Kind.LOWER_BOUND,
@@ -83,15 +82,15 @@ def _is_of_lifted_value(check: Check) -> bool:
 
 
 def _is_to_matter(check: Check) -> bool:
-    """Whether it is behind a split or about a lifted value."""
-    return check.where == "behind a split" or _is_of_lifted_value(check)
+    """True if the check is after a split or concerns a lifted value."""
+    return check.where == "after a split" or _is_of_lifted_value(check)
 
 
 _call = Twins.call
 
 
 def _call_any(twins: Twins, inputs: Any, **options: Any) -> Any:
-    """The answers count, not whether they come from a record."""
+    """Compares results only, regardless of hits and misses."""
     return _call(twins, inputs, **{**options, "hit": None})
 
 
@@ -102,7 +101,7 @@ def _noted(run: Run) -> Iterator[None]:
 
 
 class _Endless(BaseException):
-    """A test takes much longer than it should."""
+    """Raised in a test that exceeds its time limit."""
 
 
 @contextlib.contextmanager
@@ -120,8 +119,12 @@ def _within(seconds: float) -> Iterator[None]:
 
 
 def _outcome(test: Callable[[], Any], run: Run, seconds: float = 600) -> tuple[str, str]:
-    """``right``, ``answer`` when the test has seen a wrong one or does not end within so many
-    seconds, or ``bookkeeping``; and where."""
+    """Runs a test and classifies its outcome.
+
+    Returns:
+        ``right``; ``answer`` if the test saw a wrong result or exceeded the time limit;
+        ``bookkeeping`` if an assertion about records failed. Second, the failing line.
+    """
     seed(0)
     try:
         with (
@@ -144,8 +147,8 @@ def _outcome(test: Callable[[], Any], run: Run, seconds: float = 600) -> tuple[s
 
 @dataclass
 class Count:
-    """Of one kind of check: how many there were, turned a call away, were made to hold, and
-    changed an answer then."""
+    """Numbers of checks of one kind: made, failed (rejected a call), forced to hold, and those
+    that then changed a result (mattered)."""
 
     made: int = 0
     failed: int = 0
@@ -153,26 +156,26 @@ class Count:
     mattered: int = 0
     example: str = ""
     seen: str = ""
-    """What a test saw when it mattered."""
+    """The failure that a test saw when the check mattered."""
 
 
 @dataclass
 class Finding:
-    """What was found in one test."""
+    """The findings of one test."""
 
     test: str
     why_not: str = ""
-    """Why it cannot be swept."""
+    """The reason why the test cannot be swept; empty if it can."""
     counts: dict[str, Count] = field(default_factory=lambda: collections.defaultdict(Count))
     together: int = 0
-    """Splits and lifted values whose checks were made to hold together."""
+    """Number of splits and lifted values whose checks were forced to hold together."""
     implied: int = 0
-    """Those without which other checks have turned the same calls away."""
+    """Number of those whose calls were rejected by other checks as well."""
     idle: list[str] = field(default_factory=list)
-    """Those for which nothing changed: no answer, no assertion about records, nor has a record
-    raised or a graph been given what it was not promised."""
+    """Those without any effect: no result changed, no assertion about records failed, no record
+    raised, and no graph received inputs that broke a promise."""
     broken: list[str] = field(default_factory=list)
-    """What graphs were given that was not promised to them, with no check made to hold."""
+    """Inputs of graphs that broke a promise although no check was forced."""
 
     def text(self) -> str:
         return json.dumps({**vars(self), "counts": {k: vars(c) for k, c in self.counts.items()}})
@@ -199,11 +202,11 @@ class Report:
                 whole.seen = whole.seen or count.seen
 
     def never_mattered(self) -> list[str]:
-        """Kinds of checks that turned calls away, none of which had another answer."""
+        """Kinds of checks that rejected calls, none of which had a different result."""
         return sorted(k for k, count in self.counts.items() if count.failed and not count.mattered)
 
     def never_failed(self) -> list[str]:
-        """Kinds of checks that no test makes fail."""
+        """Kinds of checks that fail in no test."""
         return sorted(k for k, count in self.counts.items() if not count.failed)
 
     def text(self) -> str:
@@ -217,22 +220,22 @@ class Report:
         implied = sum(finding.implied for finding in self.findings)
         idle = sum(len(finding.idle) for finding in self.findings)
         rows.append(f"{len(self.findings)} tests with splits or lifted values")
-        rows.append(f"{together} splits and lifted values have turned calls away,")
-        rows.append(f"{implied} of them calls that others would have turned away as well,")
-        rows.append(f"{idle} of them calls for which no test notices that they were let in:")
+        rows.append(f"{together} splits and lifted values rejected calls;")
+        rows.append(f"the calls of {implied} of them were rejected by other checks as well;")
+        rows.append(f"the calls of {idle} of them can be accepted without any test failing:")
         rows += [f"  {f.test}: {subject}" for f in self.findings for subject in f.idle]
-        rows += ["graphs that were given what was not promised:"] if self.broken else []
+        rows += ["graphs whose inputs broke a promise:"] if self.broken else []
         rows += [f"  {f.test}: {broken}" for f in self.broken for broken in f.broken]
         rows += ["tests that cannot be repeated:"] if self.not_swept else []
         rows += [f"  {f.test}: {f.why_not}" for f in self.not_swept]
-        rows += ["kinds that no test makes fail:", *(f"  {k}" for k in self.never_failed())]
+        rows += ["kinds that fail in no test:", *(f"  {k}" for k in self.never_failed())]
         rows += ["kinds that never mattered:", *(f"  {k}" for k in self.never_mattered())]
         return "\n".join(rows)
 
 
 def _read() -> list[Finding]:
-    """What the journal has of each test, without a last line that was cut off; a test that was
-    begun is begun again once."""
+    """Reads the findings of each test from the journal, without an incomplete last line. A test
+    that crashed the interpreter is tried a second time."""
     lines = JOURNAL.read_text().splitlines(keepends=True)[1:]
     findings = [Finding.of(line) for line in lines if line.endswith("\n")]
     begun = collections.Counter(f.test for f in findings if f.why_not == _DEAD)
@@ -247,19 +250,19 @@ def _write(finding: Finding) -> None:
 
 _COMPLETE = (
     pytest.ExitCode.OK,
-    pytest.ExitCode.TESTS_FAILED,  # where an interpreter has died
+    pytest.ExitCode.TESTS_FAILED,  # if an interpreter crashed
     pytest.ExitCode.NO_TESTS_COLLECTED,
 )
 
 
 class Sweep:
-    """The plugin for pytest."""
+    """The pytest plugin that runs each test under the sweep."""
 
     def __init__(self) -> None:
         findings = _read()
         self.done = {finding.test for finding in findings}
         self.counts = Report(findings).counts
-        """What was found before, by which a kind may need no further tries."""
+        """Earlier findings, which may make further attempts for a kind unnecessary."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.nodeid not in self.done]
@@ -337,17 +340,17 @@ class Sweep:
 
 
 def _misspeculations(run: Run) -> int:
-    """How often a record has raised, or a graph was given what it was not promised."""
+    """Number of records that raised, and of graphs whose inputs broke a promise."""
     return run.raised + len(run.broken)
 
 
 def _form(check: Check) -> tuple[Any, ...]:
-    """What is the same in the next run, where objects lie elsewhere."""
+    """The properties of a check that are equal in the next run, unlike the addresses of objects."""
     return check.place, check.kinds
 
 
 def _subject(check: Check) -> str | tuple[str, str]:
-    """What is made to hold together: all behind a split, or one sentence on lifted values."""
+    """The group of checks forced together: all after a split, or one condition on lifted values."""
     return (check.place, check.reason) if _is_of_lifted_value(check) else check.place
 
 
@@ -356,7 +359,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def sweep(*paths: str) -> Report:
-    """Run the tests at these paths under the sweep, but for those that it has had before."""
+    """Runs the tests at these paths under the sweep, except those that the journal has."""
     sources = hashlib.sha256()
     for place in ("magpy_like", "annotations", "tests"):
         for path in sorted((ROOT / place).rglob("*.*")):
@@ -369,13 +372,13 @@ def sweep(*paths: str) -> Report:
     command = [sys.executable, "-m", "pytest", *options, "--dist", "worksteal", *paths]
     code = subprocess.run(command, cwd=ROOT).returncode
     if code not in _COMPLETE:
-        sys.exit("The sweep was interrupted; it goes on where it was.")
+        sys.exit("The sweep was interrupted; start it again to continue.")
     return Report(_read())
 
 
 def main(paths: list[str]) -> int:
-    """Print what was found; 0 when every kind of check that turned a call away mattered somewhere,
-    and all graphs were given what they were promised."""
+    """Prints the report. Returns 0 if every kind of check that rejected a call mattered in some
+    test, and the inputs of all graphs kept their promises."""
     report = sweep(*(paths or (f"tests/{place}" for place in SWEPT)))
     print(report.text())
     return int(bool(report.never_mattered() or report.broken) or not report.findings)
