@@ -9,14 +9,14 @@ from typing import Any
 
 from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor.context import Context
-from magpy_like.monitor.objects.attributes import entry_of
-from magpy_like.monitor.objects.loop_written_places import Holder
+from magpy_like.monitor.objects.attributes import attribute_location
+from magpy_like.monitor.objects.loop_written_places import Location
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.refgraph import Relation, ShadowNode
 
 
-def read(context: Context, place: Holder) -> Any:
+def read(context: Context, place: Location) -> Any:
     """Read the value there from before the loop. An external number is lifted, since it is about to
     change.
 
@@ -33,7 +33,7 @@ def read(context: Context, place: Holder) -> Any:
     return value if lifted is None else lifted
 
 
-def begin(rec: Recording, place: Holder) -> None:
+def begin(rec: Recording, place: Location) -> None:
     """Record that the iterations are about to overwrite the value there.
 
     Raises:
@@ -44,19 +44,19 @@ def begin(rec: Recording, place: Holder) -> None:
         rec.mutations.lose(node, relation)
 
 
-def end(rec: Recording, place: Holder) -> None:
+def end(rec: Recording, place: Location) -> None:
     """Record the value that the iterations have left there."""
     node, relation = _edge(rec, place)
     if node is not None:
         rec.mutations.put(node, relation, place.get())
 
 
-def _edge(rec: Recording, place: Holder) -> tuple[ShadowNode | None, Relation]:
+def _edge(rec: Recording, place: Location) -> tuple[ShadowNode | None, Relation]:
     """The location's relation in the RefGraph, and the variable that it starts from; None instead
     of the variable for an object that the program has created."""
     owner, relation = place.owner, place.relation
     if relation.kind is RelationKind.ATTRIBUTE:
-        return entry_of(rec, owner, str(relation.key))
+        return attribute_location(rec, owner, str(relation.key))
     if relation.kind is RelationKind.GLOBAL:
         return rec.variables.constant(owner), relation
     return rec.variables.node(owner), relation

@@ -26,7 +26,7 @@ from magpy_like.control_flow.path_ends import ADVANCED, PathEnd, copy_iterator
 from magpy_like.control_flow.placeholder_tensors import PlaceholderTensors
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.isolated_runs import BranchRun
-from magpy_like.monitor.objects.loop_written_places import Filled
+from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.lifted_flags import BranchFlag
 from magpy_like.monitor.symbolic.loop_windows import IndexedReads
@@ -55,7 +55,7 @@ class PathOptions:
     """Collects loop exits."""
     draws: bool = False
     """Whether the path may draw random numbers: only if the program is sure to run it."""
-    filled: Filled | None = None
+    filled: SubstitutedLocations | None = None
     """Collects the locations of external objects to which the path writes."""
     reads: IndexedReads | None = None
     """Collects reads at an iteration's index."""
@@ -176,7 +176,7 @@ class IsolatedPaths:
         """The rules under which a path runs."""
         path = BranchRun(code, shift, self._placeholders.fake_mode, context.isolation.abandon)
         path.gradients_differ, path.tensors.draws = options.requires_grad_differs, options.draws
-        path.filled = options.filled
+        path.substituted = options.filled
         path.reads = (
             options.reads
             if context.isolation.branch_run is None

@@ -24,7 +24,7 @@ from magpy_like.control_flow.loop_plan import (
 from magpy_like.control_flow.loop_tensor_writes import CarriedRow
 from magpy_like.control_flow.path_ends import PathEnd
 from magpy_like.control_flow.value_comparison import describe
-from magpy_like.monitor.objects.loop_written_places import Filled
+from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations
 from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.gathered_lists import CarriedList, GraphList
@@ -223,7 +223,7 @@ class Iteration:
         if plan.join is not None:
             head = replace(plan.state, offset=plan.offsets.head)
             self.exits = LoopExits(head, plan.join, lists)
-        filled = Filled(rec, plan.shared)
+        filled = SubstitutedLocations(rec, plan.shared)
         options = PathOptions(
             owned=owned,
             requires_grad_differs=plan.requires_grad_differs(),
@@ -234,7 +234,7 @@ class Iteration:
             copies=self._copied_containers(),
         )
         in_places = zip(plan.places, self.slots[plan.first_place :], strict=True)
-        with filled.holding([*in_places]) as left:
+        with filled.substituting([*in_places]) as left:
             for value, items in zip(plan.shared, self._of_shared, strict=True):
                 for (at,), item in items.items():
                     value[at] = item

@@ -67,7 +67,7 @@ class LoopOutputs:
         for leaf, node, inner in zip(leaves, self._nodes, self._body_results, strict=False):
             if leaf.is_list_tail:
                 continue  # the list itself is a result
-            place = plan.place_of(leaf.slot)
+            place = plan.location_of(leaf.slot)
             value = frame_locals(frame)[leaf.slot] if place is None else place.get()
             published = self._published(value, leaf.path, leaf, node, inner)
             if published is value:

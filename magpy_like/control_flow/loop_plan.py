@@ -21,7 +21,7 @@ from magpy_like.control_flow.loop_description import IterationSpace, LoopHead
 from magpy_like.control_flow.loop_tensor_writes import ExternalWrite, is_unshared
 from magpy_like.control_flow.operator_tools import OperatorTools
 from magpy_like.monitor.context import Context
-from magpy_like.monitor.objects.loop_written_places import Filled, Holder
+from magpy_like.monitor.objects.loop_written_places import Location, SubstitutedLocations
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 
@@ -92,7 +92,7 @@ class LoopPlan:
         self.carried: dict[tuple[int, Path], CarriedValue] = {}
         self.written: list[CarriedValue] = []
         """Tensors that iterations write into."""
-        self.places: list[Holder] = []
+        self.places: list[Location] = []
         """Locations other than local variables that iterations write to."""
         self.shared: list[list[Any]] = []
         """Lists to which iterations append, and that are not in a local variable alone."""
@@ -154,7 +154,7 @@ class LoopPlan:
         """The slot of the first of ``places``."""
         return len(self.values) - len(self.places)
 
-    def place_of(self, slot: int) -> Holder | None:
+    def location_of(self, slot: int) -> Location | None:
         """The one of ``places`` that has a slot; None for a local variable."""
         at = slot - self.first_place
         return self.places[at] if at >= 0 else None
@@ -211,7 +211,7 @@ class LoopPlan:
                 return
         raise refused
 
-    def write_places(self, filled: Filled) -> None:
+    def write_places(self, filled: SubstitutedLocations) -> None:
         """An iteration has written to the locations and lists that ``filled`` has collected.
 
         Raises:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.isolated_runs import BranchRun, is_iterator
-from magpy_like.monitor.objects.iterators import FORESEEN
+from magpy_like.monitor.objects.iterators import PEEKABLE
 from magpy_like.monitor.recording import Recording
 from magpy_like.splitting.frame_state import FrameState
 
@@ -59,7 +59,7 @@ def begin_branch(state: FrameState, truth: bool) -> FrameState:
 def copy_iterator(value: Any, rec: Recording) -> Any:
     """A copy of an iterator that the program has created, at the same position; any other value
     itself."""
-    if type(value) not in FORESEEN or rec.variables.node(value) is not None:
+    if type(value) not in PEEKABLE or rec.variables.node(value) is not None:
         return value
     maker, arguments, *state = value.__reduce__()
     copies = [copy_iterator(argument, rec) for argument in arguments]

@@ -9,7 +9,7 @@ from magpy_like.bytecode.code_facts import in_place_reads, keyword_names
 from magpy_like.monitor.calls import replayed_calls
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.isolation import Isolation
-from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching
 from magpy_like.monitor.recording import Recording
@@ -46,7 +46,7 @@ class Context:
         """
         self._monitor = monitor
         self.arguments, self.branching = arguments, branching
-        self.found = FoundNumbers()
+        self.found = OriginalNumbers()
         """The external objects that lifted numbers replace."""
         self.suspension = Suspension()
         self.isolation = Isolation(self, monitor, ordinary_filter)

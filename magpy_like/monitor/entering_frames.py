@@ -98,7 +98,10 @@ class Entering:
         context.flags.enter(frame)
         if unseen:
             return True
-        if context.recording.mutations.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
+        if (
+            context.recording.mutations.may_destroy
+            and frame.f_globals.get("__name__") in WEAK_CONTAINERS
+        ):
             context.recording.mutations.check_none_lost()
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti > resume_offset(code):

@@ -23,8 +23,8 @@ from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.calls.operator_calls import BINARY, IN_PLACE
 from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_relation
 from magpy_like.monitor.objects.containers import CONTAINERS, cell_at
-from magpy_like.monitor.objects.finalizers import gives_destructor
-from magpy_like.monitor.objects.loop_written_places import Filled, place_of
+from magpy_like.monitor.objects.finalizers import defines_destructor
+from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations, location_of
 from magpy_like.monitor.torch_state.default_device import SWITCHES
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -134,7 +134,7 @@ class IsolatedRun:
         a function runs again."""
         self.advanced: set[int] = set()
         """The ids of iterators that have moved."""
-        self.filled: Filled | None = None
+        self.substituted: SubstitutedLocations | None = None
         """Where it may put something into other objects; None for nowhere."""
         self.copies: set[int] = set()
         """The ids of containers that stand for any that rounds of a loop hand on."""
@@ -154,9 +154,9 @@ class IsolatedRun:
     def owns(self, value: Any) -> bool:
         return id(value) in self._own
 
-    def needs_own(self, value: Any, what: str) -> None:
+    def require_own(self, value: Any, what: str) -> None:
         if not self.owns(value):
-            if self.filled is not None and self.filled.let_grow(value):
+            if self.substituted is not None and self.substituted.allow_growth(value):
                 self.own(value)
                 return
             raise Split(
@@ -171,15 +171,15 @@ class IsolatedRun:
         """
         if self.owns(owner):
             return
-        place = place_of(owner, kind, key)
-        if place is None or self.filled is None:
+        place = location_of(owner, kind, key)
+        if place is None or self.substituted is None:
             raise Split(SplitReason.ISOLATED_EFFECT, what)
-        self.filled.let(place)
+        self.substituted.allow(place)
 
     def consume(self, value: Any) -> None:
         """Something takes the next elements of ``value``, should it be an iterator."""
         if is_iterator(value):
-            self.needs_own(value, "advances")
+            self.require_own(value, "advances")
             self.advanced.add(id(value))
 
     def own_if_new(self, value: Any, calls: Any) -> None:
@@ -267,7 +267,7 @@ class IsolatedRun:
                     self.store(value, kind, key, f"changes an external {type(value).__qualname__}")
                     continue
             if position == written or annotation.input(position).in_place:
-                self.needs_own(value, "changes")
+                self.require_own(value, "changes")
             self.consume(value)
 
     def check_attribute(self, name: str) -> None:
@@ -364,7 +364,7 @@ def _changes(place: int) -> Callable[[IsolatedRun, Context, Step], None]:
         target = step.stack[place]
         if is_instance(target, torch.Tensor) and opcode.opname[step.opcode] in _ON_TENSORS:
             return  # an operator, which `TensorEffects` sees
-        side.needs_own(target, "changes")
+        side.require_own(target, "changes")
 
     return rule
 
@@ -398,7 +398,7 @@ _ON_TENSORS = {"STORE_SLICE"}
 
 def _adds(below: int) -> Callable[[IsolatedRun, Context, Step], None]:
     def rule(side: IsolatedRun, context: Context, step: Step) -> None:
-        side.needs_own(step.stack[-step.oparg - below], "changes")
+        side.require_own(step.stack[-step.oparg - below], "changes")
         if opcode.opname[step.opcode] in _ITERATES:
             side.consume(step.stack[-1])
 
@@ -411,7 +411,7 @@ def _operates(side: IsolatedRun, context: Context, step: Step) -> None:
     left = step.stack[-2]
     if not is_plain(left) and not is_instance(left, torch.Tensor | tuple | frozenset):
         if not type(left).__flags__ & HEAP_TYPE or is_instance(left, list | set | dict | deque):
-            side.needs_own(left, "changes")
+            side.require_own(left, "changes")
     side.consume(step.stack[-1])
 
 
@@ -436,7 +436,7 @@ def _calls(side: IsolatedRun, context: Context, step: Step) -> None:
         called = step.stack[first + 1] if step.stack[first] is NULL else step.stack[first]
     else:
         called = step.stack[-3 if step.oparg & 1 else -2]
-    if is_instance(called, type) and gives_destructor(called):
+    if is_instance(called, type) and defines_destructor(called):
         raise Split(
             SplitReason.FINALIZER, f"creates a {called.__qualname__}, which has a finalizer"
         )
@@ -492,7 +492,7 @@ def _rules() -> dict[int, Callable[[IsolatedRun, Context, Step], None]]:
 
 _RULES = _rules()
 
-MAKES = frozenset(
+MAY_CREATE = frozenset(
     number
     for name, number in opcode.opmap.items()
     if name.startswith(("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP"))
@@ -507,7 +507,7 @@ def isolated_filter(ordinary: bytes, when: Mapping[str, int]) -> bytes:
     changed = bytearray(ordinary)
     # Plain operands are nothing to a side either.
     by_operands = (when["test"], when["pair"], when["objects"])
-    for number in {*_RULES, *MAKES}:
+    for number in {*_RULES, *MAY_CREATE}:
         if changed[number] not in by_operands:
             changed[number] = when["always"]
     return bytes(changed)

@@ -15,7 +15,7 @@ from magpy_like.native import instance_dict, replace_references, tuple_set
 from magpy_like.native.instance_checks import is_instance
 
 
-class FoundNumbers:
+class OriginalNumbers:
     """The objects that stand outside for the lifted numbers that a program has: a monitor tells
     those by an identity of their own, and callers may ask for the one that they know."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.effects import Effects
-from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.objects.inspections import Inspections
 from magpy_like.monitor.objects.mutations import Mutations
 from magpy_like.monitor.objects.outside_reads import OutsideReads
@@ -74,7 +74,7 @@ class Recording:
     def __init__(
         self,
         varying: Variation = NOTHING_VARIES,
-        found: FoundNumbers | None = None,
+        found: OriginalNumbers | None = None,
         speculation_position: Callable[[], SourcePosition | None] = _nowhere,
     ) -> None:
         """
@@ -83,7 +83,7 @@ class Recording:
             found: Receives the external objects that lifted numbers replace.
             speculation_position: Returns the program's position; None where it must not speculate.
         """
-        self.lifted = LiftedNumbers(self, speculation_position, found or FoundNumbers())
+        self.lifted = LiftedNumbers(self, speculation_position, found or OriginalNumbers())
         self.refs = RefGraph()
         self.operators = OperatorGraph()
         self.operators.expression = self.lifted.expression

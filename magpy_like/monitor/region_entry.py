@@ -13,11 +13,11 @@ from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.recognized_functions import is_compiling_of_utils
 
-ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, is_compiling_of_utils)
+COMPILING_QUERIES = (torch.compiler.is_compiling, is_compiling_of_utils)
 """Functions that tell a program so."""
 
 
-def hears_what_eager_hears(frame: types.FrameType) -> bool:
+def needs_eager_answer(frame: types.FrameType) -> bool:
     """Whether code asks that would calculate otherwise, if it heard that it is compiled.
 
     torch's optimizers would: with steps as tensors of low precision instead of Python's numbers.
@@ -25,7 +25,7 @@ def hears_what_eager_hears(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
 
 
-def ask_for_instructions() -> None:
+def enable_instruction_events() -> None:
     """Python 3.12 delivers instruction events only if some frame has asked for them before.
 
     A frame that never runs asks: one that did would be called back by another thread's tracing.
@@ -38,7 +38,7 @@ def ask_for_instructions() -> None:
         sys.monitoring.restart_events()
 
 
-def seen_entry(target: Callable[..., Any]) -> Callable[..., Any]:
+def traceable_entry(target: Callable[..., Any]) -> Callable[..., Any]:
     """``target`` itself, or a Python function that calls it, so that the call can be watched."""
     called = target.__func__ if is_instance(target, types.MethodType) else target
     if not is_instance(called, types.FunctionType):

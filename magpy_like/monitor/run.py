@@ -24,14 +24,14 @@ from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.instructions.rule_table import WHEN, Rules, load_rules
 from magpy_like.monitor.instructions.step import Step, finish_without_result
 from magpy_like.monitor.isolated_runs import (
-    MAKES,
+    MAY_CREATE,
     IsolatedRun,
     finish_isolated,
 )
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.region_entry import ask_for_instructions, seen_entry
+from magpy_like.monitor.region_entry import enable_instruction_events, traceable_entry
 from magpy_like.monitor.suspension import CollectionSuspension
 from magpy_like.monitor.symbolic.gathered_lists import inspected_lists
 from magpy_like.monitor.symbolic.lifted_number_rules import SPECIALIZED_BY
@@ -95,7 +95,7 @@ class MonitorRun:
         self.cut = cut
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
-        self.refrained: SplitCause | None = None
+        self.refused_checkpoint: SplitCause | None = None
         """Why a checkpointed function could not be followed, which the next run will not do."""
         self._rules = _rules()
         self._monitor = Monitor(
@@ -109,7 +109,7 @@ class MonitorRun:
             on_interruption=self._on_interruption,
             filter=self._rules.filter,
         )
-        arguments = ProgramArguments(seen_entry(target), args, kwargs)
+        arguments = ProgramArguments(traceable_entry(target), args, kwargs)
         self.context = Context(self._monitor, arguments, branching, self._rules.filter)
         self._begin(varying)
         if varying.numbers:
@@ -134,7 +134,7 @@ class MonitorRun:
         outer = getattr(active, "run", None)
         previous = sys.gettrace()
         self.handled_outside = self.context.recording.state.handled_outside = sys.exception()
-        ask_for_instructions()
+        enable_instruction_events()
         active.run = self
         with self._compiling, CollectionSuspension(self, self.context.suspension):
             counting = start_counting()
@@ -231,7 +231,7 @@ class MonitorRun:
             return
         if self.context.recording.checkpointed is not None:
             self.context.recording.checkpointed.refuse()
-            self.refrained = cause
+            self.refused_checkpoint = cause
         if not stands and self.branching is not None:
             self.branching.restore_locals(frame)
         self.end(frame if stands else None)
@@ -306,7 +306,7 @@ class MonitorRun:
         rule = self._rules.rules.get(step.opcode)
         if token is None and rule is not None:
             token = rule(context, step)
-        return (finish_isolated, (isolated, token)) if step.opcode in MAKES else token
+        return (finish_isolated, (isolated, token)) if step.opcode in MAY_CREATE else token
 
     def _on_join(self, frame: types.FrameType | None) -> None:
         self.context.isolation.is_skipping = False

@@ -32,14 +32,14 @@ COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.all
 """Functions of tensors that give a ``bool``."""
 
 
-def asks_for_truth(operation: Any, args: tuple[Any, ...]) -> bool:
+def is_truth_query(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call gives the truth of the one tensor that it is given."""
     if len(args) != 1 or not is_instance(args[0], torch.Tensor):
         return False
     return operation in TRUTHS or (operation is torch.Tensor.item and args[0].dtype is torch.bool)
 
 
-def asks_for_values(operation: Any, args: tuple[Any, ...]) -> bool:
+def is_value_query(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call gives plain values that are not likely to be others every time."""
     if operation is torch.Tensor.tolist:
         tensor = args[0]
@@ -47,7 +47,7 @@ def asks_for_values(operation: Any, args: tuple[Any, ...]) -> bool:
     return operation in COMPARISONS
 
 
-def gives_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
+def returns_few_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call makes a list of few numbers, as many at every call."""
     if operation is not torch.Tensor.tolist or args[0].dtype not in REAL_NUMBERS:
         return False

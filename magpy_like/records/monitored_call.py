@@ -85,8 +85,8 @@ class MonitoredCall:
     def _record_last_segment(self, result: Any) -> None:
         run, cut, segment = self._run, self._cut, self._cut.segment
         last = segment.dispatcher
-        if run.refrained is not None:
-            last.fast_paths.disproved.append(str(run.refrained))
+        if run.refused_checkpoint is not None:
+            last.fast_paths.disproved.append(str(run.refused_checkpoint))
         elif run.context.recording.split is not None:
             cut.note_unrecorded(run.context.recording.split, "")
         elif not segment.recorded:

@@ -89,11 +89,11 @@ class ProgramState:
             instruction = self._dynamic_instructions[id(layout)] = DynamicInstruction(layout)
         outcome = instruction.run(values)
         if not is_instance(outcome, Raised):
-            ahead, following = outcome
+            peek, following = outcome
         elif instruction.raising is not None:
-            ahead, following = instruction.raising, (*values, outcome.exception)
+            peek, following = instruction.raising, (*values, outcome.exception)
         else:
             return None, run_chain(layout.build(values), outcome.exception)
-        if ahead.following is None:
-            ahead.following = self.following(ahead.layout)
-        return ahead.following, following
+        if peek.following is None:
+            peek.following = self.following(peek.layout)
+        return peek.following, following

@@ -20,7 +20,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.logs import topic
 from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.objects import locks
-from magpy_like.monitor.objects.finalizers import has_destructor, noticed_in
+from magpy_like.monitor.objects.finalizers import find_observed, has_destructor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import distinct_copy, is_liftable
@@ -109,7 +109,7 @@ class SegmentRecording:
     def is_held_outside(self, rec: Recording, value: Any) -> bool:
         """True if anything outside the program refers to the object."""
         node = rec.variables.node(value)
-        if node is None or id(value) in rec.mutations.losing:
+        if node is None or id(value) in rec.mutations.destroying:
             return False
         root, *path = rec.variables.path(node) or (None,)
         if root is None:
@@ -338,7 +338,7 @@ def _check_finalizers(
             continue  # runs to its `yield` in a `with` block, or to its end
         values += [*state.locals, state.handled_exception, state.pending and state.pending.complete]
         values += [value for value in state.stack if not _is_exit_method(value)]
-    noticed = noticed_in(values, is_held)
+    noticed = find_observed(values, is_held)
     if noticed is not None:
         raise ObservableFinalizer(f"the end of a {type(noticed).__qualname__} is noticed")
 

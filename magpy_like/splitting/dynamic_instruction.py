@@ -16,7 +16,7 @@ from typing import Any
 
 from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.live_locals import live_locals, slot_count
-from magpy_like.monitor.objects.finalizers import ends_here
+from magpy_like.monitor.objects.finalizers import may_keep_alive
 from magpy_like.native import NULL, call_as_caller, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
@@ -97,12 +97,12 @@ class DynamicInstruction:
             return _raised(exception, 1)
         jumps = truth is ("IF_TRUE" in self._at.name)
         stays = jumps and self._at.name.endswith("_OR_POP")
-        ahead = self._ahead.get(jumps)
-        if ahead is None:
+        peek = self._ahead.get(jumps)
+        if peek is None:
             assert self._at.target is not None
             target = self._at.target if jumps else self._at.end
-            ahead = self._look_ahead(values, jumps, target, len(self._stack) - (not stays), 0)
-        return ahead, self._values(ahead, values, ())
+            peek = self._look_ahead(values, jumps, target, len(self._stack) - (not stays), 0)
+        return peek, self._values(peek, values, ())
 
     def _next(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
         try:
@@ -113,14 +113,14 @@ class DynamicInstruction:
             stack = (*(given[place] for place in self._stack), element)
             return self._lay_out(values, self._at.end, stack)
         more = element is not NULL
-        ahead = self._ahead.get(more)
-        if ahead is None:
+        peek = self._ahead.get(more)
+        if peek is None:
             count = len(self._stack)
             if more:
-                ahead = self._look_ahead(values, more, self._at.end, count, 1)
+                peek = self._look_ahead(values, more, self._at.end, count, 1)
             else:
-                ahead = self._look_ahead(values, more, self._at.exhaustion_target, count - 1, 0)
-        return ahead, self._values(ahead, values, (element,) if more else ())
+                peek = self._look_ahead(values, more, self._at.exhaustion_target, count - 1, 0)
+        return peek, self._values(peek, values, (element,) if more else ())
 
     def _operate(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
         code = self._code or self._prepare(values)
@@ -150,10 +150,10 @@ class DynamicInstruction:
             if result is NULL or is_instance(result, _METHODS):
                 return self._lay_out(values, self._at.end, stack)
         key = same, len(results)
-        ahead = self._ahead.get(key)
-        if ahead is None:
-            ahead = self._look_ahead(values, key, self._at.end, same, len(results))
-        return ahead, self._values(ahead, values, results)
+        peek = self._ahead.get(key)
+        if peek is None:
+            peek = self._look_ahead(values, key, self._at.end, same, len(results))
+        return peek, self._values(peek, values, results)
 
     def _prepare(self, values: Sequence[Any]) -> CodeType:
         code = self._inner.code
@@ -173,7 +173,7 @@ class DynamicInstruction:
         inner = self._inner
         live = live_locals(inner.code, offset)
         slots: list[Slot] = [
-            (slot in live or (place > 0 and ends_here(values[place]))) and entry
+            (slot in live or (place > 0 and may_keep_alive(values[place]))) and entry
             for slot, (entry, place) in enumerate(zip(inner.locals, self._locals, strict=True))
         ]
         stack = (*inner.stack[:same], *(True,) * results)
@@ -181,14 +181,14 @@ class DynamicInstruction:
         kept = [0]
         kept += [place for slot, place in zip(slots, self._locals, strict=True) if slot]
         kept += [place for place in self._stack[:same] if place > 0]
-        ahead = Successor(Layout((after, *self.layout.frames[1:])), tuple(kept))
-        self._ahead[key] = ahead
-        return ahead
+        peek = Successor(Layout((after, *self.layout.frames[1:])), tuple(kept))
+        self._ahead[key] = peek
+        return peek
 
     def _values(
-        self, ahead: Successor, values: Sequence[Any], results: tuple[Any, ...]
+        self, peek: Successor, values: Sequence[Any], results: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        return (*[values[place] for place in ahead.kept], *results, *values[self._rest :])
+        return (*[values[place] for place in peek.kept], *results, *values[self._rest :])
 
     def _step(self, values: Sequence[Any]) -> tuple[Successor, tuple[Any, ...]] | Raised:
         states = self.layout.build(values)

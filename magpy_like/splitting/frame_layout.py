@@ -21,7 +21,7 @@ from typing import Any
 from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
-from magpy_like.monitor.objects.finalizers import ends_here
+from magpy_like.monitor.objects.finalizers import may_keep_alive
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
@@ -142,7 +142,10 @@ def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
     live = live_locals(state.code, state.offset)
     values.append(state.function)
     slots = tuple(
-        [(slot in live or ends_here(v)) and _put(v, values) for slot, v in enumerate(state.locals)]
+        [
+            (slot in live or may_keep_alive(v)) and _put(v, values)
+            for slot, v in enumerate(state.locals)
+        ]
     )
     stack = tuple([_put(value, values) for value in with_current_exceptions(state)])
     pending = state.pending

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.objects.access_paths import lookup
+from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, ShadowNode
@@ -179,7 +179,7 @@ def _rewritten(
         if relation not in parent.written or path not in numbers:
             continue
         try:
-            now = lookup(parent.variable, relation)
+            now = follow(parent.variable, relation)
         except (LookupError, AttributeError, ValueError):
             continue
         if type(now) is type(numbers[path]) and now != numbers[path]:

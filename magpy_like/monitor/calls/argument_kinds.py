@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from magpy_like.annotation import lookup
-from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, goes_own_ways
+from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, overrides_iteration
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity, is_plain
@@ -68,7 +68,9 @@ def is_python_instance(value: Any) -> bool:
     if is_instance(value, torch.Tensor) or is_plain(value) or is_identity(value):
         return False
     if is_instance(value, CONTAINERS):
-        return goes_own_ways(value) or any(is_python_instance(item) for item in elements(value))
+        return overrides_iteration(value) or any(
+            is_python_instance(item) for item in elements(value)
+        )
     return bool(type(value).__flags__ & HEAP_TYPE) and not is_instance(value, SCALARS)
 
 
@@ -78,7 +80,7 @@ def has_conversion_methods(value: Any) -> bool:
     The monitor does not see these calls.
     """
     if is_instance(value, CONTAINERS):
-        return goes_own_ways(value) or any(map(has_conversion_methods, elements(value)))
+        return overrides_iteration(value) or any(map(has_conversion_methods, elements(value)))
     return is_python_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
 
 

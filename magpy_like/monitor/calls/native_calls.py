@@ -275,7 +275,7 @@ def _read_inputs(context: Context, call: NativeCall) -> list[Any]:
                 rec.inspections.rely_on_identity(value)
             continue
         if operation is set.pop or (wanted.value_read in READS_ELEMENTS and not is_of_sets):
-            object_addresses.look_at_order(rec, value)
+            object_addresses.guard_set_order(rec, value)
         if wanted.value_read not in CALLS_NO_METHODS:
             special_methods.read_special_methods(rec, value)
         if wanted.in_place and not is_instance(value, torch.Tensor):

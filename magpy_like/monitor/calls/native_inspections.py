@@ -58,7 +58,7 @@ def read_callback_inputs(
             )
         for other, value in inputs:
             if other != position:
-                if function in object_addresses.TELLS and not _has_plain_elements(value):
+                if function in object_addresses.ADDRESS_QUERIES and not _has_plain_elements(value):
                     raise Split(
                         SplitReason.NATIVE_CALLBACK,
                         f"passes {describe(function)} to native code that calls it",

@@ -21,7 +21,7 @@ from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tens
 from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
 from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.operator_graph.data_dependent_sizes import declared_shape
-from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING
+from magpy_like.monitor.region_entry import COMPILING_QUERIES
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.unbound_tensors import unbind_into_list
@@ -59,7 +59,7 @@ def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
     """Record the result of a call that is no operator of the graph."""
     if done.annotation.state_read:
         context.recording.state.queries.append((done.operation, done.args, done.kwargs, result))
-        context.compiling_read |= result is True and done.operation in ASK_WHETHER_COMPILING
+        context.compiling_read |= result is True and done.operation in COMPILING_QUERIES
         context.account()  # torch creates a tensor to find the default device
     if is_instance(done.operation, functools._lru_cache_wrapper):
         context.recording.state.cached_calls.append(

@@ -31,7 +31,7 @@ from magpy_like.monitor.calls.checkpointed_functions import (
     is_under_reentrant,
 )
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
-from magpy_like.monitor.objects.object_addresses import TELLS
+from magpy_like.monitor.objects.object_addresses import ADDRESS_QUERIES
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.torch_compat import pytree
@@ -373,7 +373,7 @@ def _by_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _reads_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """True if ``id`` or the like is called on each item, and an item is not a plain value."""
     function, *iterables = args or (None,)
-    if not any(function is told for told in TELLS):
+    if not any(function is told for told in ADDRESS_QUERIES):
         return False
     return not all(
         isinstance(iterable, range | str | bytes)

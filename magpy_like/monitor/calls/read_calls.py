@@ -18,7 +18,7 @@ from magpy_like.annotation import (
 )
 from magpy_like.monitor.objects import attributes, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS
-from magpy_like.monitor.objects.iterators import advancing
+from magpy_like.monitor.objects.iterators import external_advance_split
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import REFERENT, Fact, Relation, ShadowNode
@@ -105,7 +105,7 @@ def location_of_number(
     source, key, _ = resolve_relation(relation, args, kwargs)
     place: tuple[ShadowNode | None, Relation] | None = None
     if relation.kind is RelationKind.ATTRIBUTE and not is_instance(source, torch.Tensor):
-        place = attributes.number_at(rec, source, key)[:2]
+        place = attributes.locate_number(rec, source, key)[:2]
     elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and is_instance(source, dict):
         place = rec.variables.node(source), Relation(RelationKind.KEY, rec.variables.key(key))
     elif relation.kind is RelationKind.ITEM and is_instance(source, list) and type(key) is int:
@@ -208,7 +208,7 @@ def iterate(rec: Recording, source: Any) -> None:
     if is_plain(source) or is_instance(source, torch.Tensor):
         return
     source = rec.inspections.unwrap_proxy(source)
-    object_addresses.look_at_order(rec, source)
+    object_addresses.guard_set_order(rec, source)
     node = rec.variables.node(source)
     if node is None:
         return
@@ -219,6 +219,6 @@ def iterate(rec: Recording, source: Any) -> None:
     elif hasattr(type(source), "__next__") and not is_instance(
         lookup_in_type(type(source), "__next__"), types.FunctionType
     ):
-        raise advancing(source)
+        raise external_advance_split(source)
     elif not is_instance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
         rec.inspections.visit(source, ValueRead.ALL)

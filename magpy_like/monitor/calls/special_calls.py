@@ -40,7 +40,7 @@ from magpy_like.monitor.calls.operator_body import check_undeclared_tensors
 from magpy_like.monitor.objects import exc_info, locks, object_addresses
 from magpy_like.monitor.operator_graph.constant_tensors import VALUE_READERS
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING, hears_what_eager_hears
+from magpy_like.monitor.region_entry import COMPILING_QUERIES, needs_eager_answer
 from magpy_like.monitor.symbolic import unbound_tensors
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.gathered_lists import JOINS, CarriedList, GraphList
@@ -89,8 +89,8 @@ _RESIZING_OPERATORS = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resi
 
 def handle_exc_info(context: Context, call: NativeCall) -> Any:
     """``sys.exc_info()`` and ``sys.exception()``."""
-    if call.operation in exc_info.ASKS and not context.recording.running.depth:
-        return exc_info.ask(context)
+    if call.operation in exc_info.QUERIES and not context.recording.running.depth:
+        return exc_info.begin_query(context)
     return NotImplemented
 
 
@@ -110,11 +110,7 @@ def handle_autograd_call(context: Context, call: NativeCall) -> Any:
 
 def handle_compiling_query(context: Context, call: NativeCall) -> Any:
     """``torch.compiler.is_compiling()`` in torch's optimizers, which compute as in eager mode."""
-    if (
-        call.operation in ASK_WHETHER_COMPILING
-        and context.frame
-        and hears_what_eager_hears(context.frame)
-    ):
+    if call.operation in COMPILING_QUERIES and context.frame and needs_eager_answer(context.frame):
         return context.suspension.until(_finish_compiling_query, None)
     return NotImplemented
 
@@ -127,15 +123,21 @@ def _finish_compiling_query(context: Context, _: None, result: Any) -> bool:
 def handle_address_query(context: Context, call: NativeCall) -> Any:
     """``id``, ``hash`` or ``repr`` of an object, if the result depends on its address."""
     one = len(call.args) == 1 and not call.kwargs
-    if call.operation in object_addresses.TELLS and not context.recording.running.depth and one:
-        if (told := object_addresses.tell(context, call.operation, call.args[0])) is not None:
+    if (
+        call.operation in object_addresses.ADDRESS_QUERIES
+        and not context.recording.running.depth
+        and one
+    ):
+        if (
+            told := object_addresses.begin_address_query(context, call.operation, call.args[0])
+        ) is not None:
             return told
     return NotImplemented
 
 
 def handle_lock_exit(context: Context, call: NativeCall) -> Any:
     """The release of a lock whose acquisition was not recorded either."""
-    if locks.leaves_quietly(context.recording, call.operation, call.args):
+    if locks.release_uncontended(context.recording, call.operation, call.args):
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
@@ -278,7 +280,7 @@ def _finish_constant(context: Context, done: NativeCall, result: Any) -> None:
 
 def handle_truth_query(context: Context, call: NativeCall) -> Any:
     """``bool`` of a tensor, as a speculated value."""
-    if speculation.asks_for_truth(call.operation, call.args):
+    if speculation.is_truth_query(call.operation, call.args):
         speculation.speculate_on_branch(context, call.args[0])
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
@@ -287,19 +289,22 @@ def handle_truth_query(context: Context, call: NativeCall) -> Any:
 def handle_value_query(context: Context, call: NativeCall) -> Any:
     """A comparison of whole tensors, or a list of a tensor, as a speculated value."""
     operation, args = call.operation, call.args
-    if speculation.asks_for_values(operation, args) and holds_tensor(args):
+    if speculation.is_value_query(operation, args) and holds_tensor(args):
         try:
             speculation.speculate_on_values(context, operation, args, call.kwargs)
             return recorded_call(call.operation, call.args, call.kwargs)
         except Split:
-            if not speculation.gives_numbers(operation, args):
+            if not speculation.returns_few_numbers(operation, args):
                 raise
     return NotImplemented
 
 
 def handle_numbers_read(context: Context, call: NativeCall) -> Any:
     """``tolist`` of a tensor of few numbers, which become lifted numbers."""
-    if speculation.gives_numbers(call.operation, call.args) and not context.recording.running.depth:
+    if (
+        speculation.returns_few_numbers(call.operation, call.args)
+        and not context.recording.running.depth
+    ):
         context.lifted.tensors.specialize_sizes(call.args[0])
         return _finish_items, (call.operation, call.args[0])
     return NotImplemented

@@ -80,11 +80,11 @@ def _write_attribute(
         return True
     asks_class = called in ("setattr", "delattr")
     method = "__delattr__" if value is NOT_GIVEN else "__setattr__"
-    place = attributes.place_of_store(rec, target, name, method, asks_class=asks_class)
+    place = attributes.location_of_store(rec, target, name, method, asks_class=asks_class)
     if place is None:
         return True
     if value is not NOT_GIVEN:
         rec.mutations.store(*place, value)
-    elif attributes.look_at_place(rec, target, place):
+    elif attributes.read_location(rec, target, place):
         rec.mutations.remove(*place)
     return True

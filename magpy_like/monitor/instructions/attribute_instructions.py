@@ -54,7 +54,7 @@ def read_attribute(context: Context, step: Step) -> Token:
 def _lift_attribute(context: Context, step: Step, value: Any, name: str) -> Token:
     if is_instance(lookup_in_type(type(value), "__getattribute__"), types.FunctionType):
         return None  # it is Python code that has read, or will read
-    node, relation, found = attributes.number_at(context.recording, value, name)
+    node, relation, found = attributes.locate_number(context.recording, value, name)
     return varying_reads.lift_read(context, step, node, relation, found)
 
 
@@ -79,7 +79,7 @@ def store_attribute(context: Context, target: Any, name: str, value: Any) -> Tok
     """``target.name = value`` by the default rules; a ``__setattr__`` in Python is followed."""
     if is_instance(target, torch.Tensor):
         return context.write_tensor_attribute(target, name, value)
-    place = attributes.place_of_store(context.recording, target, name, "__setattr__")
+    place = attributes.location_of_store(context.recording, target, name, "__setattr__")
     if place is not None:
         context.recording.mutations.store(*place, value)
     return None
@@ -90,7 +90,7 @@ def delete_attribute(context: Context, step: Step) -> Token:
     target = step.stack[-1]
     if is_instance(target, torch.Tensor):
         raise Split(SplitReason.TENSOR_INTERNALS, f"deletes the attribute {step.name} of a tensor")
-    place = attributes.place_of_store(context.recording, target, step.name, "__delattr__")
-    if place is not None and attributes.look_at_place(context.recording, target, place):
+    place = attributes.location_of_store(context.recording, target, step.name, "__delattr__")
+    if place is not None and attributes.read_location(context.recording, target, place):
         context.recording.mutations.remove(*place)
     return None

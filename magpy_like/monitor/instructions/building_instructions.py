@@ -79,8 +79,8 @@ def format_value(context: Context, step: Step) -> Token:
             return text
         if holds_tensor(value):
             raise Split(SplitReason.TENSOR_VALUE_READ, "formats a tensor as text")
-        if step.oparg < _ASCII and object_addresses.is_shown_by_address(value):
-            return object_addresses.told(context, str, value)
+        if step.oparg < _ASCII and object_addresses.text_shows_address(value):
+            return object_addresses.address_token(context, str, value)
         context.recording.inspections.visit(value, ValueRead.ALL)
         special_methods.read_special_methods(context.recording, value)
         return object_addresses.finish_text, None

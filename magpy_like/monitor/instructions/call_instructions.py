@@ -20,9 +20,9 @@ from magpy_like.monitor.calls.call_inputs import DISTINGUISHES_EQUAL_OBJECTS
 from magpy_like.monitor.calls.polyfills import polyfill, variadic
 from magpy_like.monitor.calls.replayed_calls import fixed_call
 from magpy_like.monitor.instructions.step import Step, Token
-from magpy_like.monitor.instructions.truth_tests import ask_which
+from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup, locks
-from magpy_like.monitor.objects.containers import goes_own_ways
+from magpy_like.monitor.objects.containers import overrides_iteration
 from magpy_like.monitor.symbolic import loop_ranges, tensor_formatting, varying_reads
 from magpy_like.monitor.symbolic.lifted_number_rules import give_back
 from magpy_like.native import NULL, frame_set_operand
@@ -46,7 +46,7 @@ def call(context: Context, step: Step) -> Token:
     depth = count + (1 if first is NULL else 2)
     function = _compiled_inside(context, step, depth, function)
     if count == 1 and (function is id or function is hash):
-        ask_which(context, step, 1)
+        merge_identity_test(context, step, 1)
     if context.lifted and any(function is told for told in DISTINGUISHES_EQUAL_OBJECTS):
         give_back(context, step, count)
     names = context.keyword_names(step)
@@ -98,7 +98,7 @@ def call_spread(context: Context, step: Step) -> Token:
     function, args, kwargs = stack[-3:] if depth == 3 else (*stack[-2:], {})
     function = _compiled_inside(context, step, depth, function)
     plain = is_instance(args, tuple | list) and is_instance(kwargs, dict)
-    if not plain or goes_own_ways(args):
+    if not plain or overrides_iteration(args):
         # The instruction itself will go through the iterable; a function in between sees the rest.
         varying_reads.substitute(context, args)
         varying_reads.substitute(context, kwargs)
@@ -137,7 +137,7 @@ def enter_context(context: Context, step: Step) -> Token:
     """``with manager``: both methods are found before anything runs."""
     manager = step.stack[-1]
     rec = context.recording
-    if locks.takes_quietly(rec, manager, step.code):
+    if locks.acquire_uncontended(rec, manager, step.code):
         return None
     for name in ("__enter__", "__exit__"):
         method = class_lookup.read_class(rec, type(manager), name)

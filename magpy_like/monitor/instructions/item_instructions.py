@@ -16,9 +16,9 @@ import torch
 from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor.calls import operator_calls, read_calls
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
-from magpy_like.monitor.instructions.truth_tests import ask_which
+from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup
-from magpy_like.monitor.objects.containers import CONTAINERS, NATIVE_TYPES, is_told_by_identity
+from magpy_like.monitor.objects.containers import CONTAINERS, NATIVE_TYPES, is_compared_by_identity
 from magpy_like.monitor.symbolic import loop_windows, unbound_tensors, varying_lists, varying_reads
 from magpy_like.monitor.symbolic.expressions import GraphNumber
 from magpy_like.monitor.symbolic.gathered_lists import ENDS, CarriedList, GraphList
@@ -39,7 +39,7 @@ def read_item(context: Context, step: Step) -> Token:
     """``source[key]``."""
     source, key = step.stack[-2:]
     if is_instance(source, dict):
-        ask_which(context, step, 1)
+        merge_identity_test(context, step, 1)
     return get_item(context, source, key, step)
 
 
@@ -94,7 +94,7 @@ def get_item(context: Context, source: Any, key: Any, step: Step | None = None) 
         node = rec.variables.node(source)
         if node is None or step is None:
             return None
-        found_by = is_plain(key) or is_told_by_identity(key)
+        found_by = is_plain(key) or is_compared_by_identity(key)
         if is_instance(source, dict) and found_by and dict.__contains__(source, key):
             found = dict.__getitem__(source, key)
             return varying_reads.lift_read(

@@ -20,14 +20,14 @@ from magpy_like.monitor.objects.containers import NATIVE_TYPES
 from magpy_like.monitor.objects.iterators import (
     ARRAY_ITERATOR,
     SINGLE,
-    advancing,
-    ahead,
+    are_independent,
+    container_iterators,
     container_of,
-    foreseen,
-    innermost,
+    external_advance_split,
     is_native_iterator,
     is_started_before,
-    separate,
+    peek,
+    peekable_node,
 )
 from magpy_like.monitor.symbolic import loop_ranges, varying_reads
 from magpy_like.monitor.torch_state import random_draws
@@ -52,7 +52,7 @@ def iterate(context: Context, step: Step) -> Token:
         return None
     rec.operators.inspect_list(value)
     if opcode.opname[step.opcode] == "GET_ITER" and (
-        foreseen(rec, value) is not None or random_draws.yields_drawn_numbers(context, value)
+        peekable_node(rec, value) is not None or random_draws.yields_drawn_numbers(context, value)
     ):
         context.watch_iterators()
         return None
@@ -82,17 +82,17 @@ def take(context: Context, step: Step) -> Token:
         _, (array, *_), *at = iterator.__reduce__()
         if at and random_draws.yields_drawn_numbers(context, array) and at[0] < len(array):
             return random_draws.repeat_array_call(context, operator.getitem, (array, at[0]), {})
-    node = foreseen(rec, iterator)
+    node = peekable_node(rec, iterator)
     if node is None:
         if rec.variables.node(iterator) is not None and is_native_iterator(iterator):
-            raise advancing(iterator)
+            raise external_advance_split(iterator)
         return None
-    if not separate(iterator):
+    if not are_independent(iterator):
         raise Split(
             SplitReason.ITERATOR_STATE,
             "advances an external iterator over several elements of another one at a time",
         )
-    for inner in innermost(iterator):
+    for inner in container_iterators(iterator):
         container = rec.variables.node(container_of(inner)) if type(inner) in SINGLE else None
         if container is not None and container.changed:
             raise Split(
@@ -101,7 +101,7 @@ def take(context: Context, step: Step) -> Token:
             )
     taken = rec.effects.advanced_iterators.get(node.node_id, 0)
     relation = Relation(RelationKind.ITERATION, taken)
-    if ahead(iterator, 0) is not NOTHING:
+    if peek(iterator, 0) is not NOTHING:
         return _finish_take, (node, relation)
     rec.effects.advanced_iterators[node.node_id] = taken + 1
     rec.reads.record_absent(node, relation)

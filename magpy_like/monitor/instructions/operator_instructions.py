@@ -15,7 +15,7 @@ import torch
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls import operator_calls, read_calls, special_methods
 from magpy_like.monitor.instructions.step import Step, Token
-from magpy_like.monitor.instructions.truth_tests import ask_which
+from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.symbolic import tensor_formatting
@@ -62,7 +62,7 @@ def unary(context: Context, step: Step) -> Token:
 def contains(context: Context, step: Step) -> Token:
     """``item in container``."""
     item, container = step.stack[-2:]
-    ask_which(context, step, 2)
+    merge_identity_test(context, step, 2)
     rec = context.recording
     if is_instance(container, torch.Tensor):
         raise Split(SplitReason.TENSOR_VALUE_READ, "searches a tensor for a value")
@@ -88,6 +88,6 @@ def contains(context: Context, step: Step) -> Token:
 
 def identity(context: Context, step: Step) -> Token:
     """``left is right``."""
-    ask_which(context, step, 2, 1)
+    merge_identity_test(context, step, 2, 1)
     operator_calls.record_identity_test(context.recording, *step.stack[-2:])
     return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
 
 
-def ask_which(context: Context, step: Step, *depths: int) -> None:
+def merge_identity_test(context: Context, step: Step, *depths: int) -> None:
     """What comes next depends on which objects these operands are, should they be tensors."""
     if context.branching is not None:
         context.branching.at_identity_test(context, step, depths)

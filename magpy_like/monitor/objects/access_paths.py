@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.objects.iterators import ahead
+from magpy_like.monitor.objects.iterators import peek
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import attribute, instance_dict
 from magpy_like.native.instance_checks import is_instance
@@ -13,7 +13,7 @@ from magpy_like.refgraph import REFERENT, ByIdentity, Relation
 from magpy_like.refgraph.plain_values import proxied_mapping
 
 
-def lookup(parent: Any, relation: Relation) -> Any:
+def follow(parent: Any, relation: Relation) -> Any:
     """What is at a place now; raises LookupError, AttributeError or ValueError when nothing is."""
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
@@ -23,13 +23,13 @@ def lookup(parent: Any, relation: Relation) -> Any:
             key = key.variable
             if key is None:
                 raise LookupError("the key is gone")
-        return at_key(parent, key)
+        return dict_value(parent, key)
     if kind is RelationKind.ITEM:
         return _item(parent, key)
     if kind is RelationKind.CELL:
         return parent.cell_contents
     if kind is RelationKind.ITERATION:
-        found = ahead(parent, key) if is_instance(key, int) else NOTHING
+        found = peek(parent, key) if is_instance(key, int) else NOTHING
         if found is NOTHING:
             raise LookupError("the iterator is exhausted")
         return found
@@ -46,11 +46,11 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.MAPPING:
         return proxied_mapping(parent)
     if kind is RelationKind.TYPE:
-        return in_classes(parent, key)
+        return class_value(parent, key)
     raise LookupError(f"no way along {relation}")
 
 
-def at_key(entries: dict[Any, Any], key: Any) -> Any:
+def dict_value(entries: dict[Any, Any], key: Any) -> Any:
     """What a dictionary holds, and not what ``dict.__getitem__`` makes it make."""
     found = dict.get(entries, key, NOTHING)
     if found is NOTHING:
@@ -66,7 +66,7 @@ def _item(parent: Any, index: Any) -> Any:
     return parent[index]
 
 
-def in_classes(cls: type, key: Any) -> Any:
+def class_value(cls: type, key: Any) -> Any:
     """What a class or its bases hold under a name; behind one of them, if a pair is given."""
     name, after = key if is_instance(key, tuple) else (key, None)
     mro = cls.__mro__

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from magpy_like.annotation.schema import RelationKind, ValueRead
-from magpy_like.monitor.objects.class_lookup import place_of_number, read_class, read_super
-from magpy_like.monitor.objects.class_lookup import place_of_store as place_of_class_store
+from magpy_like.monitor.objects.class_lookup import location_of_class_number, read_class, read_super
+from magpy_like.monitor.objects.class_lookup import location_of_store as location_of_class_store
 from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL, instance_dict, lookup_in_type
@@ -45,7 +45,7 @@ _CLASS_SLOTS = {"__name__", "__qualname__", "__bases__", "__base__", "__mro__"}
 """What a class holds beside its dictionary, and may be given another one of."""
 
 
-def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation]:
+def attribute_location(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation]:
     """Where an instance keeps an attribute, and the relation that leads to it from there.
 
     A module's attributes are the global names of its functions: one place, whichever way it is
@@ -60,7 +60,7 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
     return rec.variables.node(value), Relation(RelationKind.ATTRIBUTE, name)
 
 
-def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
+def locate_number(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
     """Where a number is kept that ``value.name`` gives, and the number."""
     slot = NULL if is_instance(value, type) else lookup_in_type(type(value), name)
     if type(slot) is types.MemberDescriptorType:
@@ -70,10 +70,14 @@ def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None,
     entries = None if is_instance(value, type) else instance_dict(value)
     found = NULL if entries is None else dict.get(entries, name, NULL)
     if found is not NULL:
-        return (*entry_of(rec, value, name), found) if is_number_or_flag(found) else _NOWHERE
+        return (
+            (*attribute_location(rec, value, name), found) if is_number_or_flag(found) else _NOWHERE
+        )
     cls = value if is_instance(value, type) else type(value)
     found = lookup_in_type(cls, name)
-    return (*place_of_number(rec, cls, name), found) if is_number_or_flag(found) else _NOWHERE
+    return (
+        (*location_of_class_number(rec, cls, name), found) if is_number_or_flag(found) else _NOWHERE
+    )
 
 
 _NOWHERE = None, Relation(RelationKind.ATTRIBUTE), None
@@ -85,7 +89,7 @@ def read_instance(rec: Recording, value: Any, name: str) -> bool:
     if attributes is None:
         return False
     found = dict.get(attributes, name, NULL)
-    node, relation = entry_of(rec, value, name)
+    node, relation = attribute_location(rec, value, name)
     if node is not None:
         if found is NULL:
             rec.reads.record_absent(node, relation)
@@ -319,7 +323,7 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
             return
 
 
-def place_of_store(
+def location_of_store(
     rec: Recording, target: Any, name: str, method: str, *, asks_class: bool = True
 ) -> tuple[ShadowNode, Relation] | None:
     """Where setting or deleting an attribute of something leaves its trace: an entry or a slot.
@@ -357,17 +361,17 @@ def place_of_store(
             f"{cls.__qualname__}.{name}",
         )
     if is_instance(target, type):
-        return place_of_class_store(rec, target, name, setter)
+        return location_of_class_store(rec, target, name, setter)
     if instance_dict(target) is None:
         raise Split(
             SplitReason.CUSTOM_CLASS_STATE,
             f"sets an attribute of a {cls.__qualname__}, which has no instance dictionary",
         )
-    owner, relation = entry_of(rec, target, name)
+    owner, relation = attribute_location(rec, target, name)
     return None if owner is None else (owner, relation)
 
 
-def look_at_place(rec: Recording, target: Any, place: tuple[ShadowNode, Relation]) -> bool:
+def read_location(rec: Recording, target: Any, place: tuple[ShadowNode, Relation]) -> bool:
     """Look whether ``target`` keeps an attribute at a place of it."""
     kind, name = place[1].kind, str(place[1].key)
     if kind is RelationKind.SLOT:

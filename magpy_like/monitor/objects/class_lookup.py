@@ -94,7 +94,9 @@ def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -
             return
 
 
-def place_of_number(rec: Recording, cls: type, name: str) -> tuple[ShadowNode | None, Relation]:
+def location_of_class_number(
+    rec: Recording, cls: type, name: str
+) -> tuple[ShadowNode | None, Relation]:
     """Where the classes of an MRO keep an attribute."""
     relation = Relation(RelationKind.KEY, name)
     holder = next(base for base in cls.__mro__ if name in _dict_of(base))
@@ -102,7 +104,7 @@ def place_of_number(rec: Recording, cls: type, name: str) -> tuple[ShadowNode | 
     return entries_of(rec, holder) if changeable else None, relation
 
 
-def place_of_store(
+def location_of_store(
     rec: Recording, cls: type, name: str, setter: Any
 ) -> tuple[ShadowNode, Relation]:
     """Where ``cls.name = value`` leaves its trace, for a class that can be changed.

@@ -58,7 +58,7 @@ def length_of(value: Any) -> int:
     return int(base.__len__(value))
 
 
-def goes_own_ways(value: Any) -> bool:
+def overrides_iteration(value: Any) -> bool:
     """Whether Python code of its class runs when native code goes through a container."""
     if type(value) in CONTAINERS:
         return False
@@ -76,10 +76,10 @@ def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 def copy_of(mapping: dict[Any, Any]) -> dict[Any, Any]:
     """A dictionary of the same items in the same order."""
-    return known_dict(items_of(mapping), mapping)
+    return dict_with_known_hashes(items_of(mapping), mapping)
 
 
-def known_dict(items: Sequence[tuple[Any, Any]], container: Any) -> dict[Any, Any]:
+def dict_with_known_hashes(items: Sequence[tuple[Any, Any]], container: Any) -> dict[Any, Any]:
     """A dictionary of these items, whose keys are among those of a container that knows their
     hashes: no key is asked for its own again."""
     hashes = hashes_of(container)
@@ -138,7 +138,7 @@ def plain_key(key: Any) -> Any:
     )
 
 
-def is_told_by_identity(key: Any) -> bool:
+def is_compared_by_identity(key: Any) -> bool:
     """Whether a key that is found by its hash is equal to itself alone."""
     if is_instance(key, torch.Tensor):
         return type(key).__hash__ is torch.Tensor.__hash__ and not overrides_torch_function(key)
@@ -151,7 +151,7 @@ def is_told_by_identity(key: Any) -> bool:
     )
 
 
-def transparent(value: Any) -> bool:
+def exposes_only_identity(value: Any) -> bool:
     """Whether native code that is given a variable learns no more than its type and identity.
 
     Instances of Python classes answer through methods in Python, which the monitor follows.

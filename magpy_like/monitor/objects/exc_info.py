@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     Token = tuple[Callable[..., Any], Any]
 
-ASKS = (sys.exc_info, sys.exception)
+QUERIES = (sys.exc_info, sys.exception)
 
 
-def ask(context: Context) -> Token:
+def begin_query(context: Context) -> Token:
     """The program asks which exception is being handled."""
     return _finish, None
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from magpy_like.bytecode.code_facts import runs_cleanup
-from magpy_like.monitor.objects.access_paths import lookup
+from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -26,12 +26,12 @@ from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, MonitorWeakRef, is_plain
 
 
-def is_noticed(value: Any) -> bool:
+def is_observed(value: Any) -> bool:
     """Whether code of the program runs when an object dies, or can ask whether it is there."""
     return has_cleanup(value) or any(map(_is_programs, weakref.getweakrefs(value)))
 
 
-def is_heard_of(value: Any) -> bool:
+def has_finalizers(value: Any) -> bool:
     """Whether code of the program runs when an object dies."""
     return has_cleanup(value) or any(map(_calls_back, weakref.getweakrefs(value)))
 
@@ -45,10 +45,10 @@ def has_cleanup(value: Any) -> bool:
 
 
 def has_destructor(value: Any) -> bool:
-    return gives_destructor(type(value))
+    return defines_destructor(type(value))
 
 
-def gives_destructor(kind: type) -> bool:
+def defines_destructor(kind: type) -> bool:
     """Whether the end of a class's instances is Python code."""
     if not kind.__flags__ & HEAP_TYPE:
         return False
@@ -77,12 +77,14 @@ WEAK_CONTAINERS = ("weakref", "_weakrefset")
 """The modules that define them."""
 
 
-def noticed_in(values: Iterable[Any], is_held: Callable[[Any], bool] | None = None) -> Any | None:
+def find_observed(
+    values: Iterable[Any], is_held: Callable[[Any], bool] | None = None
+) -> Any | None:
     """One of these objects, or of those that they hold, whose end is noticed; None if none is.
 
     What ``is_held`` has other owners, and so has all that it holds.
     """
-    return next(filter(is_noticed, held_by(values, is_held)), None)
+    return next(filter(is_observed, held_by(values, is_held)), None)
 
 
 def held_by(values: Iterable[Any], is_held: Callable[[Any], bool] | None = None) -> Iterator[Any]:
@@ -130,23 +132,23 @@ def _parts(value: Any) -> list[Any]:
     return held
 
 
-def dropped(node: ShadowNode, relation: Relation, value: Any) -> list[Any]:
+def lost_values(node: ShadowNode, relation: Relation, value: Any) -> list[Any]:
     """What a variable from outside is about to lose when one place of it holds ``value``."""
     with contextlib.suppress(LookupError, AttributeError, ValueError, TypeError):
-        found = lookup(node.variable, relation)
+        found = follow(node.variable, relation)
         if found is not value:
             return [found]
     return []
 
 
-def contents(value: Any) -> list[Any]:
+def removable_contents(value: Any) -> list[Any]:
     """What a container may lose: a dictionary its keys as well."""
     return [*elements(value), *(dict.keys(value) if is_instance(value, dict) else ())]
 
 
-def ends_here(value: Any) -> bool:
+def may_keep_alive(value: Any) -> bool:
     """Whether a local variable that is read no more may be what keeps an object from its end."""
-    return not is_plain(value) and (is_noticed(value) or _is_open_file(value))
+    return not is_plain(value) and (is_observed(value) or _is_open_file(value))
 
 
 def _is_open_file(value: Any) -> bool:

@@ -38,17 +38,17 @@ DICT_ITERATORS: dict[type, Any] = {
 SINGLE = (*SEQUENCE_ITERATORS, *DICT_ITERATORS, type(reversed([])))
 ARRAY_ITERATOR = type(iter(np.zeros(1)))
 """Goes through whatever has ``__getitem__``, such as an array."""
-FORESEEN: tuple[type, ...] = (*SINGLE, enumerate, zip)
+PEEKABLE: tuple[type, ...] = (*SINGLE, enumerate, zip)
 """Types of iterators whose next elements can be told."""
 
 
-def advancing(iterator: Any) -> Split:
+def external_advance_split(iterator: Any) -> Split:
     """The program takes elements from an iterator that was there before."""
     name = type(iterator).__qualname__
     return Split(SplitReason.ITERATOR_STATE, f"advances an external {name}")
 
 
-def ahead(iterator: Any, count: int) -> Any:
+def peek(iterator: Any, count: int) -> Any:
     """What an iterator will give after ``count`` other elements; NOTHING when it will be exhausted.
 
     Raises:
@@ -57,22 +57,22 @@ def ahead(iterator: Any, count: int) -> Any:
     kind = type(iterator)
     if kind is enumerate:
         _, (inner, start) = iterator.__reduce__()
-        value = ahead(inner, count)
+        value = peek(inner, count)
         return value if value is NOTHING else (start + count, value)
     if kind is zip:
         reduced = iterator.__reduce__()
-        values = tuple([ahead(inner, count) for inner in reduced[1]])
+        values = tuple([peek(inner, count) for inner in reduced[1]])
         if not values or any(value is NOTHING for value in values):
             if len(reduced) > 2:
                 raise Split(SplitReason.ITERATOR_STATE, "exhausts an external zip with strict=True")
             return NOTHING
         return values
     if kind not in SINGLE:
-        raise advancing(iterator)
-    return _ahead_in(iterator, count)
+        raise external_advance_split(iterator)
+    return _peek_container(iterator, count)
 
 
-def _ahead_in(iterator: Any, count: int) -> Any:
+def _peek_container(iterator: Any, count: int) -> Any:
     maker, (container, *_), *state = iterator.__reduce__()
     at = state[0] if state and state[0] is not None else 0
     if maker is reversed:
@@ -87,20 +87,20 @@ def advance(iterator: Any, count: int) -> None:
         next(iterator, None)
 
 
-def innermost(iterator: Any) -> Iterator[Any]:
+def container_iterators(iterator: Any) -> Iterator[Any]:
     """The iterators over containers that an iterator takes its elements from."""
     if type(iterator) is enumerate:
-        yield from innermost(iterator.__reduce__()[1][0])
+        yield from container_iterators(iterator.__reduce__()[1][0])
     elif type(iterator) is zip:
         for inner in iterator.__reduce__()[1]:
-            yield from innermost(inner)
+            yield from container_iterators(inner)
     else:
         yield iterator
 
 
-def separate(*iterators: Any) -> bool:
+def are_independent(*iterators: Any) -> bool:
     """Whether none of them takes elements that another one, or its own other part, would."""
-    found = [id(inner) for iterator in iterators for inner in innermost(iterator)]
+    found = [id(inner) for iterator in iterators for inner in container_iterators(iterator)]
     return len(found) == len(set(found))
 
 
@@ -111,9 +111,9 @@ def container_of(iterator: Any) -> Any:
     return iterator.__reduce__()[1][0]
 
 
-def foreseen(rec: Recording, value: Any) -> ShadowNode | None:
+def peekable_node(rec: Recording, value: Any) -> ShadowNode | None:
     """The node of an iterator from outside whose elements a guard can find."""
-    return rec.variables.node(value) if type(value) in FORESEEN else None
+    return rec.variables.node(value) if type(value) in PEEKABLE else None
 
 
 def is_native_iterator(value: Any) -> bool:

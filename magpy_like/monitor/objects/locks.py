@@ -20,7 +20,7 @@ _LEAVE = {_thread.LockType.__exit__, _thread.RLock.__exit__}
 _FILLS_A_CACHE = {functools.cached_property.__get__.__code__}
 
 
-def takes_quietly(rec: Recording, manager: Any, code: types.CodeType) -> bool:
+def acquire_uncontended(rec: Recording, manager: Any, code: types.CodeType) -> bool:
     """``with manager`` in ``code``: whether it is such a lock, which is remembered then."""
     if not is_instance(manager, _LOCKS):
         return False
@@ -30,7 +30,7 @@ def takes_quietly(rec: Recording, manager: Any, code: types.CodeType) -> bool:
     return True
 
 
-def leaves_quietly(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
+def release_uncontended(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether ``operation`` gives back a lock that was taken so."""
     if operation not in _LEAVE or not any(
         held is args[0] for held in rec.effects.uncontended_locks

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Holder:
+class Location:
     """One place: what ``relation`` leads to from ``owner``."""
 
     owner: Any
@@ -68,7 +68,7 @@ class Holder:
             owner[key] = value
 
 
-def place_of(owner: Any, kind: RelationKind, key: Any) -> Holder | None:
+def location_of(owner: Any, kind: RelationKind, key: Any) -> Location | None:
     """The place where ``owner`` holds something now that is about to be replaced; None where
     nothing is there, or more than that would change."""
     relation = Relation(kind, key)
@@ -85,7 +85,7 @@ def place_of(owner: Any, kind: RelationKind, key: Any) -> Holder | None:
             relation = Relation(RelationKind.ITEM, key)
         elif type(owner) is not dict or type(key) not in (int, str):
             return None
-    place = Holder(owner, relation)
+    place = Location(owner, relation)
     return None if place.get() is NULL else place
 
 
@@ -95,26 +95,26 @@ _KINDS = frozenset(
 )  # fmt: skip
 
 
-class Filled:
+class SubstitutedLocations:
     """Objects that hold something else than the program's, while a round runs beside it."""
 
     def __init__(self, rec: Recording | None = None, lists: Iterable[list[Any]] = ()) -> None:
         """``lists`` are those to which rounds are known to append."""
         self._rec = rec
-        self._places: dict[tuple[int, Any], Holder] = {}
+        self._places: dict[tuple[int, Any], Location] = {}
         self._lists: dict[int, list[Any]] = {}
         self._undo: list[Callable[[], None]] = []
         """What puts back what the program has, last things first."""
         for value in lists:
             self._keep(value)
 
-    def let(self, place: Holder) -> None:
+    def allow(self, place: Location) -> None:
         """The round may put something into this place."""
         if place.address not in self._places:
             self._places[place.address] = place
             self._undo.append(partial(place.put, place.get()))
 
-    def let_grow(self, value: Any) -> bool:
+    def allow_growth(self, value: Any) -> bool:
         """Whether the round may change this, a list that the program has made."""
         if (
             type(value) is not list
@@ -131,7 +131,7 @@ class Filled:
             self._undo.append(partial(value.__setitem__, slice(None), list(value)))
 
     @property
-    def places(self) -> list[Holder]:
+    def places(self) -> list[Location]:
         return [*self._places.values()]
 
     @property
@@ -142,7 +142,7 @@ class Filled:
         """Whether what is found there is another value than the program's."""
         if not self._places or relation.kind not in _KINDS:
             return False
-        return Holder(node.variable, relation).address in self._places
+        return Location(node.variable, relation).address in self._places
 
     def check(self, node: ShadowNode) -> None:
         """A variable from outside is relied on as a whole.
@@ -158,14 +158,14 @@ class Filled:
                 )
 
     @contextmanager
-    def holding(self, values: Sequence[tuple[Holder, Any]]) -> Iterator[Left]:
+    def substituting(self, values: Sequence[tuple[Location, Any]]) -> Iterator[FinalContents]:
         """Have other values there for a while; tells what is there in the end."""
         assert self._rec is not None
-        left = Left()
-        outer, self._rec.reads.filled = self._rec.reads.filled, self
+        left = FinalContents()
+        outer, self._rec.reads.substituted = self._rec.reads.substituted, self
         try:
             for place, value in values:
-                self.let(place)
+                self.allow(place)
                 place.put(value)
             yield left
         finally:
@@ -173,11 +173,11 @@ class Filled:
             left.lists = [list(value) for value in self.lists]
             for undo in reversed(self._undo):
                 undo()
-            self._rec.reads.filled = outer
+            self._rec.reads.substituted = outer
 
 
 @dataclass
-class Left:
+class FinalContents:
     """What a round has left in places and lists."""
 
     places: list[Any] = field(default_factory=list)

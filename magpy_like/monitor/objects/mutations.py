@@ -11,11 +11,11 @@ from typing import Any
 
 from magpy_like.monitor.objects.containers import copy_of, elements
 from magpy_like.monitor.objects.finalizers import (
-    contents,
-    dropped,
+    has_finalizers,
     held_by,
-    is_heard_of,
-    is_noticed,
+    is_observed,
+    lost_values,
+    removable_contents,
 )
 from magpy_like.monitor.objects.outside_reads import OutsideReads
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
@@ -31,15 +31,15 @@ class Mutations:
 
     def __init__(self, refs: RefGraph, running: RunningOperator, reads: OutsideReads) -> None:
         self._refs, self._running, self._reads = refs, running, reads
-        self.loses = False
+        self.may_destroy = False
         """Whether the program has taken something, for which there are weak references, out of what
         is outside: it dies when the record is made, at the latest."""
-        self.losing: set[int] = set()
+        self.destroying: set[int] = set()
         """The ids of what the instruction that splits the program takes out of what is outside."""
 
     def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
         """One place of a variable from outside is about to hold ``value``."""
-        if self._reads.filled.covers(node, relation):
+        if self._reads.substituted.covers(node, relation):
             return
         self.lose(node, relation, value)
         self.put(node, relation, value)
@@ -49,7 +49,7 @@ class Mutations:
         if node.replays:
             self._reads.specialize_iterator_reads(node)
         self._reads.list_values.pop(node.node_id, None)
-        self._look_at_end(node, dropped(node, relation, value))
+        self._look_at_end(node, lost_values(node, relation, value))
         self.snapshot(node)
 
     def put(self, node: ShadowNode, relation: Relation, value: Any) -> None:
@@ -62,7 +62,7 @@ class Mutations:
     def remove(self, node: ShadowNode, relation: Relation) -> None:
         if node.replays:
             self._reads.specialize_iterator_reads(node)
-        self._look_at_end(node, dropped(node, relation, NULL))
+        self._look_at_end(node, lost_values(node, relation, NULL))
         self.snapshot(node)
         if node.rewritten:
             self._refs.in_place(node)
@@ -77,7 +77,7 @@ class Mutations:
                 f"changes an external {node.type.__qualname__} in native code",
             )
         self._reads.list_values.pop(node.node_id, None)
-        self._look_at_end(node, contents(node.variable))
+        self._look_at_end(node, removable_contents(node.variable))
         self.snapshot(node)
         self._reads.record_contents(node)
         node.rewritten = True
@@ -105,18 +105,18 @@ class Mutations:
             elif is_instance(value, set):
                 node.contents = tuple(elements(value))
 
-    def _look_at_end(self, node: ShadowNode, dropped: list[Any]) -> None:
+    def _look_at_end(self, node: ShadowNode, lost_values: list[Any]) -> None:
         """
         Raises:
             Split: the end of what a variable from outside is about to lose is noticed.
         """
-        noticed = next(filter(is_noticed, held_by(dropped)), None)
+        noticed = next(filter(is_observed, held_by(lost_values)), None)
         if noticed is None:
             return
-        self.loses = True
-        heard_of = next(filter(is_heard_of, held_by(dropped)), None)
+        self.may_destroy = True
+        heard_of = next(filter(has_finalizers, held_by(lost_values)), None)
         if heard_of is not None:
-            self.losing = {id(value) for value in held_by(dropped)}
+            self.destroying = {id(value) for value in held_by(lost_values)}
             kind, owner = type(heard_of).__qualname__, node.type.__qualname__
             raise Split(
                 SplitReason.FINALIZER,
@@ -128,7 +128,7 @@ class Mutations:
         Raises:
             Split: the program looks at weak references, and has let go of an object that has some.
         """
-        if self.loses:
+        if self.may_destroy:
             raise Split(
                 SplitReason.WEAK_REFERENCE,
                 "reads weak references after it may have destroyed one of their objects",

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 _HASHES = {hash, object.__hash__, torch.Tensor.__hash__}
-SHOWS = {
+TEXT_FUNCTIONS = {
     repr, str, ascii, format, object.__repr__, object.__str__, object.__format__,
 }  # fmt: skip
-TELLS = {id} | _HASHES | SHOWS
+ADDRESS_QUERIES = {id} | _HASHES | TEXT_FUNCTIONS
 """Functions of one object whose result may be made of its address."""
 
 
-def tell(context: Context, operation: Any, value: Any) -> Token | None:
+def begin_address_query(context: Context, operation: Any, value: Any) -> Token | None:
     """``operation(value)`` is about to be called: what to do with its result, None where it is to
     be judged like that of any other function.
 
@@ -54,20 +54,20 @@ def tell(context: Context, operation: Any, value: Any) -> Token | None:
     if is_plain(value):
         return None
     way: Callable[[Any], Any] | None = id
-    if operation in SHOWS:
-        way = operation if operation is not ascii and is_shown_by_address(value) else None
+    if operation in TEXT_FUNCTIONS:
+        way = operation if operation is not ascii and text_shows_address(value) else None
     elif operation is not id:
         way = _hashed_by(value)
         if way is None:
             for part in _hashed_in(value):
-                rely_on(rec, part)
+                guard_address(rec, part)
     if way is None or _keeps_to_itself(context):
         return None
     rec.inspections.record_comparison(value)
-    return told(context, way, value)
+    return address_token(context, way, value)
 
 
-def told(context: Context, way: Callable[[Any], Any], value: Any) -> Token:
+def address_token(context: Context, way: Callable[[Any], Any], value: Any) -> Token:
     """What to do with ``way(value)``, which an instruction is about to give.
 
     Raises:
@@ -83,7 +83,7 @@ def _finish(context: Context, address: Address, result: Any) -> Any:
     return context.lifted.lift(result, address)
 
 
-def rely_on(rec: Recording, value: Any) -> None:
+def guard_address(rec: Recording, value: Any) -> None:
     """Something is made of the address of an object: it must not differ.
 
     Raises:
@@ -133,7 +133,7 @@ def _hashed_in(value: Any) -> Iterator[Any]:
         yield value
 
 
-def is_shown_by_address(value: Any) -> bool:
+def text_shows_address(value: Any) -> bool:
     """Whether the text of an object is the one that tells nothing but its class and address."""
     return all(lookup_in_type(type(value), name) is own for name, own in _OWN_TEXT.items())
 
@@ -160,7 +160,7 @@ def finish_text(context: Context, _: Any, text: Any) -> None:
                     SplitReason.OBJECT_IDENTITY,
                     "reads the memory address of an object that it has created",
                 )
-            rely_on(context.recording, node.variable)
+            guard_address(context.recording, node.variable)
 
 
 _ADDRESS = re.compile(r"\b0x([0-9a-f]+)")
@@ -168,7 +168,7 @@ _LEAST = 1 << 20
 """Nothing lies further down."""
 
 
-def look_at_order(rec: Recording, found: Any) -> None:
+def guard_set_order(rec: Recording, found: Any) -> None:
     """The program goes through a set, where objects that are told by their addresses lie in an
     order that these give.
 
@@ -180,7 +180,7 @@ def look_at_order(rec: Recording, found: Any) -> None:
         if node is None or node.changed:
             for member in members:
                 for part in _hashed_in(member):
-                    rely_on(rec, part)
+                    guard_address(rec, part)
 
 
 def _keeps_to_itself(context: Context) -> bool:

@@ -22,11 +22,11 @@ from magpy_like.monitor.effects import Effects
 from magpy_like.monitor.objects.containers import (
     SCALARS,
     elements,
+    exposes_only_identity,
     items_of,
     plain_key,
-    transparent,
 )
-from magpy_like.monitor.objects.loop_written_places import Filled
+from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_sizes import TensorSizes
@@ -53,10 +53,12 @@ if TYPE_CHECKING:
     from magpy_like.monitor.symbolic.varying_lists import ListValue
 
 
-Came = tuple[types.TracebackType | None, BaseException | None, BaseException | None, bool]
+ExceptionOrigin = tuple[
+    types.TracebackType | None, BaseException | None, BaseException | None, bool
+]
 
 
-def came(exception: BaseException) -> Came:
+def exception_origin(exception: BaseException) -> ExceptionOrigin:
     """Where an exception came from: frames, cause, context, and whether the last one counts."""
     error = exception
     return error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
@@ -84,7 +86,7 @@ class OutsideReads:
         """Sizes and strides of the tensors from outside, when they were met."""
         self.tensor_classes: dict[type, dict[str, Any]] = {}
         """What the classes of tensors held before the program ran: operators are their methods."""
-        self.exceptions: dict[int, tuple[BaseException, Came]] = {}
+        self.exceptions: dict[int, tuple[BaseException, ExceptionOrigin]] = {}
         """The exceptions from outside, with where they came from when they were met."""
         self.dictionaries: dict[int, ShadowNode] = {}
         """The instances whose dictionaries the program has got at, by the nodes of these."""
@@ -96,7 +98,7 @@ class OutsideReads:
         """Tensors that a cache keeps, held until the record holds them."""
         self.list_values: dict[int, ListValue] = {}
         """By node, the lists that the record holds for whatever they hold."""
-        self.filled = Filled()
+        self.substituted = SubstitutedLocations()
         """Where other values are than the program's, as a round of a loop runs beside it."""
         for cls in (torch.Tensor, torch.nn.Parameter):
             self.know_tensor_class(cls)
@@ -107,7 +109,7 @@ class OutsideReads:
         Raises:
             Split: it is a tensor whose class must not be asked anything out of turn.
         """
-        if self.filled.covers(source, relation):
+        if self.substituted.covers(source, relation):
             return source
         if source.replays:
             self.specialize_iterator_reads(source)
@@ -229,7 +231,7 @@ class OutsideReads:
                     node
                 )  # Python 3.11 does, before the call that the monitor sees
             elif is_instance(value, BaseException):
-                self.exceptions.setdefault(node.node_id, (value, came(value)))
+                self.exceptions.setdefault(node.node_id, (value, exception_origin(value)))
 
     def know_tensor_class(self, cls: type) -> None:
         """All that a class of tensors holds in Python is relied on."""
@@ -248,7 +250,7 @@ class OutsideReads:
         """An exception from outside was raised: Python 3.11 tells it later through which frames."""
         node = self._variables.node(exception)
         if node is not None:
-            self.exceptions[node.node_id] = exception, (traceback, *came(exception)[1:])
+            self.exceptions[node.node_id] = exception, (traceback, *exception_origin(exception)[1:])
 
     def record_contents(self, node: ShadowNode) -> None:
         """Everything that a container held directly is now relied on.
@@ -256,7 +258,7 @@ class OutsideReads:
         Raises:
             Split: the variable has contents that a guard cannot check.
         """
-        self.filled.check(node)
+        self.substituted.check(node)
         self.check_unchanged_inside(node)
         if node.replays:
             self.specialize_iterator_reads(node)
@@ -287,7 +289,7 @@ class OutsideReads:
         elif is_instance(value, slice):
             for part in ("start", "stop", "step"):
                 self._keep(node, Relation(RelationKind.SLOT, part), getattr(value, part))
-        elif not transparent(value):
+        elif not exposes_only_identity(value):
             raise unknown_value_split(
                 value,
                 SplitReason.CUSTOM_CLASS_STATE,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from magpy_like.annotation.schema import RelationKind
-from magpy_like.monitor.objects.containers import CONTAINERS, is_told_by_identity, plain_key
-from magpy_like.monitor.objects.finalizers import is_noticed
+from magpy_like.monitor.objects.containers import CONTAINERS, is_compared_by_identity, plain_key
+from magpy_like.monitor.objects.finalizers import is_observed
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
@@ -84,7 +84,7 @@ class Variables:
         Raises:
             Split: a guard could not find the key again.
         """
-        if not is_told_by_identity(key):
+        if not is_compared_by_identity(key):
             return plain_key(key)
         node, is_new = self.node(key), self.is_new(key)
         if node is None and not is_new:
@@ -110,7 +110,7 @@ class Variables:
         try:
             self._new[id(value)] = MonitorWeakRef(value)
         except TypeError:
-            if not is_instance(value, CONTAINERS) and not is_noticed(value):
+            if not is_instance(value, CONTAINERS) and not is_observed(value):
                 self._new[id(value)] = functools.partial(_identity, value)
 
     def is_new_object(self, value: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.symbolic.expressions import EntryValue
 from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
 from magpy_like.native.instance_checks import is_instance
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class ExternalNumbers:
     """The external variables whose numbers are lifted, and the objects that the callers know."""
 
-    def __init__(self, rec: Recording, identities: LiftedIdentities, found: FoundNumbers) -> None:
+    def __init__(
+        self, rec: Recording, identities: LiftedIdentities, found: OriginalNumbers
+    ) -> None:
         """``found`` maps the new objects of lifted numbers to the external ones."""
         self._rec, self._identities, self._found = rec, identities, found
         self.nodes: set[int] = set()

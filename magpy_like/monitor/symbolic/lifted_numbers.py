@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.symbolic import expressions
 from magpy_like.monitor.symbolic.expressions import DrawnValue, Expression
 from magpy_like.monitor.symbolic.external_numbers import ExternalNumbers
@@ -40,7 +40,7 @@ class LiftedNumbers:
         self,
         rec: Recording,
         speculation_position: Callable[[], SourcePosition | None],
-        found: FoundNumbers,
+        found: OriginalNumbers,
     ) -> None:
         """
         Args:

@@ -53,7 +53,7 @@ def lift_element(
     ``is_updated`` says that the program is about to put another one there."""
     if not is_number(value) or relation in node.written or node.rewritten:
         return None
-    if context.recording.reads.filled.covers(node, relation):
+    if context.recording.reads.substituted.covers(node, relation):
         return None
     if not (is_updated or varies(context, node, relation)) or not can_vary(value):
         return None
@@ -118,7 +118,7 @@ def lift_read(
     if (
         relation in node.written
         or node.rewritten
-        or context.recording.reads.filled.covers(node, relation)
+        or context.recording.reads.substituted.covers(node, relation)
     ):
         return None
     target = node.first.refs.get(relation)

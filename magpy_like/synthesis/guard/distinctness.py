@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from magpy_like.config import config
-from magpy_like.monitor.objects.iterators import FORESEEN, separate
+from magpy_like.monitor.objects.iterators import PEEKABLE, are_independent
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, storage_of
@@ -96,16 +96,16 @@ class Distinctness:
         Raises:
             Split: they do in the recorded run.
         """
-        nodes = [n for n in self._guarded.order if n.type in FORESEEN]
+        nodes = [n for n in self._guarded.order if n.type in PEEKABLE]
         if self._rec.effects.advanced_iterators and (
             len(nodes) > 1 or nodes[0].type in (enumerate, zip)
         ):
-            if not separate(*(node.variable for node in nodes)):
+            if not are_independent(*(node.variable for node in nodes)):
                 raise Split(
                     SplitReason.ITERATOR_STATE,
                     "advances external iterators that take elements from each other",
                 )
-            test = f"{self._source.constant(separate, 'separate')}"
+            test = f"{self._source.constant(are_independent, 'separate')}"
             test += f"({', '.join(map(self._writer.name, nodes))})"
             description = "the iterators share no elements"
             self._writer.check(Kind.SEPARATE_ITERATORS, test, description)

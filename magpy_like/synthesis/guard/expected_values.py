@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.objects.access_paths import lookup
+from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, Size, is_liftable
 from magpy_like.monitor.symbolic.variation import Path
@@ -75,7 +75,7 @@ class ExpectedValues:
         else:
             value = kwargs[str(first.key)]
         for relation in rest:
-            value = lookup(value, relation)
+            value = follow(value, relation)
         return value
 
     def admits(self, other: ExpectedValues) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.monitor.objects.access_paths import lookup
+from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.objects.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native.instance_checks import is_instance
@@ -79,7 +79,7 @@ def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> C
 
     def check() -> bool:
         try:
-            found = lookup(owner, relation)
+            found = follow(owner, relation)
         except (LookupError, AttributeError, ValueError, TypeError):
             return value is NOTHING
         if value is NOTHING:
@@ -93,7 +93,7 @@ def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> C
 
 def is_missing(owner: Any, relation: Relation) -> bool:
     try:
-        lookup(owner, relation)
+        follow(owner, relation)
     except (LookupError, AttributeError, ValueError, TypeError):
         return True
     return False

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.objects.access_paths import at_key, in_classes
-from magpy_like.monitor.objects.iterators import ahead
+from magpy_like.monitor.objects.access_paths import class_value, dict_value
+from magpy_like.monitor.objects.iterators import peek
 from magpy_like.monitor.recording import Recording
 from magpy_like.native import attribute, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -176,7 +176,7 @@ def access_source(
         where = literal(key) or constant(key)
         if kind_of is dict:
             return f"{parent}[{where}]"
-        return f"{constant(at_key)}({parent}, {where})"
+        return f"{constant(dict_value)}({parent}, {where})"
     if kind is RelationKind.ITEM:
         if kind_of in (list, tuple):
             return f"{parent}[{key}]"
@@ -185,7 +185,7 @@ def access_source(
     if kind is RelationKind.CELL:
         return f"{parent}.cell_contents"
     if kind is RelationKind.ITERATION:
-        return f"{constant(ahead)}({parent}, {key})"
+        return f"{constant(peek)}({parent}, {key})"
     if kind is RelationKind.CONTEXT:
         return f"{parent}.get()"
     if kind is RelationKind.CLOSURE:
@@ -200,7 +200,7 @@ def access_source(
     if kind is RelationKind.MAPPING:
         return f"{constant(proxied_mapping)}({parent})"
     if kind is RelationKind.TYPE and is_instance(key, str):
-        return f"{constant(in_classes)}({parent}, {key!r})"
+        return f"{constant(class_value)}({parent}, {key!r})"
     raise Split(
         SplitReason.UNREACHABLE_VARIABLE,
         f"reads a variable by the relation {relation}, which a later call cannot follow",

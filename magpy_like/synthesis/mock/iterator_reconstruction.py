@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.monitor.objects.iterators import (
     ARRAY_ITERATOR,
     DICT_ITERATORS,
-    FORESEEN,
+    PEEKABLE,
     advance,
     container_of,
 )
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from magpy_like.synthesis.mock.reconstruction import Reconstruction
 
 
-ITERATORS: tuple[type, ...] = (*FORESEEN, ARRAY_ITERATOR, type(reversed(())), map, filter)
+ITERATORS: tuple[type, ...] = (*PEEKABLE, ARRAY_ITERATOR, type(reversed(())), map, filter)
 """Iterators whose ``__reduce__`` returns their position, and those of dictionaries."""
 
 

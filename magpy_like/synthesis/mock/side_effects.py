@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.objects.access_paths import lookup
+from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.objects.containers import elements, items_of, length_of
 from magpy_like.monitor.objects.iterators import advance
-from magpy_like.monitor.objects.outside_reads import came
+from magpy_like.monitor.objects.outside_reads import exception_origin
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import EntryValue, leaves_of
 from magpy_like.monitor.torch_state.default_device import switch
@@ -138,7 +138,7 @@ class SideEffects:
         lines: list[str] = []
         for node_id, (error, (traceback, *before)) in self._rec.reads.exceptions.items():
             node = self._rec.refs.get_node_by_id(node_id)
-            new_traceback, *now = came(error)
+            new_traceback, *now = exception_origin(error)
             if now[1] is self._rec.state.handled_outside:
                 now[1] = before[1] = None
             if new_traceback is not traceback:
@@ -159,7 +159,7 @@ class SideEffects:
         owner = self._interface.existing(node)
         before = node.first.refs.get(relation)
         try:
-            value = lookup(node.variable, relation)
+            value = follow(node.variable, relation)
         except (LookupError, AttributeError, ValueError):
             if before == ABSENT or (is_instance(relation.key, ByIdentity) and relation.key.is_new):
                 return []

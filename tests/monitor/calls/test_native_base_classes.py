@@ -44,7 +44,7 @@ class Text(str):
     pass
 
 
-MAKES = {
+MAY_CREATE = {
     "list": lambda given: Row(given)[0],
     "its length": lambda given: len(Row(given)),
     "tuple": lambda given: Pair(given)[1],
@@ -80,10 +80,10 @@ CALLS = [[2, 3], [3, 2], [2, 2], [5, 9], [2, 3, 4], [9, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("made", MAKES)
+@pytest.mark.parametrize("made", MAY_CREATE)
 def test_what_is_made_is_made_of_this_call_s_arguments(made, kind):
     def program(x, given):
-        return x + 1, MAKES[made](given)
+        return x + 1, MAY_CREATE[made](given)
 
     compiled = magpy.compile(program, backend="eager")
     for numbers in CALLS:
@@ -91,10 +91,10 @@ def test_what_is_made_is_made_of_this_call_s_arguments(made, kind):
         assert_same(compiled(x, kind(numbers)), program(x, kind(numbers)))
 
 
-@pytest.mark.parametrize("made", MAKES)
+@pytest.mark.parametrize("made", MAY_CREATE)
 def test_what_is_made_is_made_of_this_call_s_tensors(made):
     def program(x, given):
-        return x + 1, MAKES[made]([number.item() for number in given])
+        return x + 1, MAY_CREATE[made]([number.item() for number in given])
 
     compiled = magpy.compile(program, backend="eager")
     for numbers in CALLS:
