@@ -27,7 +27,6 @@ from magpy_like.compiler.autograd.deferred_weight_gradients import (
 from magpy_like.compiler.varying_inputs import InputForm, VaryingInputs, input_form
 from magpy_like.graph_operators.control_operators import (
     CONTROL,
-    NUMBER,
     RANGE_LOOPS,
     body_of,
     for_loop_with_exits,
@@ -37,6 +36,7 @@ from magpy_like.graph_operators.control_operators import (
     is_python_value,
     may_write,
 )
+from magpy_like.graph_operators.node_metadata import AS_IS, NUMBER
 from magpy_like.torch_compat.tensor_memory import TensorGuards
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
@@ -141,7 +141,7 @@ class _Partitioner:
         if is_control(node):
             copy.target = CONTROL[node.target]
         if any(
-            n in self._varying or n.target in CONTROL or "as_is" in n.meta or is_python_value(n)
+            n in self._varying or n.target in CONTROL or AS_IS in n.meta or is_python_value(n)
             for n in (node, *node.all_input_nodes)
         ):
             self._varying.add(node)
@@ -225,7 +225,7 @@ def _may_write_inside(gm: fx.GraphModule) -> bool:
     """True if a node of a graph or of its subgraphs may mutate an input."""
     graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
     nodes = itertools.chain.from_iterable(module.graph.nodes for module in graphs)
-    return any("as_is" in node.meta or may_write(node) for node in nodes)
+    return any(AS_IS in node.meta or may_write(node) for node in nodes)
 
 
 class _FunctionModule(torch.nn.Module):

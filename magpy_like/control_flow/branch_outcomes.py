@@ -17,8 +17,8 @@ from magpy_like.control_flow.operator_results import OperatorResults
 from magpy_like.control_flow.path_ends import ADVANCED, PathEnd
 from magpy_like.control_flow.symbolic_sizes import check_twins
 from magpy_like.control_flow.value_comparison import check_like, describe, is_same_constant
+from magpy_like.graph_operators.node_metadata import NUMBER, TWIN
 from magpy_like.monitor.context import Context
-from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
     EntryValue,
@@ -27,7 +27,6 @@ from magpy_like.monitor.symbolic.expressions import (
     is_computable_at_entry,
     is_number,
 )
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_plain

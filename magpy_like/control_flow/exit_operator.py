@@ -11,9 +11,8 @@ from torch import fx
 from magpy_like.control_flow.body_nodes import used_nodes, without_constants
 from magpy_like.control_flow.symbolic_sizes import check_twins, twin_of
 from magpy_like.graph_operators.control_operators import for_loop_with_exits
-from magpy_like.monitor.operator_graph.graph_nodes import LIST
+from magpy_like.graph_operators.node_metadata import LIST, TWIN
 from magpy_like.monitor.symbolic.expressions import is_number
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 

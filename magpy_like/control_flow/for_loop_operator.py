@@ -21,11 +21,10 @@ from magpy_like.control_flow.loop_tensor_writes import (
 from magpy_like.control_flow.row_writes import written_rows
 from magpy_like.control_flow.symbolic_sizes import twin_of
 from magpy_like.graph_operators.control_operators import for_loop
-from magpy_like.monitor.operator_graph.graph_nodes import LIST, NUMBER
+from magpy_like.graph_operators.node_metadata import LIST, NUMBER, TWIN
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.split_points import LoopNotMergeable
 
 

@@ -22,9 +22,9 @@ from magpy_like.control_flow.loop_iteration import Iteration
 from magpy_like.control_flow.loop_plan import CarriedValue, PlanGrew
 from magpy_like.control_flow.symbolic_sizes import check_twins
 from magpy_like.control_flow.value_comparison import check_like, describe
+from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.loop_ranges import constant_offset
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain

@@ -24,13 +24,12 @@ from magpy_like.control_flow.loop_plan import (
 from magpy_like.control_flow.loop_tensor_writes import CarriedRow
 from magpy_like.control_flow.path_ends import PathEnd
 from magpy_like.control_flow.value_comparison import describe
+from magpy_like.graph_operators.node_metadata import NUMBER, TWIN
 from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations
-from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.gathered_lists import CarriedList, GraphList
 from magpy_like.monitor.symbolic.loop_ranges import ReversedRows
 from magpy_like.monitor.symbolic.loop_windows import IndexedReads
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import FrameState

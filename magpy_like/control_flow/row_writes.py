@@ -21,9 +21,8 @@ from magpy_like.control_flow.loop_tensor_writes import (
     rows_of_all,
     written_row,
 )
-from magpy_like.monitor.operator_graph.graph_nodes import WRITTEN_FORM
+from magpy_like.graph_operators.node_metadata import TWIN, WRITTEN_SHAPE
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def written_rows(iteration: Iteration) -> list[tuple[CarriedValue, RowWrite, sli
             continue
         sizes, writes = list(leaf.initial.shape), row.node
         size = sizes.pop(row.dim)
-        if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
+        if writes.meta.get(WRITTEN_SHAPE) != torch.Size(sizes):
             raise LoopNotMergeable("iterations write rows of another shape")
         if rec.sizes.twin is not None:
             size = plan.context.lifted.symbolic.lift(size, leaf.symbol.meta[TWIN].shape[row.dim])

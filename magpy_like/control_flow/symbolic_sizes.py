@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.monitor.context import Context
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 

@@ -26,10 +26,10 @@ from magpy_like.control_flow.operator_tools import OperatorTools
 from magpy_like.control_flow.path_ends import PathEnd, begin_branch
 from magpy_like.control_flow.symbolic_sizes import check_twins
 from magpy_like.control_flow.value_comparison import check_carried, is_unchanged
+from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
 from magpy_like.splitting.frame_state import FrameState

@@ -19,19 +19,18 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from magpy_like.graph_operators.checkpoint_statistics import Update, update_on_recompute
 from magpy_like.graph_operators.control_operators import may_write
+from magpy_like.graph_operators.node_metadata import (
+    AS_IS,
+    DIFFERENTIATED,
+    LIST,
+    NUMBER,
+    RECOMPUTED,
+    TRIGGERS_RECOMPUTATION,
+    WRITES,
+)
 
-RECOMPUTED = "recomputed"
-"""Key of ``node.meta``: the :class:`CheckpointedFunction` that a node is part of."""
-WRITES = "writes"
-"""Key of a node that writes to a tensor from outside: True if it does so again in the backward
-pass."""
-TRIGGERS_RECOMPUTATION = "leads_back"
-"""Key of a result whose gradient makes the backward pass recompute a function with statistics."""
-DIFFERENTIATED = "learned"
-"""Key of a reentrant checkpoint: the indices of operands, other than arguments, that require
-gradients."""
-_FORM = ("number", "list", "val")
-"""Keys of facts about a result."""
+_COPIED_METADATA = (NUMBER, LIST, "val")
+"""The keys that a result keeps when its operators become one node."""
 
 
 class CheckpointedFunction:
@@ -136,7 +135,7 @@ def _fold(
             ]
         for i, node in enumerate(results):
             result = gm.graph.call_function(operator.getitem, (call, i))
-            result.meta |= {key: node.meta[key] for key in _FORM if key in node.meta}
+            result.meta |= {key: node.meta[key] for key in _COPIED_METADATA if key in node.meta}
             node.replace_all_uses_with(result, lambda user: user not in inside)
     for node in reversed(nodes):
         gm.graph.erase_node(node)
@@ -152,7 +151,7 @@ def mark_eager_checkpoints(gm: fx.GraphModule, inlines: bool) -> None:
     for call in calls:
         others = (operands for other, operands in written.items() if other is not call)
         if not (inlines and _can_inline(gm, call, others)):
-            call.meta["as_is"] = "is computed again in the backward pass"
+            call.meta[AS_IS] = "is computed again in the backward pass"
 
 
 def _can_inline(gm: fx.GraphModule, call: fx.Node, written: Iterable[set[fx.Node]]) -> bool:
@@ -168,7 +167,7 @@ def _can_inline(gm: fx.GraphModule, call: fx.Node, written: Iterable[set[fx.Node
     if not all(map(captured.isdisjoint, written)):
         return False
     inside = _attribute(gm, part).graph
-    if any("as_is" in node.meta or _has_generator(node) for node in inside.nodes):
+    if any(AS_IS in node.meta or _has_generator(node) for node in inside.nodes):
         return False
     writers = _writers(inside)
     if call.kwargs.get("reentrant"):

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.graph_operators.node_metadata import AS_IS, LIST, NUMBER
+
 _MODES = ("_enter_", "_exit_", "_set_", "set_")
 """Prefixes of functions that switch torch's modes: they run between the parts."""
 
@@ -130,16 +132,12 @@ CONTROL: dict[Any, Callable[..., Any]] = {
 BODY_ARGUMENTS = {torch.ops.higher_order.while_loop: 1, for_loop: 0, for_loop_with_exits: 4}
 """Index of the argument of a loop that is the graph of its iterations."""
 RANGE_LOOPS = (for_loop, for_loop_with_exits)
-NUMBER, LIST = "number", "list"
-"""Keys of ``node.meta``: the result is a number, or a list of tensors."""
 
 
 def has_parts(gm: fx.GraphModule) -> bool:
     """True if a graph has branches, loops or operators that run as they were recorded."""
     return any(
-        node.target in CONTROL or "as_is" in node.meta
-        for node in gm.graph.nodes
-        if node.op in _CALLS
+        node.target in CONTROL or AS_IS in node.meta for node in gm.graph.nodes if node.op in _CALLS
     )
 
 
@@ -150,7 +148,7 @@ def body_of(node: fx.Node) -> Any:
 
 def is_between_parts(node: fx.Node) -> bool:
     """True if a node belongs to no part of the graph: Python runs it."""
-    if node.op in ("placeholder", "output") or "as_is" in node.meta:
+    if node.op in ("placeholder", "output") or AS_IS in node.meta:
         return True
     takes = node.all_input_nodes
     if is_python_value(node) or any(is_python_value(source) for source in takes):
@@ -166,7 +164,7 @@ def is_between_parts(node: fx.Node) -> bool:
 
 def _is_eager_result(node: fx.Node) -> bool:
     """True for an operator that runs as it was recorded, and for an item of its result."""
-    if "as_is" in node.meta:
+    if AS_IS in node.meta:
         return True
     return node.target is operator.getitem and any(map(_is_eager_result, node.all_input_nodes[:1]))
 

@@ -8,7 +8,8 @@ from torch import fx, nn
 
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.graph_parts import compile_in_parts
-from magpy_like.graph_operators.control_operators import NUMBER, for_loop
+from magpy_like.graph_operators.control_operators import for_loop
+from magpy_like.graph_operators.node_metadata import NUMBER
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
 

@@ -29,12 +29,11 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from magpy_like.compiler.passes.graph_queries import aten, is_view, tensor
+from magpy_like.graph_operators.node_metadata import AUXILIARY_INPUT_OF
 from magpy_like.torch_compat.autograd import current_backward_pass
 from magpy_like.torch_compat.operators import foreach_copy_
 from magpy_like.torch_patches import untraced
 
-AUXILIARY_INPUT_OF = "auxiliary_input_of"
-"""The ``node.meta`` key of an auxiliary input: the index of its weight."""
 FACTORS_PER_WEIGHT = 2
 """Auxiliary inputs of each weight, one for either factor of its gradient."""
 

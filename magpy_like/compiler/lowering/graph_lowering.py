@@ -47,7 +47,7 @@ from magpy_like.compiler.lowering.traced_graph import (
     returns_alias,
     tensors_in,
 )
-from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
+from magpy_like.graph_operators.node_metadata import FOLDED
 
 #: Operators on complex tensors without complex arithmetic: loops see pairs of reals.
 COMPLEX_PART_OPERATORS = frozenset(

@@ -12,17 +12,17 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import Annotation
-from magpy_like.graph_operators.checkpoint_operator import (
+from magpy_like.graph_operators.checkpoint_operator import CheckpointedFunction, ReentrantCheckpoint
+from magpy_like.graph_operators.control_operators import is_control
+from magpy_like.graph_operators.node_metadata import (
+    AS_IS,
+    NUMBER,
     RECOMPUTED,
     TRIGGERS_RECOMPUTATION,
     WRITES,
-    CheckpointedFunction,
-    ReentrantCheckpoint,
 )
-from magpy_like.graph_operators.control_operators import is_control
 from magpy_like.monitor.calls.argument_kinds import tensors_in
 from magpy_like.monitor.isolated_runs import IsolatedRun
-from magpy_like.monitor.operator_graph.graph_nodes import AS_IS, NUMBER
 from magpy_like.refgraph.plain_values import is_plain, storage_of
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason

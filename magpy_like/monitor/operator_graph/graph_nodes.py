@@ -13,19 +13,11 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.checkpoint_operator import fold_checkpoints
+from magpy_like.graph_operators.node_metadata import AS_IS, TWIN
 from magpy_like.monitor.symbolic.expressions import Expression
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN, SymbolicTwin
+from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import MonitorWeakRef
-
-NUMBER = "number"
-"""The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
-LIST = "list"
-"""The same for a list of tensors that a loop has gathered."""
-WRITTEN_FORM = "written_form"
-"""The key of the sizes of what ``tensor[key] = …`` writes."""
-AS_IS = "as_is"
-"""The key of the reason why no backend may be given a node: it runs as it was recorded."""
 
 
 class GraphNodes:

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import fx
 
+from magpy_like.graph_operators.node_metadata import AS_IS, NUMBER, TWIN
 from magpy_like.monitor.operator_graph.function_nodes import (
     graph_function,
     is_of_negative_base,
 )
-from magpy_like.monitor.operator_graph.graph_nodes import AS_IS, NUMBER, GraphNodes
+from magpy_like.monitor.operator_graph.graph_nodes import GraphNodes
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
     Expression,
@@ -31,7 +32,7 @@ from magpy_like.monitor.symbolic.expressions import (
     needs_python_list,
     sum_of,
 )
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN, hint
+from magpy_like.monitor.symbolic.symbolic_twin import hint
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import tensor_version
 from magpy_like.split_points import UnguardableRead

@@ -14,14 +14,13 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
+from magpy_like.graph_operators.node_metadata import AS_IS, TWIN
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.function_nodes import replace_data
-from magpy_like.monitor.operator_graph.graph_nodes import AS_IS
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.symbolic.expressions import Expression
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.monitor.torch_state.default_device import with_device
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason

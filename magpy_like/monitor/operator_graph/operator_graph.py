@@ -17,10 +17,10 @@ from torch import fx
 
 from magpy_like.annotation.operator_facts import Results, operator_facts
 from magpy_like.annotation.schema import DataShape
+from magpy_like.graph_operators.node_metadata import TWIN, WRITTEN_SHAPE
 from magpy_like.monitor.calls.operator_closures import expand_closures
 from magpy_like.monitor.operator_graph.data_dependent_sizes import depends_on_data
 from magpy_like.monitor.operator_graph.function_nodes import graph_function
-from magpy_like.monitor.operator_graph.graph_nodes import WRITTEN_FORM
 from magpy_like.monitor.operator_graph.graph_numbers import IN_PLACE
 from magpy_like.monitor.operator_graph.subgraphs import GraphControl
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
@@ -31,7 +31,6 @@ from magpy_like.monitor.symbolic.symbolic_forms import (
     getitem,
     is_basic_key,
 )
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
@@ -120,7 +119,7 @@ class OperatorGraph(GraphControl):
             node = self.graph.call_function(function, fx_args, fx_kwargs)
         self.operator_count += 1
         if name == "setitem" and is_instance(args[2], torch.Tensor):
-            node.meta[WRITTEN_FORM] = args[2].shape
+            node.meta[WRITTEN_SHAPE] = args[2].shape
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
             self._takes_number(node) and not self._keeps_shape(operation, name, fx_args)
         )

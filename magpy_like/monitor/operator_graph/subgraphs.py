@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.operator_graph.graph_nodes import LIST, NUMBER
+from magpy_like.graph_operators.node_metadata import LIST, NUMBER, TWIN
 from magpy_like.monitor.operator_graph.graph_numbers import GraphNumbers
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN
+from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import VersionCheck

@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
 )
 
+from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.logs import topic
 from magpy_like.monitor.symbolic.expressions import (
     GraphNumber,
@@ -52,8 +53,6 @@ from magpy_like.torch_interop.symbols import SymbolName
 log = topic("monitor")
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-TWIN = "twin"
-"""The key of a graph node's twin among what ``torch.fx`` keeps about it."""
 
 
 def _ask_for_devices() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.operator_graph.graph_nodes import LIST
+from magpy_like.graph_operators.node_metadata import LIST
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted

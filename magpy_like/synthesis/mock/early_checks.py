@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.operator_graph.graph_nodes import AS_IS
+from magpy_like.graph_operators.node_metadata import AS_IS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Computed, GraphNumber
 from magpy_like.native.instance_checks import is_instance

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.operator_facts import Narrows, Raises, operator_facts
+from magpy_like.graph_operators.node_metadata import NUMBER
 from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
-from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.autograd import set_grad_enabled

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
+from magpy_like.graph_operators.node_metadata import NUMBER
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.synthesis.mock.raising_operators import may_fail
 from magpy_like.torch_compat import pytree

@@ -22,14 +22,13 @@ from magpy_like.compiler.passes.graph_queries import (
     is_view,
     tensor,
 )
+from magpy_like.graph_operators.node_metadata import FOLDED
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.fake_tensors import unset_fake_temporarily
 
 MAX_FOLDED_ELEMENTS = 1 << 20  # elements; beyond, the compile time is not worth it
 MAX_CONSTANT_BYTES = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute
 
-FOLDED = "folded"
-"""The ``node.meta`` key of a constant created by this pass: no code outside can write to it."""
 
 _FACTORIES = (
     {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}

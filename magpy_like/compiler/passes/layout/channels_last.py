@@ -51,6 +51,7 @@ from magpy_like.compiler.passes.graph_queries import (
     tensor,
     value,
 )
+from magpy_like.graph_operators.node_metadata import LAYOUT_COPY
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
 
@@ -66,7 +67,6 @@ _BY_STRIDES = {
     aten.as_strided_scatter.default,
 }
 _BY_SIZES = {aten.view.default, aten._unsafe_view.default, aten.view.dtype}
-_LAYOUT_COPY = "laid_out"  # the copies that are made here
 _BY_INDEX = {aten.index.Tensor, aten._unsafe_index.Tensor}
 
 
@@ -98,7 +98,7 @@ def avoid_duplicate_saves(forward: GraphModule, backward: GraphModule, count: in
     written = Aliases(forward.graph).written
     found = {_skip_detach(node): node for node in available if isinstance(node, Node)}
     for index, node in enumerate(results[count:], count):
-        if not isinstance(node, Node) or not node.meta.get(_LAYOUT_COPY) or node.name not in inputs:
+        if not isinstance(node, Node) or not node.meta.get(LAYOUT_COPY) or node.name not in inputs:
             continue
         source = found.get(_skip_detach(node.args[0]))
         if source is not None and source not in written:
@@ -203,7 +203,7 @@ def _convert_image(node: Node) -> bool:
 
 def _copy(image: Node, user: Node, form: torch.memory_format) -> Node:
     new = insert(user.graph, aten.clone.default, image, like=user, memory_format=form)
-    new.meta[_LAYOUT_COPY] = True
+    new.meta[LAYOUT_COPY] = True
     return new
 
 

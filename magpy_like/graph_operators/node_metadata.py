@@ -1,0 +1,113 @@
+"""Metadata of graph nodes: the keys of ``torch.fx.Node.meta`` that this project sets.
+
+Each key is a string, as torch's own keys are, and is declared here with the type of its values.
+``undeclared`` finds whatever a graph carries besides these and torch's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True)
+class MetadataKey:
+    """A declared key."""
+
+    name: str
+    type: type | tuple[type, ...]
+    """The type of its values."""
+    meaning: str
+
+
+DECLARED: dict[str, MetadataKey] = {}
+"""All keys of this project, by name."""
+
+
+def _declare(name: str, type_: type | tuple[type, ...], meaning: str) -> str:
+    DECLARED[name] = MetadataKey(name, type_, meaning)
+    return name
+
+
+# --- set by the monitor --------------------------------------------------------------------------
+
+NUMBER = _declare("number", bool, "True if the node is a number of Python's, not a tensor.")
+LIST = _declare("list", bool, "True if the node is a list of tensors.")
+WRITTEN_SHAPE = _declare(
+    "written_shape", torch.Size, "The sizes of the tensor that ``tensor[key] = tensor`` writes."
+)
+AS_IS = _declare(
+    "as_is", str, "Why no backend receives the node, which runs as it was recorded: a verb phrase."
+)
+TWIN = _declare(
+    "twin",
+    object,
+    "The node's symbolic twin: fake tensors, symbolic numbers and plain values. Removed when the "
+    "captured graph is finished.",
+)
+
+# --- set for checkpointed functions --------------------------------------------------------------
+
+RECOMPUTED = _declare(
+    "recomputed",
+    object,
+    "The ``CheckpointedFunction`` that the node is part of. Removed when the captured graph is "
+    "finished.",
+)
+WRITES = _declare(
+    "writes",
+    bool,
+    "Present if the node writes to an external tensor; True if it writes again in the backward "
+    "pass.",
+)
+TRIGGERS_RECOMPUTATION = _declare(
+    "triggers_recomputation",
+    bool,
+    "True for a result whose gradient makes the backward pass recompute a function with "
+    "statistics.",
+)
+DIFFERENTIATED = _declare(
+    "differentiated",
+    list,
+    "The indices of a reentrant checkpoint's operands, other than arguments, that require "
+    "gradients.",
+)
+
+# --- set by the compiler -------------------------------------------------------------------------
+
+FOLDED = _declare(
+    "folded", bool, "True for a constant that the compiler computed: no code outside writes to it."
+)
+LAYOUT_COPY = _declare("layout_copy", bool, "True for a copy of a tensor to channels-last memory.")
+AUXILIARY_INPUT_OF = _declare(
+    "auxiliary_input_of",
+    int,
+    "The index of the weight for whose deferred gradient this auxiliary input stands.",
+)
+
+# --- set by torch --------------------------------------------------------------------------------
+
+FROM_TORCH = frozenset(
+    {
+        "ac_graph_id", "autograd_backward", "custom", "desc", "eager_input_vals", "example_value",
+        "from_node", "fwd_nn_module_stack", "fwd_source_fn_stack", "grapharg", "is_gradient_acc",
+        "mutation_region_id", "nn_module_stack", "original_aten", "output_stack_traces",
+        "partitioner_tag", "recompute", "seq_nr", "source_fn_stack", "stack_trace", "tensor_meta",
+        "type", "unbacked_bindings", "val",
+    }
+)  # fmt: skip
+"""The keys that torch's tracing, its partitioner and its activation checkpointing use."""
+
+
+def undeclared(graph: fx.Graph) -> Iterator[str]:
+    """Describes each key in a graph that is not declared, or whose value has another type."""
+    for node in graph.nodes:
+        for name, value in node.meta.items():
+            key = DECLARED.get(name)
+            if key is None and name not in FROM_TORCH:
+                yield f"{node}: {name!r} is not declared"
+            elif key is not None and not isinstance(value, key.type):
+                yield f"{node}: {name!r} is a {type(value).__name__}"
