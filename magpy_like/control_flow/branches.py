@@ -42,7 +42,7 @@ from magpy_like.split_points import BranchNotMergeable, LoopNotMergeable, Split,
 from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
-from magpy_like.splitting.resumption import CONDITIONAL_JUMPS
+from magpy_like.splitting.single_instruction import CONDITIONAL_JUMPS
 
 _log = topic("splits")
 

@@ -20,7 +20,8 @@ from magpy_like.splitting.frame_state import (
     pushes_two,
 )
 from magpy_like.splitting.pending_instructions import suspend
-from magpy_like.splitting.resumption import EXECUTABLE_INSTRUCTIONS, run_chain
+from magpy_like.splitting.resumption import run_chain
+from magpy_like.splitting.single_instruction import EXECUTABLE_INSTRUCTIONS
 
 
 class Continuation:
@@ -87,7 +88,7 @@ def active_frames(
 
 def state_after(state: FrameState, frame: FrameType) -> FrameState:
     """The state of the innermost frame after its instruction, equal to the result of
-    :func:`~magpy_like.splitting.resumption.execute_instruction`.
+    :func:`~magpy_like.splitting.single_instruction.execute_instruction`.
 
     Raises:
         UnresumableState: the instruction has left it in a state of another form.

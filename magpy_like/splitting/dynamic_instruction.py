@@ -1,9 +1,8 @@
 """Dynamic instructions between two segments, prepared once per layout and run at every call.
 
-:func:`~magpy_like.splitting.resumption.execute_instruction` works on frame states. Most dynamic
-instructions map the same positions to the same positions at every call, so
-:class:`DynamicInstruction` computes that mapping, from the values before the instruction to those
-after it, once for each layout.
+``single_instruction.execute_instruction`` works on frame states. Most dynamic instructions map the
+same positions to the same positions at every call, so :class:`DynamicInstruction` computes that
+mapping, from the values before the instruction to those after it, once for each layout.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
 from magpy_like.splitting.frame_layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.splitting.frame_state import has_handler, line_of, pushes_two
-from magpy_like.splitting.resumption import (
+from magpy_like.splitting.single_instruction import (
     CONDITIONAL_JUMPS,
     OPERAND_INSTRUCTIONS,
     Raised,

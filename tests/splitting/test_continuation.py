@@ -9,7 +9,8 @@ from magpy_like.bytecode.instruction_stream import instruction_list
 from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
 from magpy_like.native import NULL
-from magpy_like.splitting.resumption import Raised, execute_instruction, run_chain
+from magpy_like.splitting.resumption import run_chain
+from magpy_like.splitting.single_instruction import Raised, execute_instruction
 from tests.splitting.cutting import Program, chain_of, every_cut, observe, resume, step_and_resume
 from tests.splitting.programs import MANAGERS, PROGRAMS, UNRESUMABLE, extended
 
