@@ -1,5 +1,5 @@
-"""Splitting a program at a dynamic instruction: what comes before is a record, what comes after a
-continuation with records of its own (MagPy, section 5.3.1; design, section 6)."""
+"""Continuations: the rest of a program after a split, with records of its own (MagPy, section
+5.3.1; design, section 6)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from magpy_like.splitting.single_instruction import EXECUTABLE_INSTRUCTIONS
 
 
 class Continuation:
-    """The rest of a program after a split, called with the values of its open frames."""
+    """The rest of a program after a split, called with the values of its active frames."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -46,15 +46,19 @@ def active_frames(
     step_of: Callable[[FrameType], tuple[int, tuple[Any, ...]] | None],
     handled_exception: BaseException | None,
 ) -> tuple[list[FrameType], list[FrameState]]:
-    """The chain of open frames from the split out to the root, every outer one waiting.
+    """The chain of active frames from the split to the root.
 
-    Both the frames themselves and their states, innermost first.
+    Args:
+        frame: the innermost frame, before a dynamic instruction.
+        step_of: returns the offset and operand stack of a frame's instruction; None for a frame
+            that the monitor does not follow.
+        handled: the exception that the innermost frame handles.
 
-    ``step_of`` gives the offset and operand stack of the instruction that a frame is in, and None
-    for one that is not followed.
+    Returns:
+        The frames and their states, innermost first; the outer states with pending instructions.
 
     Raises:
-        UnresumableState: one of the frames cannot be run on later.
+        UnresumableState: one of the frames cannot be resumed.
     """
     frames, states = [], []
     current: FrameType | None = frame
@@ -76,10 +80,10 @@ def active_frames(
             break
         current = current.f_back
     else:
-        raise UnresumableState("the program's first frame is not open")
+        raise UnresumableState("the program's first frame is not active")
     name = states[0].instruction.name
     if name not in EXECUTABLE_INSTRUCTIONS:
-        raise UnresumableState(f"{name} cannot be run by itself")
+        raise UnresumableState(f"{name} cannot be executed on its own")
     chain = suspend(states)
     if is_instance(chain, str):
         raise UnresumableState(chain)
@@ -91,17 +95,19 @@ def state_after(state: FrameState, frame: FrameType) -> FrameState:
     :func:`~magpy_like.splitting.single_instruction.execute_instruction`.
 
     Raises:
-        UnresumableState: the instruction has left it in a state of another form.
+        UnresumableState: the instruction has left a state that no continuation can be given.
     """
     try:
         after = capture(frame, handled_exception=sys.exception())
     except ValueError as error:
         raise UnresumableState(str(error)) from None
     if pushes_two(state.instruction) and after.stack[-2] is not NULL:
-        raise UnresumableState("a method is on the operand stack")  # a step gives it bound
+        raise UnresumableState(
+            "a method is on the operand stack"
+        )  # `execute_instruction` pushes it bound
     return after
 
 
 def original_function(function: Any) -> Any:
-    """The program's own function, for one that runs the rest of it."""
+    """The program's own function, for a continuation's function; any other function itself."""
     return function.__wrapped__ if id(getattr(function, "__code__", None)) in origins else function

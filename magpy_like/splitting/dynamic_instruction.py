@@ -30,101 +30,109 @@ from magpy_like.splitting.single_instruction import (
 )
 
 _METHODS = (BuiltinMethodType, MethodWrapperType)
-"""Results of these types are laid out by what they are bound to."""
+"""Results of these types are laid out by their receivers."""
 
 
 @dataclass
 class Successor:
-    """The layout behind an instruction, and where its values were before."""
+    """A layout after a dynamic instruction."""
 
     layout: Layout
     kept: tuple[int, ...]
+    """The positions, before the instruction, of the values that it keeps in the innermost frame."""
     following: Any = None
-    """Whatever the caller wants to find here again."""
+    """For the caller's use."""
 
 
 class DynamicInstruction:
-    """The instruction at which the innermost frame of a layout stands."""
+    """The instruction at which the innermost frame of a layout is."""
 
     def __init__(self, layout: Layout) -> None:
         inner = layout.frames[0]
         self.layout = layout
         self._inner = inner
         self._at = instructions(inner.code)[inner.offset]
-        places = iter(range(1, sum(map(bool, (*inner.locals, *inner.stack))) + 1))
-        self._locals = [next(places) if slot else -1 for slot in inner.locals]
-        self._stack = [next(places) if slot else -1 for slot in inner.stack]
-        self._rest = next(places, 1 + sum(map(bool, (*inner.locals, *inner.stack))))
+        positions = iter(range(1, sum(map(bool, (*inner.locals, *inner.stack))) + 1))
+        self._locals = [next(positions) if slot else -1 for slot in inner.locals]
+        self._stack = [next(positions) if slot else -1 for slot in inner.stack]
+        self._rest = next(positions, 1 + sum(map(bool, (*inner.locals, *inner.stack))))
         named = zip((*inner.locals, *inner.stack), (*self._locals, *self._stack), strict=True)
-        self._methods = [(place, slot) for slot, place in named if is_instance(slot, str)]
+        self._methods = [(position, slot) for slot, position in named if is_instance(slot, str)]
         self._handles = layout.handles_exception
-        """Whether the instruction may ask which exception is being handled."""
+        """Whether the instruction may read the handled exception."""
         caught = has_handler(layout.frames)
         self.raising = Successor(Layout(layout.frames, raised=True), ()) if caught else None
-        """Where the program is when the instruction has raised; None when nothing handles that."""
+        """The successor if the instruction raises; None if no handler covers it."""
         self._code: CodeType | None = None
         self._order: list[int] = []
         self._keywords: dict[str, None] = {}
-        self._ahead: dict[Any, Successor] = {}
+        self._successors: dict[Any, Successor] = {}
         self._callers = list(_callers(layout))
 
     def run(self, values: Sequence[Any]) -> tuple[Successor, tuple[Any, ...]] | Raised:
-        """Run the instruction natively: what it raised, or where the program is, with its values.
+        """Run the instruction natively.
+
+        Returns:
+            The successor and the values after the instruction, or the exception that it raised.
 
         Raises:
-            UnresumableState: the state after it cannot be handed over.
+            UnresumableState: no continuation can be given the state after it.
         """
-        given = [*values, NULL]
-        for place, name in self._methods:
-            given[place] = bind(lookup_in_type(type(given[place]), name), given[place])
+        operands = [*values, NULL]
+        for position, name in self._methods:
+            operands[position] = bind(
+                lookup_in_type(type(operands[position]), name), operands[position]
+            )
         name = self._at.name
         if self._handles:
-            return self._step(values)
+            return self._execute(values)
         if name in CONDITIONAL_JUMPS:
-            return self._test(values, given)
+            return self._test(values, operands)
         if name == "FOR_ITER":
-            return self._next(values, given)
+            return self._next(values, operands)
         alone = name in OPERAND_INSTRUCTIONS and not pushes_two(self._at)
         if not alone or type(values[0]) is not FunctionType:
-            return self._step(values)
-        return self._operate(values, given)
+            return self._execute(values)
+        return self._operate(values, operands)
 
-    def _test(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
+    def _test(self, values: Sequence[Any], operands: list[Any]) -> tuple[Successor, Any] | Raised:
         try:
-            truth = bool(given[self._stack[-1]])
+            truth = bool(operands[self._stack[-1]])
         except BaseException as exception:
             return _raised(exception, 1)
         jumps = truth is ("IF_TRUE" in self._at.name)
         stays = jumps and self._at.name.endswith("_OR_POP")
-        peek = self._ahead.get(jumps)
-        if peek is None:
+        successor = self._successors.get(jumps)
+        if successor is None:
             assert self._at.target is not None
             target = self._at.target if jumps else self._at.end
-            peek = self._look_ahead(values, jumps, target, len(self._stack) - (not stays), 0)
-        return peek, self._values(peek, values, ())
+            successor = self._successor(values, jumps, target, len(self._stack) - (not stays), 0)
+        return successor, self._values_after(successor, values, ())
 
-    def _next(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
+    def _next(self, values: Sequence[Any], operands: list[Any]) -> tuple[Successor, Any] | Raised:
         try:
-            element = next(given[self._stack[-1]], NULL)
+            element = next(operands[self._stack[-1]], NULL)
         except BaseException as exception:
             return _raised(exception, 1)
         if is_instance(element, _METHODS):
-            stack = (*(given[place] for place in self._stack), element)
+            stack = (*(operands[position] for position in self._stack), element)
             return self._lay_out(values, self._at.end, stack)
         more = element is not NULL
-        peek = self._ahead.get(more)
-        if peek is None:
+        successor = self._successors.get(more)
+        if successor is None:
             count = len(self._stack)
             if more:
-                peek = self._look_ahead(values, more, self._at.end, count, 1)
+                successor = self._successor(values, more, self._at.end, count, 1)
             else:
-                peek = self._look_ahead(values, more, self._at.exhaustion_target, count - 1, 0)
-        return peek, self._values(peek, values, (element,) if more else ())
+                successor = self._successor(values, more, self._at.exhaustion_target, count - 1, 0)
+        return successor, self._values_after(successor, values, (element,) if more else ())
 
-    def _operate(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
-        code = self._code or self._prepare(values)
+    def _operate(
+        self, values: Sequence[Any], operands: list[Any]
+    ) -> tuple[Successor, Any] | Raised:
+        code = self._code or self._prepare_code(values)
         function = values[0]
-        state = CellType(tuple([given[place] for place in self._order]))
+        state = CellType(tuple([operands[position] for position in self._order]))
         operation = FunctionType(
             code,
             function.__globals__,
@@ -140,8 +148,8 @@ class DynamicInstruction:
         except BaseException as exception:
             return _raised(exception, 2 + len(self._callers))
         same = 0
-        for entry, place in zip(stack, self._stack, strict=False):
-            if entry is not given[place]:
+        for entry, position in zip(stack, self._stack, strict=False):
+            if entry is not operands[position]:
                 break
             same += 1
         results = stack[same:]
@@ -149,47 +157,47 @@ class DynamicInstruction:
             if result is NULL or is_instance(result, _METHODS):
                 return self._lay_out(values, self._at.end, stack)
         key = same, len(results)
-        peek = self._ahead.get(key)
-        if peek is None:
-            peek = self._look_ahead(values, key, self._at.end, same, len(results))
-        return peek, self._values(peek, values, results)
+        successor = self._successors.get(key)
+        if successor is None:
+            successor = self._successor(values, key, self._at.end, same, len(results))
+        return successor, self._values_after(successor, values, results)
 
-    def _prepare(self, values: Sequence[Any]) -> CodeType:
+    def _prepare_code(self, values: Sequence[Any]) -> CodeType:
         code = self._inner.code
         own = slot_count(code) - len(code.co_freevars)
-        bound = [place for place in self._locals[:own] if place > 0]
+        bound = [position for position in self._locals[:own] if position > 0]
         self._order = [*bound, *reversed(self._stack)]
         only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
         self._keywords = dict.fromkeys(only)
         made = instruction_code(self.layout.build(values)[0])
-        self._code = made  # last: other threads look at it
+        self._code = made  # last: other threads read it
         return made
 
-    def _look_ahead(
+    def _successor(
         self, values: Sequence[Any], key: Any, offset: int, same: int, results: int
     ) -> Successor:
-        """The state at ``offset``, with that many operands kept and that many results."""
+        """The successor at ``offset``, after ``same`` operands kept and new ``results``."""
         inner = self._inner
         live = live_locals(inner.code, offset)
         slots: list[Slot] = [
-            (slot in live or (place > 0 and may_keep_alive(values[place]))) and entry
-            for slot, (entry, place) in enumerate(zip(inner.locals, self._locals, strict=True))
+            (slot in live or (position > 0 and may_keep_alive(values[position]))) and entry
+            for slot, (entry, position) in enumerate(zip(inner.locals, self._locals, strict=True))
         ]
         stack = (*inner.stack[:same], *(True,) * results)
         after = FrameLayout(inner.code, offset, tuple(slots), stack, None, False)
         kept = [0]
-        kept += [place for slot, place in zip(slots, self._locals, strict=True) if slot]
-        kept += [place for place in self._stack[:same] if place > 0]
-        peek = Successor(Layout((after, *self.layout.frames[1:])), tuple(kept))
-        self._ahead[key] = peek
-        return peek
+        kept += [position for slot, position in zip(slots, self._locals, strict=True) if slot]
+        kept += [position for position in self._stack[:same] if position > 0]
+        successor = Successor(Layout((after, *self.layout.frames[1:])), tuple(kept))
+        self._successors[key] = successor
+        return successor
 
-    def _values(
-        self, peek: Successor, values: Sequence[Any], results: tuple[Any, ...]
+    def _values_after(
+        self, successor: Successor, values: Sequence[Any], results: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        return (*[values[place] for place in peek.kept], *results, *values[self._rest :])
+        return (*[values[position] for position in successor.kept], *results, *values[self._rest :])
 
-    def _step(self, values: Sequence[Any]) -> tuple[Successor, tuple[Any, ...]] | Raised:
+    def _execute(self, values: Sequence[Any]) -> tuple[Successor, tuple[Any, ...]] | Raised:
         states = self.layout.build(values)
         outcome = execute_instruction(states[0])
         if is_instance(outcome, Raised):
@@ -206,8 +214,11 @@ class DynamicInstruction:
 
 
 def _callers(layout: Layout) -> Iterator[tuple[int, CodeType]]:
-    """For each frame around the innermost one, inside out, where its function is among the values,
-    and code that calls what it closes over from the same place: loggers and warnings name it."""
+    """Stand-ins for the frames around the innermost one, which loggers and warnings may name.
+
+    For each frame, inside out: the position of its function among the values, and code that calls
+    its only free variable from the frame's file, function and line.
+    """
     functions = sorted(layout.function_positions)
     for at, frame in zip(functions[1:], layout.frames[1:], strict=True):
         yield at, _calling(frame.code, frame.offset, id(frame.code))
@@ -215,7 +226,7 @@ def _callers(layout: Layout) -> Iterator[tuple[int, CodeType]]:
 
 @functools.lru_cache(256)
 def _calling(code: CodeType, offset: int, identity: int) -> CodeType:
-    """Code objects compare equal across files."""
+    """``identity`` is the id of ``code``: code objects of different files may compare equal."""
     return _CALLING.replace(
         co_filename=code.co_filename,
         co_name=code.co_name,
@@ -233,7 +244,7 @@ _CALLING = _calling_code()
 
 
 def _raised(exception: BaseException, own: int) -> Raised:
-    """Without this module's own frames: the program's frame will be entered again."""
+    """The outcome without this module's ``own`` frames: the program's frame is entered again."""
     trace = exception.__traceback__
     for _ in range(own):
         trace = trace and trace.tb_next

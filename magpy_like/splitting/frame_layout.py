@@ -1,8 +1,8 @@
-"""The values in a chain of open frames, as a flat list that guards and mocks can work on.
+"""Frame chains as a layout and a flat list of values, which guards and mocks can handle.
 
-A mock hands the state at a split to the continuation as plain values, and the continuation's own
-records guard them like arguments. What is the same every time (code, offsets, which slots are
-bound) is the layout; two states with equal layouts continue at the same place.
+A mock passes the state at a split to the continuation as plain values, and the continuation's own
+records guard them like arguments. The layout is the constant part: code, offsets, and which slots
+are bound. States with equal layouts have the same continuation.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from magpy_like.splitting.frame_state import (
 
 
 class UnresumableState(Exception):
-    """The state holds something that cannot be handed over; the text says what."""
+    """No continuation can be given this state; the message states the reason."""
 
 
 Slot = bool | str
-"""Whether a slot holds a value. A name: it holds the native method of that name, bound to the
-value. Such a method is another object at each call, `file.__exit__` in a `with` for one."""
+"""Whether a slot holds a value. A name stands for the native method of that name, bound to the
+value: such a method, like ``file.__exit__`` in a ``with``, is a new object at each call."""
 
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """All of a frame's state but the values: which slots and operands there are."""
+    """A frame's state without the values: which slots and operands there are."""
 
     code: CodeType
     offset: int
@@ -56,21 +56,21 @@ class FrameLayout:
 
     @property
     def handles_exception(self) -> bool:
-        """Whether the frame is handling an exception."""
+        """True if the frame is handling an exception."""
         kinds = stack_kinds(self.code)[instructions(self.code)[self.offset].offset]
         return EntryKind.PREVIOUS_EXCEPTION in kinds[: len(self.stack)]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a chain of open frames, innermost first."""
+    """The layout of a chain of active frames, innermost first."""
 
     frames: tuple[FrameLayout, ...]
     raised: bool = False
     """Whether the innermost frame's instruction has raised an exception: the last value."""
 
     def build(self, values: Sequence[Any]) -> list[FrameState]:
-        """The states that these values, in order, belong to."""
+        """The states with these values, which ``lay_out`` has returned for them."""
         source = iter(values)
         states = [build_frame(frame, source) for frame in self.frames]
         if self.handles_exception:
@@ -82,12 +82,12 @@ class Layout:
 
     @property
     def handles_exception(self) -> bool:
-        """Whether one of the frames is handling an exception."""
+        """True if one of the frames is handling an exception."""
         return any(frame.handles_exception for frame in self.frames)
 
     @property
     def function_positions(self) -> frozenset[int]:
-        """The positions of the frames' functions, whose code is the frames'."""
+        """The positions of the frames' functions among the values."""
         found, at = [], 0
         for frame in self.frames:
             found.append(at)
@@ -96,16 +96,15 @@ class Layout:
 
     @property
     def result_position(self) -> int | None:
-        """The position of the value that the last instruction has given, if the stack holds one."""
+        """The position of the last instruction's result among the values; None if it left none."""
         inner = self.frames[0]
         if self.raised or not inner.stack or inner.stack[-1] is not True:
             return None
         return sum(map(bool, inner.locals)) + sum(map(bool, inner.stack))
 
     def slot_of(self, position: int) -> tuple[int, int | None, int] | None:
-        """Where the value at a position is: frame, slot of a local, depth on the operand stack.
-
-        None when it is not in a frame itself.
+        """The location of a value: the frame's number, the slot of a local variable (None for
+        an operand), and the depth on the operand stack. None for a value that no frame holds.
         """
         at = position
         for number, frame in enumerate(self.frames):
@@ -128,8 +127,11 @@ class Layout:
 def lay_out(
     states: Sequence[FrameState], raised: BaseException | None = None
 ) -> tuple[Layout, list[Any]]:
-    """The layout of a chain of states, and its values; ``raised`` is what the innermost frame's
-    instruction has raised."""
+    """The layout of a chain of states, and its values.
+
+    Args:
+        raised: the exception that the innermost frame's instruction has raised.
+    """
     values: list[Any] = []
     frames = tuple([lay_out_frame(state, values) for state in states])
     if raised is not None:
@@ -138,7 +140,7 @@ def lay_out(
 
 
 def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
-    """The layout of one frame; its values are appended to ``values``."""
+    """The layout of one frame. Its values are appended to ``values``."""
     live = live_locals(state.code, state.offset)
     values.append(state.function)
     slots = tuple(
@@ -183,7 +185,7 @@ def _take(slot: Slot, source: Iterator[Any]) -> Any:
 
 
 def build_frame(frame: FrameLayout, source: Iterator[Any]) -> FrameState:
-    """The state of one frame from the next values."""
+    """The state of one frame, with the next values of ``source``."""
     function = next(source)
     slots = tuple([_take(slot, source) for slot in frame.locals])
     stack = tuple([_take(slot, source) for slot in frame.stack])

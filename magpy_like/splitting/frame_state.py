@@ -1,7 +1,7 @@
-"""The state of an open frame: what has to be known to run the rest of it later, elsewhere.
+"""The state of an active frame, from which a continuation can run the rest of it.
 
-A cut leaves a chain of open frames (design, section 6): the innermost is about to execute an
-instruction, every other one is inside the instruction that called the next.
+A split leaves a chain of active frames (design, section 6): the innermost is about to execute an
+instruction, every outer one is inside the instruction that called the next inner frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ResultUse(Enum):
-    """What becomes of the value that a frame waits for, when it comes."""
+    """How a pending instruction uses the result of the inner frame."""
 
     PUSH = "it is pushed, the next instruction follows"
     DROP = "it is dropped, the next instruction follows"
@@ -38,10 +38,9 @@ class ResultUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PendingInstruction:
-    """How the instruction that a frame is in the middle of goes on.
+    """How the instruction in which a frame has called another one goes on.
 
-    `complete` turns what the callee returned into the instruction's own result, None when that is
-    the same.
+    ``complete`` computes the instruction's result from the callee's; None if they are the same.
     """
 
     result_use: ResultUse
@@ -50,12 +49,15 @@ class PendingInstruction:
 
 @dataclass(frozen=True, slots=True)
 class FrameState:
-    """An open frame of `function` at the instruction at `offset` (bytes) of `code`.
+    """An active frame of ``function`` at an instruction of ``code``.
 
-    `locals` are the raw slots as `frame_locals` gives them: cells unopened, NULL where unbound.
-    `stack` is the operand stack, bottom first, NULL where a slot is empty: all of it while
-    `pending` is None, and what remains below the operands of the instruction when the frame is
-    inside of it. `handled_exception` is `sys.exception()` as this frame sees it.
+    Attributes:
+        offset: of the instruction, in bytes.
+        locals: the raw slots of ``frame_locals``: cells unopened, NULL where unbound.
+        stack: the operand stack, bottom first, with NULL for empty entries. If an instruction is
+            pending, only the entries below its operands.
+        handled_exception: ``sys.exception()`` as this frame sees it.
+        pending: the instruction that has called an inner frame, if one has.
     """
 
     function: FunctionType
@@ -68,16 +70,17 @@ class FrameState:
 
     @property
     def instruction(self) -> Instruction:
+        """The instruction at ``offset``."""
         return instructions(self.code)[self.offset]
 
     @property
     def kinds(self) -> tuple[EntryKind, ...]:
-        """What each entry of `stack` is."""
+        """The kind of each entry of ``stack``."""
         return stack_kinds(self.code)[self.instruction.offset][: len(self.stack)]
 
     @property
     def exception_at_entry(self) -> BaseException | None:
-        """The exception that was being handled when this frame was entered."""
+        """The exception handled when this frame was entered."""
         for kind, entry in zip(self.kinds, self.stack, strict=True):
             if kind is EntryKind.PREVIOUS_EXCEPTION:
                 return entry
@@ -85,29 +88,35 @@ class FrameState:
 
     @property
     def where(self) -> str:
+        """File, line and function, for messages."""
         line = line_of(self.code, self.offset)
         return f"{self.code.co_filename}:{line} in {self.code.co_qualname}"
 
 
 def line_of(code: CodeType, offset: int) -> int:
+    """The line of the instruction at ``offset``."""
     positions = list(code.co_positions())
     return positions[offset // 2][0] or code.co_firstlineno
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a code object that resumes another one stands for."""
+    """The original code of a continuation's code object."""
 
     code: CodeType
-    offset: int  # where it enters `code`, or the instruction that it waits in
-    depth: int  # the operand stack there
-    shift: int  # bytes before the first instruction of `code`
-    result_use: ResultUse | None  # None when it does not wait
+    offset: int
+    """The offset at which it enters ``code``, or that of its pending instruction."""
+    depth: int
+    """The depth of the operand stack there."""
+    shift: int
+    """The size in bytes of the prefix before the first instruction of ``code``."""
+    result_use: ResultUse | None
+    """None without a pending instruction."""
 
 
-# By id: code objects compare equal across files. Entries live as long as the cache of resuming
-# code, which is for ever.
 origins: dict[int, Origin] = {}
+"""Origins by the id of the continuation's code: code objects of different files may compare equal.
+Entries live as long as the cache of continuations' code, which is never emptied."""
 
 
 def capture(
@@ -116,13 +125,15 @@ def capture(
     offset: int | None = None,
     handled_exception: BaseException | None = None,
 ) -> FrameState:
-    """The state of `frame`, told in terms of the user's code even when a continuation runs it.
+    """The state of ``frame`` in terms of the program's code, also if a continuation runs it.
 
-    For a frame that called another one, give the operand stack and the offset from before that
-    instruction; by default both are read off the frame, which is right in the trace hook only.
+    Args:
+        stack: the operand stack before the frame's instruction; by default the frame's own, which
+            is correct in the trace hook only.
+        offset: the instruction's offset; the default is correct in the trace hook only.
 
-    Raises ValueError inside the few instructions with which a continuation restores its state:
-    there is nothing to capture yet.
+    Raises:
+        ValueError: a continuation is still restoring the frame, so there is no state yet.
     """
     state = FrameState(
         frame_function(frame),
@@ -133,16 +144,16 @@ def capture(
         handled_exception,
     )
     origin = origins.get(id(frame.f_code))
-    return _in_users_terms(state, origin) if origin else state
+    return _in_program_terms(state, origin) if origin else state
 
 
 def is_restoring(code: CodeType, offset: int) -> bool:
-    """Whether the instruction at `offset` belongs to the continuation, not to the user's code."""
+    """True if the instruction at ``offset`` belongs to the prefix of a continuation."""
     origin = origins.get(id(code))
     return origin is not None and offset < origin.shift
 
 
-def _in_users_terms(state: FrameState, origin: Origin) -> FrameState:
+def _in_program_terms(state: FrameState, origin: Origin) -> FrameState:
     pending, offset, stack = None, state.offset - origin.shift, state.stack
     if offset < 0:
         # [operands below, (NULL, complete,) NULL, the next frame]
@@ -151,7 +162,7 @@ def _in_users_terms(state: FrameState, origin: Origin) -> FrameState:
             raise ValueError("a continuation that is still being restored has no state")
         pending = PendingInstruction(origin.result_use, stack[-3] if more == 4 else None)
         offset, stack = origin.offset, stack[: origin.depth]
-    told = replace(
+    translated = replace(
         state,
         function=state.function.__wrapped__,  # type: ignore[attr-defined]
         code=origin.code,
@@ -160,16 +171,19 @@ def _in_users_terms(state: FrameState, origin: Origin) -> FrameState:
         stack=stack,
         pending=pending,
     )
-    return replace(told, stack=move_places(told, -origin.shift))
+    return replace(translated, stack=shift_offsets(translated, -origin.shift))
 
 
 def with_current_exceptions(state: FrameState) -> tuple[Any, ...]:
-    """The stack with every exception that was handled *before* replaced by the one handled *then*:
-    what a handler adds to the frame's state, and nothing of what lies outside of it."""
+    """The stack with the exception that each handler handles, in place of the previous exception.
+
+    A handler pushes the exception handled before it, which belongs to the frame's caller for the
+    outermost one. The result depends on the frame alone.
+    """
     stack, handled_exception = list(state.stack), state.handled_exception
-    for place in reversed(range(len(stack))):
-        if state.kinds[place] is EntryKind.PREVIOUS_EXCEPTION:
-            stack[place], handled_exception = handled_exception, stack[place]
+    for position in reversed(range(len(stack))):
+        if state.kinds[position] is EntryKind.PREVIOUS_EXCEPTION:
+            stack[position], handled_exception = handled_exception, stack[position]
     return tuple(stack)
 
 
@@ -177,14 +191,15 @@ def with_previous_exceptions(state: FrameState, outside: BaseException | None) -
     """The inverse of :func:`with_current_exceptions`, for a frame entered while ``outside`` was
     handled."""
     stack, handled_exception = list(state.stack), outside
-    for place, kind in enumerate(state.kinds):
+    for position, kind in enumerate(state.kinds):
         if kind is EntryKind.PREVIOUS_EXCEPTION:
-            stack[place], handled_exception = handled_exception, stack[place]
+            stack[position], handled_exception = handled_exception, stack[position]
     return replace(state, stack=tuple(stack), handled_exception=handled_exception)
 
 
-def move_places(state: FrameState, distance: int) -> tuple[Any, ...]:
-    """The stack after its code has moved: places of exceptions count in units of two bytes."""
+def shift_offsets(state: FrameState, distance: int) -> tuple[Any, ...]:
+    """The stack after its code has moved by ``distance`` bytes: the offsets of instructions on it
+    count in units of two bytes."""
     return tuple(
         max(entry + distance // 2, 0) if kind is EntryKind.LASTI else entry
         for kind, entry in zip(state.kinds, state.stack, strict=True)
@@ -192,10 +207,10 @@ def move_places(state: FrameState, distance: int) -> tuple[Any, ...]:
 
 
 def pushed(state: FrameState, value: Any) -> FrameState:
-    """The state after the instruction at which `state` is, had that given `value`.
+    """The state after the frame's instruction, if its result is ``value``.
 
-    For instructions that take operands and push one result: calls, operators, subscripts,
-    attributes, iterators with something left, imports.
+    For instructions that pop operands and push one result: calls, operators, subscripts,
+    attributes, iterators that are not exhausted, imports.
     """
     at = state.instruction
     below = len(state.stack) + stack_effect(at) - 1
@@ -204,8 +219,8 @@ def pushed(state: FrameState, value: Any) -> FrameState:
 
 
 def pushes_two(instruction: Instruction) -> bool:
-    """Whether it loads an attribute in order to call it: pushes a method and its object, or an
-    empty slot and any other attribute."""
+    """True for an instruction that loads an attribute in order to call it: it pushes a method and
+    its object, or NULL and any other attribute."""
     name, arg = instruction.name, instruction.arg
     if sys.version_info < (3, 12):
         return name == "LOAD_METHOD"
@@ -213,13 +228,14 @@ def pushes_two(instruction: Instruction) -> bool:
 
 
 def is_resumable(state: FrameState, generator: bool = False) -> str | None:
-    """Why the frame cannot be run on from this state; None when it can.
+    """The reason for which no continuation can start from this state; None if one can.
 
-    ``generator``: that of a generator, as which it will be run on.
+    Args:
+        generator: whether the frame is that of a generator and is resumed as one.
     """
     code = state.code
     if sys.version_info >= (3, 13):
-        return "continuations are made for Python 3.11 and 3.12 only"
+        return "continuations support Python 3.11 and 3.12 only"
     asynchronous = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     if code.co_flags & (asynchronous if generator else asynchronous | inspect.CO_GENERATOR):
         return f"{code.co_qualname} is a generator or coroutine: its object holds the frame"
@@ -229,26 +245,26 @@ def is_resumable(state: FrameState, generator: bool = False) -> str | None:
         return f"{code.co_qualname} was not entered through a Python function"
     kinds = stack_kinds(code).get(state.instruction.offset)
     if kinds is None:
-        return f"nothing leads to offset {state.offset} of {code.co_qualname}"
+        return f"offset {state.offset} of {code.co_qualname} is unreachable"
     if state.pending is None and len(kinds) != len(state.stack):
         return (
             f"offset {state.offset} of {code.co_qualname} has {len(kinds)} operands, "
             f"not {len(state.stack)}"
         )
     if any(exception is None for exception in _handled_within(state)):
-        return f"{code.co_qualname} is handling an exception that is not known"
+        return f"{code.co_qualname} is handling an unknown exception"
     if len(state.locals) != slot_count(code):
         return f"{code.co_qualname} has {slot_count(code)} local slots, not {len(state.locals)}"
     return None
 
 
 def has_handler(frames: Iterable[FrameState | FrameLayout]) -> bool:
-    """Whether a handler, a ``finally`` or a ``with`` sees what the innermost frame raises."""
+    """True if a handler, ``finally`` or ``with`` covers the instruction of one of the frames."""
     return any(handler_of(f.code, instructions(f.code)[f.offset]) for f in frames)
 
 
 def _handled_within(state: FrameState) -> list[BaseException | None]:
-    """What each handler that the frame is in handles, outermost first."""
+    """The exceptions handled by the handlers that the frame is in, outermost first."""
     before = [
         e
         for k, e in zip(state.kinds, state.stack, strict=True)

@@ -20,8 +20,8 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.frame_state import (
     FrameState,
     is_resumable,
-    move_places,
     origins,
+    shift_offsets,
     with_current_exceptions,
 )
 from magpy_like.splitting.pending_instructions import get_attribute
@@ -124,7 +124,7 @@ def resume_at(state: FrameState, ending: Ending, extra: tuple[Any, ...]) -> Func
     if not alone:
         # The prefix enters the handlers again, bottom first, which restores previous exceptions.
         stack = with_current_exceptions(
-            replace(state, stack=move_places(state, origins[id(resumed)].shift))
+            replace(state, stack=shift_offsets(state, origins[id(resumed)].shift))
         )
     values = (*(state.locals[slot] for slot in bound), *reversed(stack + extra))
     function = state.function

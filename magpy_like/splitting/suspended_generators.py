@@ -1,9 +1,9 @@
-"""Generators that stand between two of their elements, taken apart and made again.
+"""Suspended generators, captured and rebuilt.
 
-A mock makes a generator that the program had started, such as that of a `with` block around a
-split: a generator function whose code is the original one behind a prefix. The prefix restores
-locals and operand stack and yields once, from a place that the original's handlers cover, so that
-the generator waits where the first one did.
+A mock rebuilds a generator that the program had started, such as that of a ``with`` block around a
+split, from a generator function whose code is the original one behind a prefix. The prefix restores
+locals and operand stack and yields once, from an offset that the original's handlers cover, so that
+the generator is suspended at the same instruction.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from magpy_like.splitting.resumption import resumption, started_generator
 def capture_generator(
     generator: GeneratorType[Any, Any, Any],
 ) -> tuple[FrameLayout | None, list[Any]]:
-    """What :func:`rebuild_generator` makes an equal generator from. None for one that has finished.
+    """The layout and values from which :func:`rebuild_generator` creates an equal generator.
+
+    The layout is None for a generator that has finished.
 
     Raises:
-        ValueError: it cannot be made again; the text says why.
+        ValueError: the generator cannot be rebuilt; the message states the reason.
     """
     frame = generator.gi_frame
     if frame is None:
         return None, []
     name = frame.f_code.co_qualname
     if generator.gi_running or generator.gi_yieldfrom is not None:
-        raise ValueError(f"{name} is a generator that waits for another one")
+        raise ValueError(f"{name} is a generator that is running or delegates to another one")
     code, offset = frame.f_code, frame.f_lasti
     begin = _begin(code)
     started = offset > begin
     kinds = stack_kinds(code).get(offset, ()) if started else ()
     if EntryKind.PREVIOUS_EXCEPTION in kinds or EntryKind.LASTI in kinds:
         raise ValueError(f"{name} is a generator that is handling an exception")
-    # The top operand was yielded, and is no more on the stack.
+    # The topmost operand was yielded and is no longer on the stack.
     stack = (*frame_operands(frame, len(kinds) - 1), None) if started else ()
     function = frame_function(frame)
     state = FrameState(function, code, offset if started else begin, frame_locals(frame), stack)
@@ -51,7 +53,7 @@ def capture_generator(
 def rebuild_generator(
     layout: FrameLayout | None, values: Sequence[Any]
 ) -> GeneratorType[Any, Any, Any]:
-    """A generator that will do what the one that was taken apart would do."""
+    """A generator that continues like the captured one."""
     if layout is None:
         return _finished()
     state = build_frame(layout, iter(values))
@@ -63,7 +65,7 @@ def rebuild_generator(
 
 
 def _begin(code: CodeType) -> int:
-    """The offset of the first instruction that a generator runs when it is asked to."""
+    """The offset of the first instruction that a generator runs at its first ``next``."""
     return next(at.end for at in instruction_list(code) if at.name == "RESUME")
 
 

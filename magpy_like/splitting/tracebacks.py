@@ -1,7 +1,7 @@
-"""Which frames an exception came through, told without the frames.
+"""Tracebacks without the local variables of their frames.
 
-What a handler writes to a log are files, lines and names. A mock that hands on an exception says
-them with frames that never run: their local variables are not there.
+A handler writes files, lines and names to a log. A mock that re-raises an exception provides them
+by frames that never run and have no local variables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 Entry = tuple[CodeType, dict[str, Any], int, int]
-"""Code, its module's names, offset in bytes, line."""
+"""Code, its globals, offset in bytes, line."""
 
 
 def traceback_entries(
@@ -30,7 +30,7 @@ def traceback_entries(
 
 
 def prepend_frames(exception: BaseException, passed: tuple[Entry, ...]) -> None:
-    """Let an exception have come through these frames, outermost first, after all others."""
+    """Prepend frames, outermost first, to an exception's traceback."""
     traceback = exception.__traceback__
     for code, names, offset, line in reversed(passed):
         traceback = TracebackType(traceback, _frame(code, names), offset, line)
@@ -38,21 +38,22 @@ def prepend_frames(exception: BaseException, passed: tuple[Entry, ...]) -> None:
 
 
 def set_context_from_caller(exception: BaseException) -> None:
-    """An exception was raised while no other one was handled but by the program's caller."""
+    """Set the context of an exception without one to that which the program's caller handles."""
     outside = sys.exception()
     if exception.__context__ is None and exception is not outside:
         exception.__context__ = outside
 
 
 def _frame(code: CodeType, names: dict[str, Any]) -> FrameType:
-    """A frame that looks like one of a function, and is that of a generator not yet started."""
+    """A frame with a function's code and globals: that of a generator that is never started."""
     frame: FrameType = FunctionType(_never_run(code, id(code)), names)().gi_frame
     return frame
 
 
 @functools.lru_cache(256)
 def _never_run(code: CodeType, identity: int) -> CodeType:
-    """Code with the places in the source of another; code objects compare equal across files."""
+    """Code with the source positions of another. ``identity`` is its id: code objects of different
+    files may compare equal."""
     length = len(code.co_code)
     raw = _GENERATOR + bytes((dis.opmap["NOP"], 0)) * max(0, (length - len(_GENERATOR)) // 2)
     return code.replace(

@@ -98,7 +98,7 @@ def test_a_generator_that_waits_for_another_is_refused():
 
     generator = outer()
     next(generator)
-    with pytest.raises(ValueError, match="waits for another"):
+    with pytest.raises(ValueError, match="delegates to another"):
         capture_generator(generator)
 
 

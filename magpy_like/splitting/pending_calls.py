@@ -1,0 +1,114 @@
+"""Pending calls: which function a call runs in Python, and how the call completes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from magpy_like.bytecode.instruction_stream import Instruction, entry_offset, instructions
+from magpy_like.monitor.calls import compiled_callees
+from magpy_like.monitor.calls.polyfills import polyfill
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.splitting.callee_matching import (
+    Suspended,
+    calls_method,
+    split_stack,
+    unchanged_self,
+)
+from magpy_like.splitting.frame_state import FrameState, PendingInstruction, ResultUse
+
+
+def pending_call(
+    state: FrameState, instruction: Instruction, callee: FrameState
+) -> Suspended | None:
+    below, operands = split_stack(state.stack, instruction.arg + 2)
+    unbound = operands[0] is NULL
+    positional = operands[2:] if unbound else operands[1:]
+    names = _keyword_names(state.code, instruction)
+    cut = len(positional) - len(names)
+    keywords = dict(zip(names, positional[cut:], strict=True))
+    return _match_callee(below, operands[unbound], positional[:cut], keywords, callee)
+
+
+def _keyword_names(code: CodeType, call: Instruction) -> tuple[str, ...]:
+    entry = instructions(code)[entry_offset(code, call.offset)]
+    return code.co_consts[entry.arg] if entry.name == "KW_NAMES" else ()
+
+
+def pending_call_function_ex(
+    state: FrameState, instruction: Instruction, callee: FrameState
+) -> Suspended | None:
+    below, operands = split_stack(state.stack, 3 + (instruction.arg & 1))
+    args, keywords = operands[2], operands[3] if instruction.arg & 1 else {}
+    if type(args) not in (tuple, list) or type(keywords) is not dict:
+        return None  # the instruction iterates over them
+    return _match_callee(below, operands[1], tuple(args), keywords, callee)
+
+
+def _match_callee(
+    below: tuple[Any, ...],
+    function: Any,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    callee: FrameState,
+) -> Suspended | None:
+    """Follow ``function`` through methods, partials, constructors and callable instances to the
+    callee. Returns None if native code calls it."""
+    while True:
+        function = compiled_callees.unwrap(function)
+        if function is callee.function:
+            return below, PendingInstruction(ResultUse.PUSH)
+        kind = type(function)
+        if kind is MethodType:
+            args = (function.__self__, *args)
+            function = function.__func__
+        elif kind is functools.partial:
+            args, keywords = (*function.args, *args), function.keywords | keywords
+            function = function.func
+        elif kind in (staticmethod, classmethod):
+            return None
+        elif (
+            is_instance(function, type)
+            and lookup_in_type(kind, "__call__") is _TYPE_CALL
+            and polyfill(function, args, keywords) is None
+        ):
+            complete = _match_constructor(function, args, keywords, callee)
+            return complete and (below, PendingInstruction(ResultUse.PUSH, complete))
+        else:
+            replacement = polyfill(function, args, keywords)
+            if replacement is not None and replacement.__code__ is callee.code:
+                return below, PendingInstruction(ResultUse.PUSH)
+            found = lookup_in_type(kind, "__call__")
+            if type(found) is not FunctionType:
+                return None
+            function, args = found, (function, *args)
+
+
+_TYPE_CALL = lookup_in_type(type, "__call__")
+
+
+def _match_constructor(
+    cls: type, args: tuple[Any, ...], keywords: dict[str, Any], callee: FrameState
+) -> Callable[[Any], Any] | None:
+    new = lookup_in_type(cls, "__new__")
+    if is_instance(new, staticmethod) and new.__func__ is callee.function:
+        return functools.partial(_initialise, cls, args, keywords)
+    instance = unchanged_self(callee)
+    if is_instance(instance, cls) and calls_method(instance, "__init__", callee):
+        return functools.partial(_initialised, instance)
+    return None
+
+
+def _initialised(instance: Any, result: Any) -> Any:
+    if result is not None:
+        raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
+    return instance
+
+
+def _initialise(cls: type, args: tuple[Any, ...], keywords: dict[str, Any], made: Any) -> Any:
+    if is_instance(made, cls):
+        _initialised(made, type(made).__init__(made, *args, **keywords))
+    return made
