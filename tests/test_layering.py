@@ -39,7 +39,15 @@ LAYERS = {
     "splitting": LEAVES | {"monitor"},
     "control_flow": LEAVES | {"monitor", "splitting"},
     "synthesis": LEAVES | {"monitor", "splitting"},
-    "compiler": {"config", "disk_cache", "errors", "graph_operators", "logs", "torch_interop"}
+    "compiler": {
+        "annotation",
+        "config",
+        "disk_cache",
+        "errors",
+        "graph_operators",
+        "logs",
+        "torch_interop",
+    }
     | OF_TORCH,
     "records": LEAVES | {"compiler", "control_flow", "monitor", "splitting", "synthesis"},
     "compiled_module": LEAVES | {"monitor", "records"},

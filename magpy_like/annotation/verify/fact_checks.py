@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from magpy_like.annotation.operator_facts import (
     Entry,
@@ -29,6 +28,7 @@ from magpy_like.annotation.operator_facts import (
 )
 from magpy_like.annotation.verify.claim_checks import Verdict
 from magpy_like.annotation.verify.verification import Job, Result, run_jobs
+from magpy_like.torch_compat import pytree
 
 SAMPLES = 4
 """Samples of the database per operator and dtype."""
@@ -48,7 +48,7 @@ def verify_facts(only: Callable[[str], bool] = lambda name: True) -> Iterator[Re
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
+        from magpy_like.torch_compat.operator_samples import op_db
 
     infos = _by_family(op_db)
     sources = _sources(shipped_entries(), infos)
