@@ -1,1 +1,24 @@
-"""One native run of the program, watched instruction by instruction (MagPy, sections 3 and 5)."""
+"""One native run of the program under the monitor, and its recording (MagPy, sections 3 and 5).
+
+``run``: the run loop, which handles the native monitor's events.
+``context``: the parts of a run that rules for instructions and calls use.
+``recording``: the record in the making, composed of parts with one subject each.
+``instructions``: a rule for each kind of instruction.
+``calls``: Python calls, native calls and their results.
+``objects``: reads, inspections and changes of Python objects.
+``operator_graph``: the operator graph and the tensors on it.
+``symbolic``: lifted values, expressions and the symbolic twin.
+``torch_state``: modes, devices, random draws and the autograd graph.
+``effects``: effects beyond the RefGraph, which the mock reproduces.
+``process_state``: state of the process and of torch that the program reads.
+``region_entry``: entering the compiled region.
+``entering_frames``: which frames are followed, and what a record relies on for their functions.
+``program_arguments``: the compiled function's arguments, each read when first loaded.
+``protocols``: interfaces of the packages that cut programs and merge branches.
+``suspension``: suspending the monitor while native code runs Python code.
+``isolation``: whether a part of the program runs without external effects.
+``isolated_runs``: rules for such a part: a branch, a loop body, a checkpointed function.
+``speculation``: speculating on tensors' values that decide control flow.
+``object_replacement``: replacing one object by another wherever it is referenced.
+``tensor_restoration``: restoring the program's own tensors where a recording ends.
+"""

@@ -34,7 +34,7 @@ class OriginalNumbers:
         _put(container, key, number)
         self._substituted.append((container, key, number))
 
-    def recall(self, keep: Callable[[Any], bool] | None = None) -> None:
+    def restore_containers(self, keep: Callable[[Any], bool] | None = None) -> None:
         """Put back what was found, except in containers to ``keep``: what a mock is to leave there
         is told by the numbers."""
         substituted, self._substituted = self._substituted, []
@@ -53,13 +53,13 @@ class OriginalNumbers:
         pair = self._pairs.get(id(value))
         return value if pair is None else pair[1]
 
-    def give_back(self, result: Any, changed: Sequence[Any]) -> Any:
+    def restore_originals(self, result: Any, changed: Sequence[Any]) -> Any:
         """``result`` with the objects that were found, which are put where the program has left
         others: it has ``changed`` these objects from outside. Call it when nothing of the program
         runs any more and the recording is released."""
         if not self._pairs:
             return result
-        self.recall()
+        self.restore_containers()
         result = replaced(result, self.original)
         numbers = [number for number, _ in self._pairs.values()]
         held = [number for number in numbers if sys.getrefcount(number) > _OURS]

@@ -44,7 +44,7 @@ class ProgramArguments:
         """These are the arguments from here on, and the program has loaded them all."""
         self.args, self.kwargs, self.waiting = args, {}, {}
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold none of them any longer, but for what the program may still load."""
         self.args, self.kwargs = (), {}
 

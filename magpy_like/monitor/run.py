@@ -1,4 +1,8 @@
-"""The monitor run: the program runs natively, once, and every instruction is seen (section 3)."""
+"""The monitor run: the program runs natively, once, under the monitor (MagPy, section 3).
+
+The native monitor reports frames, instructions and their results. A rule handles each (see
+`instructions.rule_table`); a rule that raises `Split` ends the recording.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,7 @@ _PASSES_THROUGH = {
     "CALL", "CALL_FUNCTION_EX", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP",
     "FOR_ITER", "SEND", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "RETURN_VALUE",
 }  # fmt: skip
-"""Instructions that leave what a Python function returns to them on the stack as it is."""
+"""Instructions that leave the result of a Python function that they call on the stack."""
 
 
 @functools.cache
@@ -86,17 +90,26 @@ class MonitorRun:
         varying: Variation = NOTHING_VARIES,
         cut: Cut | None = None,
         branching: Branching | None = None,
-        says_compiling: bool = True,
+        reports_compiling: bool = True,
     ) -> None:
-        """``cut`` is told of a split while the program stands at it."""
-        self._compiling = Compiling(says_compiling)
+        """
+        Args:
+            target: The compiled function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            varying: The numbers and sizes to lift.
+            cut: Begins a new record at a split; None if the first split ends the recording.
+            branching: Merges branches and loops into operators; None if they split the program.
+            reports_compiling: The answer of ``torch.compiler.is_compiling()``.
+        """
+        self._compiling = Compiling(reports_compiling)
         self.branching = branching
         self.name = getattr(target, "__qualname__", type(target).__qualname__)
         self.cut = cut
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
         self.refused_checkpoint: SplitCause | None = None
-        """Why a checkpointed function could not be followed, which the next run will not do."""
+        """Why a checkpointed function could not be followed; the next run does not try."""
         self._rules = _rules()
         self._monitor = Monitor(
             on_frame=self._on_frame,
@@ -114,7 +127,7 @@ class MonitorRun:
         self._begin(varying)
         if varying.numbers:
             arguments.vary(self.context)
-        self._own = TensorRestoration(
+        self._restoration = TensorRestoration(
             self._monitor, branching, id(innermost_program_frame(sys._getframe()))
         )
 
@@ -130,7 +143,7 @@ class MonitorRun:
     # --- the run ---------------------------------------------------------------------------------
 
     def run(self) -> Any:
-        """Run the program; what it returns or raises is what it would have without the monitor."""
+        """Run the program, and return or raise what it does without the monitor."""
         outer = getattr(active, "run", None)
         previous = sys.gettrace()
         self.handled_outside = self.context.recording.state.handled_outside = sys.exception()
@@ -164,18 +177,18 @@ class MonitorRun:
         frame = self.context.frame
         return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
-    def _recall(self) -> None:
-        """Containers have what they had before, but for those that the mock is to change."""
+    def _restore_containers(self) -> None:
+        """Restore the numbers in external containers, except those that the mock is to change."""
 
         def is_changed(container: Any) -> bool:
             node = self.context.recording.variables.node(container)
             return node is not None and node.changed
 
-        self.context.found.recall(is_changed)
+        self.context.found.restore_containers(is_changed)
 
     def _close(self) -> None:
-        """Let go of the program: the monitor and its callbacks refer to each other."""
-        self._recall()
+        """Drop the program's objects: the monitor and its callbacks refer to each other."""
+        self._restore_containers()
         self._entering.release()
         self.cut = self.branching = None
         if self.context.recording.sizes.twin is not None:
@@ -183,18 +196,19 @@ class MonitorRun:
             self.context.recording.sizes.twin.locate = _in_the_backend
         self.handled_outside = None
         self.context.close()
-        del self._monitor, self._own, self._entering
+        del self._monitor, self._restoration, self._entering
 
     def end(self, frame: types.FrameType | None = None) -> None:
-        """Watch no more; the program goes on natively.
+        """End monitoring; the program continues natively.
 
-        ``frame`` stands before an instruction. What has called it is waited for where it may have
-        tensors that are not the program's own.
+        Args:
+            frame: A frame that stands before an instruction. Its callers stay monitored as long
+                as they may hold substitute tensors.
         """
-        self._own.hand_back(frame, self.context.recording.changed_objects())
-        self._own.end(frame, bytes([WHEN["always"]]) * 256)
+        self._restoration.restore(frame, self.context.recording.changed_objects())
+        self._restoration.end(frame, bytes([WHEN["always"]]) * 256)
         if not self.context.compiling_read:
-            self._compiling.leave()  # it is not, and nothing has told the program otherwise
+            self._compiling.leave()  # the program has not read that it is compiled
         split = self.context.recording.split
         self.context.release()  # objects that the program drops from here on die at once
         self.context.recording.split = split
@@ -204,27 +218,28 @@ class MonitorRun:
         if self.cut is not None:
             self.cut.release()
 
-    def give_back(self, result: Any, changed: Sequence[Any]) -> Any:
-        """The run is over, and all records are made: the program's result, with the objects that
-        it has found for numbers, which it must not have others for elsewhere either, as in what it
-        has ``changed``."""
+    def restore_result(self, result: Any, changed: Sequence[Any]) -> Any:
+        """The program's result with the original objects of lifted numbers, once all records are
+        made. They are restored in the objects it has ``changed``, and wherever else they are."""
         self.context.release()
-        return self.context.found.give_back(result, changed)
+        return self.context.found.restore_originals(result, changed)
 
-    def let_go(self) -> None:
-        """Hold no more of the program than what follows a split needs to know."""
+    def release_segment(self) -> None:
+        """Drop the program's objects that the part after a split does not need."""
         self.context.recording.keep_results()
         self._entering.release()
-        self.context.arguments.let_go()
+        self.context.arguments.release()
 
-    def give_up(self, reason: SplitReason, detail: str) -> None:
-        """The program does something that no instruction or call reports."""
+    def end_recording(self, reason: SplitReason, detail: str) -> None:
+        """End the recording: the program does something that no reported event shows."""
         self._split(sys._getframe(1), SplitCause(reason, detail))
 
-    def _split(self, frame: types.FrameType, cause: SplitCause, stands: bool = False) -> None:
-        """End the recording here; the program goes on natively.
+    def _split(
+        self, frame: types.FrameType, cause: SplitCause, before_instruction: bool = False
+    ) -> None:
+        """End the recording here; the program continues natively.
 
-        ``stands`` says that the frame stands before an instruction.
+        ``before_instruction`` is true if the frame stands before an instruction.
         """
         if self.context.isolation.branch_run is not None:
             self.context.isolation.branch_run.refuse(cause)
@@ -232,14 +247,17 @@ class MonitorRun:
         if self.context.recording.checkpointed is not None:
             self.context.recording.checkpointed.refuse()
             self.refused_checkpoint = cause
-        if not stands and self.branching is not None:
+        if not before_instruction and self.branching is not None:
             self.branching.restore_locals(frame)
-        self.end(frame if stands else None)
+        self.end(frame if before_instruction else None)
         if self.context.recording.split is None:
             self.context.recording.split = SplitPoint.at(frame, cause)
 
-    def _fail(self, frame: types.FrameType, error: BaseException, stands: bool = False) -> None:
-        """A callback has raised: its own errors end the recording, an interruption the program."""
+    def _fail(
+        self, frame: types.FrameType, error: BaseException, before_instruction: bool = False
+    ) -> None:
+        """Handle an exception of a callback: an error ends the recording, an interruption the
+        program."""
         if not is_instance(error, Exception):
             raise error
         ends = (
@@ -251,11 +269,11 @@ class MonitorRun:
         elif is_instance(error, Split):
             if self.context.recording.running.depth:
                 refuse(self.context.recording)
-            self._split(frame, error.cause, stands)
+            self._split(frame, error.cause, before_instruction)
         else:
             log.debug("the monitor failed", exc_info=error)
             detail = f"the monitor could not follow: {type(error).__name__}: {error}"
-            self._split(frame, SplitCause(SplitReason.INTERNAL_ERROR, detail), stands)
+            self._split(frame, SplitCause(SplitReason.INTERNAL_ERROR, detail), before_instruction)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -266,9 +284,9 @@ class MonitorRun:
         context = self.context
         context.frame = frame
         try:
-            if self._own.goes_on(frame):
+            if self._restoration.resumes(frame):
                 stack = frame_stack(frame)
-            if self._own.over:
+            if self._restoration.over:
                 return None
             step = Step(frame, number, oparg, offset, stack)
             isolation = context.isolation
@@ -290,9 +308,9 @@ class MonitorRun:
                     return done
             return self._rules.rules[number](context, step)
         except BaseException as error:
-            if is_instance(error, Split) and self._cut_here(frame, error, handled):
+            if is_instance(error, Split) and self._cut_at(frame, error, handled):
                 return _finish_dynamic, (self, frame)
-            self._fail(frame, error, stands=True)
+            self._fail(frame, error, before_instruction=True)
             return None
 
     def _on_isolated_instruction(self, isolated: IsolatedRun, step: Step) -> Any:
@@ -316,16 +334,19 @@ class MonitorRun:
         except BaseException as error:
             self._fail(frame or sys._getframe(), error)
 
-    def go_on(
+    def begin_segment(
         self,
         values: tuple[Any, ...],
         functions: Sequence[Any],
         varying: Variation,
     ) -> None:
-        """Behind a split another recording begins, with the values of the open frames as arguments.
+        """Begin another recording after a split.
 
-        ``functions`` are those of the open frames. A number at a varying place has an identity of
-        its own already.
+        Args:
+            values: The values in the active frames, as the arguments of the continuation. A lifted
+                number is a distinct object already.
+            functions: The functions of the active frames.
+            varying: The numbers and sizes to lift.
         """
         self._begin(varying)
         self.context.recording.state.handled_outside = self.handled_outside
@@ -337,10 +358,12 @@ class MonitorRun:
                 self._entering.enter_function(self.context.recording, function)
         self.context.account()
 
-    def _cut_here(
-        self, frame: types.FrameType, split: Split, handled: BaseException | None
-    ) -> bool:
-        """Whether the program is cut at the instruction it stands at, and watched beyond that."""
+    def _cut_at(self, frame: types.FrameType, split: Split, handled: BaseException | None) -> bool:
+        """Cut the program at the instruction that it stands at.
+
+        Returns:
+            True if the instruction runs natively and another recording begins after it.
+        """
         rec = self.context.recording
         if (
             self.cut is None
@@ -355,12 +378,12 @@ class MonitorRun:
         if self.branching is not None:
             self.branching.abandon_loops(self.context)
         self.context.flags.specialize_all()
-        self._recall()
-        self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
+        self._restore_containers()
+        self._compiling.leave()  # a backend and a dynamic instruction are no part of the region
         changed = rec.changed_objects()
         if self.cut.at_split(self, frame, split.cause, handled):
-            self._own.hand_back(frame, changed)
-            # What outer frames wait for is the earlier recording's business.
+            self._restoration.restore(frame, changed)
+            # Pending results in outer frames belong to the earlier recording.
             self._monitor.drop_pending()
             self.context.suspension.enter()
             return True
@@ -370,7 +393,7 @@ class MonitorRun:
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
         self.context.frame = frame
         try:
-            if self._own.goes_on(frame):
+            if self._restoration.resumes(frame):
                 stack = frame_stack(frame)
             finish, payload = token
             given: Any = stack if finish is finish_isolated else stack[-1] if stack else None
@@ -382,14 +405,12 @@ class MonitorRun:
         except BaseException as raised:
             error = raised
         try:
-            if is_instance(error, UnguardableRead) and self._cut_here(
-                frame, error, sys.exception()
-            ):
+            if is_instance(error, UnguardableRead) and self._cut_at(frame, error, sys.exception()):
                 self._on_result((_finish_dynamic, (self, frame)), frame, ())
             else:
-                self._fail(frame, error, stands=True)
+                self._fail(frame, error, before_instruction=True)
         finally:
-            del error  # whose traceback holds this frame, and the program's
+            del error  # its traceback holds this frame and the program's
 
     def _on_exception(self, token: Any, frame: types.FrameType, raised: Any) -> None:
         finish, payload = token
@@ -415,12 +436,12 @@ class MonitorRun:
             self._split(frame, cause)
 
     def _on_return(self, frame: types.FrameType, value: Any) -> None:
-        """A lifted number that a Python function gives to native code is looked at there.
+        """Specialize a lifted number that a Python function returns to native code.
 
-        To hold the frame any longer would keep its variables alive.
+        The frame must not be held any longer: that would keep its variables alive.
         """
-        self._own.left(frame)
-        if self._own.over:
+        self._restoration.left(frame)
+        if self._restoration.over:
             return
         if self.context.frame is frame:
             self.context.frame = None
@@ -441,27 +462,27 @@ class MonitorRun:
             self._fail(frame, error)
 
     def _on_interruption(self, frame: types.FrameType, kind: type[BaseException]) -> None:
-        """A callback has raised what is meant for the program, which will have it."""
+        """A callback has raised an interruption, which reaches the program."""
         detail = f"was interrupted by {kind.__name__}"
         self._split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
 
     def _on_hidden(self, frame: types.FrameType) -> None:
-        """Torch has dispatched operators that no instruction or call has told of."""
-        if not (self.context.recording.running.depth or self._own.over):
+        """Torch has dispatched operators that no reported event shows."""
+        if not (self.context.recording.running.depth or self._restoration.over):
             detail = "runs native code that applies tensor operators itself"
             self._split(frame, SplitCause(SplitReason.HIDDEN_NATIVE_OPERATORS, detail))
 
     def _on_frame(self, frame: types.FrameType) -> bool:
         try:
-            self._own.entered(frame)
-            return not self._own.over and self._entering.enter(self.context, frame)
+            self._restoration.entered(frame)
+            return not self._restoration.over and self._entering.enter(self.context, frame)
         except BaseException as error:
             self._fail(frame, error)
             return False
 
 
 def _nobody_listens() -> None:
-    """The run is over."""
+    """Replaces ``account`` once the run is over."""
 
 
 def _in_the_backend() -> str:

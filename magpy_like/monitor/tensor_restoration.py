@@ -24,7 +24,7 @@ class TensorRestoration:
         self.over = False
         """Whether these are all that the run waits for."""
 
-    def hand_back(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
+    def restore(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
         """A recording ends, which has ``changed`` these objects. ``frame`` stands before an
         instruction."""
         if self._branching is None or not self._branching.has_substitutes():
@@ -50,7 +50,7 @@ class TensorRestoration:
             if frame is not None:
                 frame.f_trace_opcodes = False
 
-    def goes_on(self, frame: types.FrameType) -> bool:
+    def resumes(self, frame: types.FrameType) -> bool:
         """Before a frame's next instruction: whether it was waited for, and has changed now."""
         if id(frame) not in self._waited_for or self._branching is None:
             return False

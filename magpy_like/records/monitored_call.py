@@ -56,7 +56,7 @@ class MonitoredCall:
             # in a native run.
             if not (run.context.compiling_read and cut.segment.roll_back(run.context.recording)):
                 program.reports_compiling &= not run.context.compiling_read
-                run.give_back(None, run.context.recording.changed_objects())
+                run.restore_result(None, run.context.recording.changed_objects())
                 raise
         except BaseException:
             cut.segment.dispatcher.note_escape()
@@ -75,7 +75,7 @@ class MonitoredCall:
         dispatcher, run, cut = self._dispatcher, self._run, self._cut
         changed = run.context.recording.changed_objects()
         self._record_last_segment(result)
-        result = run.give_back(result, changed)
+        result = run.restore_result(result, changed)
         cut.release()
         if dispatcher.fullgraph and dispatcher.split_points:
             point = dispatcher.split_points[-1]

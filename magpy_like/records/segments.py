@@ -212,7 +212,7 @@ class SegmentCut:
         dispatcher.note_split(SplitPoint.at(frame, cause))
         if dispatcher.fullgraph or dispatcher.is_eager:
             return False
-        run.let_go()
+        run.release_segment()
         self.segment.args = ()
         self._states, self._joins = states, cause.reason is SplitReason.VARYING_LIST
         return True
@@ -304,7 +304,7 @@ class SegmentCut:
         self.segment.recorded = covered
         functions = [state.function for state in states]
         variation = dataclasses.replace(variation, numbers=frozenset(varying))
-        run.go_on(arguments, functions, variation)
+        run.begin_segment(arguments, functions, variation)
 
 
 def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], number: Any) -> bool:

@@ -138,7 +138,7 @@ def get_attribute(value: Any, name: str, getter: Callable[[], Any]) -> Any:
     run = getattr(active, "run", None)
     if run is not None:
         detail = f"the getter of {name} fails after a split, and __getattr__ takes its place"
-        run.give_up(SplitReason.EXCEPTION_STATE, detail)
+        run.end_recording(SplitReason.EXCEPTION_STATE, detail)
     return lookup_in_type(type(value), "__getattr__")(value, name)
 
 
