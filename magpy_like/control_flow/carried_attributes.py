@@ -10,7 +10,7 @@ from typing import Any
 from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.objects.attributes import attribute_location
-from magpy_like.monitor.objects.loop_written_places import Location
+from magpy_like.monitor.objects.loop_written_locations import Location
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.refgraph import Relation, ShadowNode

@@ -26,7 +26,7 @@ from magpy_like.control_flow.path_ends import ADVANCED, PathEnd, copy_iterator
 from magpy_like.control_flow.placeholder_tensors import PlaceholderTensors
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.isolated_runs import BranchRun
-from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations
+from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.lifted_flags import BranchFlag
 from magpy_like.monitor.symbolic.loop_windows import IndexedReads

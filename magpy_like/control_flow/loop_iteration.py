@@ -25,7 +25,7 @@ from magpy_like.control_flow.loop_tensor_writes import CarriedRow
 from magpy_like.control_flow.path_ends import PathEnd
 from magpy_like.control_flow.value_comparison import describe
 from magpy_like.graph_operators.node_metadata import NUMBER, TWIN
-from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations
+from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.gathered_lists import CarriedList, GraphList
 from magpy_like.monitor.symbolic.loop_ranges import ReversedRows

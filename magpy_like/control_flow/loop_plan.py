@@ -21,7 +21,7 @@ from magpy_like.control_flow.loop_description import IterationSpace, LoopHead
 from magpy_like.control_flow.loop_tensor_writes import ExternalWrite, is_unshared
 from magpy_like.control_flow.operator_tools import OperatorTools
 from magpy_like.monitor.context import Context
-from magpy_like.monitor.objects.loop_written_places import Location, SubstitutedLocations
+from magpy_like.monitor.objects.loop_written_locations import Location, SubstitutedLocations
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 

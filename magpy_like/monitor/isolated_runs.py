@@ -24,7 +24,7 @@ from magpy_like.monitor.calls.operator_calls import BINARY, IN_PLACE
 from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_relation
 from magpy_like.monitor.objects.containers import CONTAINERS, cell_at
 from magpy_like.monitor.objects.finalizers import defines_destructor
-from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations, location_of
+from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations, location_of
 from magpy_like.monitor.torch_state.default_device import SWITCHES
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance

@@ -1,5 +1,13 @@
-"""The C++ helper: trace hook, operand stacks, guard checks. Built with the system's compiler on
-first use and kept in the code cache, by Python version and source."""
+"""The C++ helper. Built with the system's compiler on first use, and kept in the code cache by
+Python version and source.
+
+``monitor.cpp``: trace hook, operand stacks and frames.
+``stack_depth.h``: the depth of the operand stack at an instruction.
+``guards.cpp``: checks of guards on tensors, attributes and watched dictionaries.
+``keys.cpp``: order and stored hashes of dictionaries and sets.
+``dispatch.cpp``: the count of operators that torch dispatches.
+``instance_checks``: an ``isinstance`` that runs no code of the program.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +26,7 @@ _TORCH = Path(torch.__file__).parent
 
 
 def build(name: str, source: str, *flags: str) -> ModuleType:
-    """The extension module ``_magpy_`` ``name`` of some source text."""
+    """Build and load the extension module ``_magpy_<name>`` from C++ source text."""
     include = f"-I{sysconfig.get_paths()['include']}"
     headers = {header.name: header.read_text() for header in _HERE.glob("*.h")}
     path = compile_cpp(
@@ -28,6 +36,7 @@ def build(name: str, source: str, *flags: str) -> ModuleType:
 
 
 def source_of(name: str) -> str:
+    """The text of one of this package's C++ files."""
     return (_HERE / f"{name}.cpp").read_text()
 
 
@@ -39,7 +48,7 @@ WITH_TORCH = (
     "-lc10",
     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
 )
-"""Flags of a module that uses torch's headers."""
+"""Compiler flags of a module that uses torch's headers."""
 
 
 _monitor = build("monitor", source_of("monitor"))
@@ -83,4 +92,6 @@ dispatch_counter = _dispatch.counter
 
 _probe = torch.empty(0)
 if not _guards.calibrate(_probe, _probe._cdata):
-    raise ImportError("magpy_like does not know how this build of torch lays out its tensors")
+    raise ImportError(
+        "magpy_like does not know the memory layout of tensors in this build of torch"
+    )

@@ -1,7 +1,7 @@
-"""An ``is_instance`` that runs no code of the program's.
+"""``is_instance``: an ``isinstance`` that runs no code of the program.
 
-Python's own asks an object that is not of the class for its ``__class__`` too, which a property or
-a ``__getattribute__`` may compute, with effects, or wrongly: a proxy may claim to be a dictionary.
+Python's own reads ``__class__`` of an object that is not an instance, which a property or a
+``__getattribute__`` may compute, with effects, or wrongly: a proxy may claim to be a dictionary.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ else:
 
 
 def answers_in_python(value: Any) -> bool:
-    """Whether asking for an attribute of a value may run code of its class's."""
+    """True if reading an attribute of a value may run Python code of its class."""
     methods = (lookup_in_type(type(value), name) for name in ("__getattribute__", "__getattr__"))
     return any(is_instance(method, FunctionType) for method in methods)

@@ -13,5 +13,5 @@
 ``object_addresses``: memory addresses in ``id``, hashes, the order of sets, and texts.
 ``exc_info``: the exception that the program is handling.
 ``locks``: locks that no other thread can wait for.
-``loop_written_places``: locations that the iterations of a loop write to.
+``loop_written_locations``: locations that the iterations of a loop write to.
 """

@@ -1,4 +1,4 @@
-"""The ways that relations name, walked on the program's own objects."""
+"""Access paths on the program's own objects: following one relation after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from magpy_like.refgraph.plain_values import proxied_mapping
 
 
 def follow(parent: Any, relation: Relation) -> Any:
-    """What is at a place now; raises LookupError, AttributeError or ValueError when nothing is."""
+    """The present value at a location.
+
+    Raises:
+        LookupError, AttributeError, ValueError: there is none.
+    """
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
         return attribute(parent, key)
@@ -47,11 +51,11 @@ def follow(parent: Any, relation: Relation) -> Any:
         return proxied_mapping(parent)
     if kind is RelationKind.TYPE:
         return class_value(parent, key)
-    raise LookupError(f"no way along {relation}")
+    raise LookupError(f"{relation} cannot be followed")
 
 
 def dict_value(entries: dict[Any, Any], key: Any) -> Any:
-    """What a dictionary holds, and not what ``dict.__getitem__`` makes it make."""
+    """The value of a key in a dictionary; ``__missing__`` is not called."""
     found = dict.get(entries, key, NOTHING)
     if found is NOTHING:
         raise KeyError(key)
@@ -67,7 +71,7 @@ def _item(parent: Any, index: Any) -> Any:
 
 
 def class_value(cls: type, key: Any) -> Any:
-    """What a class or its bases hold under a name; behind one of them, if a pair is given."""
+    """The attribute ``key`` of a class or its bases; ``(name, cls)`` searches after ``cls``."""
     name, after = key if is_instance(key, tuple) else (key, None)
     mro = cls.__mro__
     for base in mro if after is None else mro[mro.index(after) + 1 :]:

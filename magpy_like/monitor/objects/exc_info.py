@@ -1,7 +1,7 @@
-"""``sys.exc_info()``: which exception the program handles, as ``contextlib.ExitStack`` asks.
+"""``sys.exc_info()``: the exception that the program handles, which ``contextlib.ExitStack`` reads.
 
-What the program itself has raised it raises again at every call. An exception that its caller was
-handling when it called belongs to that one call.
+The program raises its own exceptions again at every call. An exception that its caller was handling
+belongs to that one call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUERIES = (sys.exc_info, sys.exception)
 
 
 def begin_query(context: Context) -> Token:
-    """The program asks which exception is being handled."""
+    """Begin a query of the exception that is being handled."""
     return _finish, None
 
 

@@ -1,7 +1,7 @@
-"""Objects whose end the program notices: by a destructor, or by a weak reference to them.
+"""Finalizers: objects whose destruction the program observes by `__del__` or weak references.
 
-A mock holds what it is given until it ends, and brings changes about in an order of its own. So an
-object of this kind must die where the program lets it go, which is in native code alone.
+A mock holds its arguments until it returns, and applies changes in an order of its own. So an
+object of this kind must die where the program drops it, which only a native run ensures.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from magpy_like.refgraph.plain_values import HEAP_TYPE, MonitorWeakRef, is_plain
 
 
 def is_observed(value: Any) -> bool:
-    """Whether code of the program runs when an object dies, or can ask whether it is there."""
+    """True if the program's code runs when an object dies, or can query whether it is alive."""
     return has_cleanup(value) or any(map(_is_programs, weakref.getweakrefs(value)))
 
 
 def has_finalizers(value: Any) -> bool:
-    """Whether code of the program runs when an object dies."""
+    """True if the program's code runs when an object dies."""
     return has_cleanup(value) or any(map(_calls_back, weakref.getweakrefs(value)))
 
 
 def has_cleanup(value: Any) -> bool:
-    """Whether an object itself brings code of the program that runs when it dies."""
+    """True if an object itself has code that runs when it dies: `__del__`, or a generator's
+    ``finally``."""
     if is_instance(value, types.GeneratorType):
         frame = value.gi_frame
         return frame is not None and runs_cleanup(frame.f_code, frame.f_lasti)
@@ -49,16 +50,16 @@ def has_destructor(value: Any) -> bool:
 
 
 def defines_destructor(kind: type) -> bool:
-    """Whether the end of a class's instances is Python code."""
+    """True if a class has a ``__del__`` in Python."""
     if not kind.__flags__ & HEAP_TYPE:
         return False
     return is_instance(lookup_in_type(kind, "__del__"), types.FunctionType)
 
 
 def _is_programs(reference: Any) -> bool:
-    """Whether a weak reference is the program's; torch's tables are what it knows by itself.
+    """True if a weak reference is the program's, not one of torch's tables.
 
-    Once Dynamo has compiled anything, it keeps a table of all modules that are made.
+    Once Dynamo has compiled anything, it keeps a table of all modules that are created.
     """
     if type(reference) is MonitorWeakRef:
         return False
@@ -67,7 +68,7 @@ def _is_programs(reference: Any) -> bool:
 
 
 def _calls_back(reference: Any) -> bool:
-    """What weak containers do then is nothing but to forget it."""
+    """True if the death of the referent runs the program's code; weak containers only drop it."""
     callback = reference.__callback__
     own = is_instance(callback, types.FunctionType) and callback.__module__ in WEAK_CONTAINERS
     return callback is not None and not own and _is_programs(reference)
@@ -80,9 +81,9 @@ WEAK_CONTAINERS = ("weakref", "_weakrefset")
 def find_observed(
     values: Iterable[Any], is_held: Callable[[Any], bool] | None = None
 ) -> Any | None:
-    """One of these objects, or of those that they hold, whose end is noticed; None if none is.
+    """The first observed object among these and those that they hold; None if there is none.
 
-    What ``is_held`` has other owners, and so has all that it holds.
+    Objects for which ``is_held`` is true have other owners, and so has all that they hold.
     """
     return next(filter(is_observed, held_by(values, is_held)), None)
 
@@ -103,12 +104,12 @@ def held_by(values: Iterable[Any], is_held: Callable[[Any], bool] | None = None)
 
 
 _APART = (type, types.ModuleType, types.CodeType)
-"""Kept by the classes and modules that there are, or by cycles."""
+"""Kept alive by existing classes and modules, or by cycles."""
 
 
 def _is_defined(value: Any) -> bool:
-    """Whether it is a function that is kept where its name says, in its module or class: torch
-    keeps weak tables of those, too."""
+    """True for a function that its module or class keeps under its name: torch has weak tables of
+    those, too."""
     if not is_instance(value, types.FunctionType):
         return False
     holder: Any = sys.modules.get(value.__module__)
@@ -118,7 +119,7 @@ def _is_defined(value: Any) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What an object holds directly, as far as it may be the only one."""
+    """The objects that an object holds directly and may be the only owner of."""
     if is_instance(value, torch.Tensor):
         return list(object.__getattribute__(value, "__dict__").values())
     if is_instance(value, types.FunctionType):
@@ -133,7 +134,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def lost_values(node: ShadowNode, relation: Relation, value: Any) -> list[Any]:
-    """What a variable from outside is about to lose when one place of it holds ``value``."""
+    """The value that an external variable loses when a location of it holds ``value``, in a list."""
     with contextlib.suppress(LookupError, AttributeError, ValueError, TypeError):
         found = follow(node.variable, relation)
         if found is not value:
@@ -142,17 +143,18 @@ def lost_values(node: ShadowNode, relation: Relation, value: Any) -> list[Any]:
 
 
 def removable_contents(value: Any) -> list[Any]:
-    """What a container may lose: a dictionary its keys as well."""
+    """All that a container may lose: its elements, and a dictionary's keys."""
     return [*elements(value), *(dict.keys(value) if is_instance(value, dict) else ())]
 
 
 def may_keep_alive(value: Any) -> bool:
-    """Whether a local variable that is read no more may be what keeps an object from its end."""
+    """True if a dead local variable may keep alive an object whose death has effects."""
     return not is_plain(value) and (is_observed(value) or _is_open_file(value))
 
 
 def _is_open_file(value: Any) -> bool:
-    """What it holds back is written when it dies, and seen by what splits a program alone."""
+    """True for an open file: its buffer is written when it dies, and only code after a split sees
+    it."""
     if not is_instance(value, io.IOBase) or type(value).__module__ != "_io":
         return False
     with contextlib.suppress(ValueError):  # of a file that has been taken apart

@@ -1,6 +1,6 @@
-"""Looking into variables from outside: each look adds what its outcome depends on, and no more.
+"""Inspections of external variables: each adds the facts that its outcome depends on, and no more.
 
-A look at something that the region has made relies on nothing, but on what in it was there before.
+An inspection of a new object relies on the external objects in it alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from magpy_like.split_reasons import SplitReason
 
 
 class Inspections:
-    """What operations find out about variables from outside."""
+    """Partial reads of external variables: length, keys, truth, comparisons."""
 
     def __init__(
         self, refs: RefGraph, variables: Variables, reads: OutsideReads, varying: Variation
@@ -39,14 +39,14 @@ class Inspections:
         self._refs, self._variables, self._reads, self._varying = refs, variables, reads, varying
         self._compares_in_python: dict[int, bool] = {}
         self.distinct: set[tuple[int, int]] = set()
-        """Pairs of nodes that the program found to be different objects."""
+        """Pairs of nodes that the program has tested to be distinct objects."""
         self.compared: dict[int, None] = {}
-        """Objects that native code has compared with others, as it does by identity."""
+        """Nodes of objects that native code has compared with others, by identity if nothing else."""
         self.unchanged: list[VersionCheck] = []
-        """Tensors that must keep their data, as one may be another."""
+        """Version checks of tensors that must keep their data, as they may be aliases."""
 
     def visit(self, value: Any, read: ValueRead) -> None:
-        """An operation looked at ``value`` to the depth ``read``."""
+        """Record that an operation inspects ``value`` to the depth ``read``."""
         if read is ValueRead.NONE or is_plain(value) or is_instance(value, torch.Tensor):
             return
         if is_instance(value, types.MappingProxyType) and read is not ValueRead.TYPE:
@@ -72,7 +72,7 @@ class Inspections:
                         self.visit(item, deeper)
 
     def unwrap_proxy(self, value: Any) -> Any:
-        """The mapping that a mapping proxy shows, or any other value itself."""
+        """The mapping behind a mapping proxy; any other value itself."""
         if not is_instance(value, types.MappingProxyType):
             return value
         mapping, node = proxied_mapping(value), self._variables.node(value)
@@ -81,21 +81,22 @@ class Inspections:
         return mapping
 
     def inspect_length(self, node: ShadowNode) -> None:
+        """Rely on the number of a container's elements."""
         self._reads.check_unchanged_inside(node)
         if not self._has_first_length(node):
             self._reads.record_contents(node)
         elif is_instance(node.variable, CONTAINERS) or not is_instance(
             lookup_in_type(node.type, "__len__"), types.FunctionType
-        ):  # others answer in Python
+        ):  # a __len__ in Python is followed
             node.facts.add(Fact.LENGTH)
 
     def _has_first_length(self, node: ShadowNode) -> bool:
-        """Whether a container holds as many elements as it did: a list may have others by now."""
+        """True if a container has as many elements as at entry, if perhaps others."""
         replaced = is_instance(node.variable, list) and not (node.replays or node.rewritten)
         return node.contents is None or replaced
 
     def inspect_truth(self, value: Any) -> None:
-        """The program asked whether a container holds anything."""
+        """Rely on whether a container has elements."""
         node = self._variables.node(value)
         if node is None:
             return
@@ -108,14 +109,14 @@ class Inspections:
             self._reads.record_contents(node)
 
     def counts_vary(self, node: ShadowNode) -> bool:
-        """Whether a list from outside is likely to be another one at every call: it has had other
-        lengths, or, of a deque, other numbers."""
+        """True if an external list is likely to differ at every call: its length has varied or, of a
+        deque, its numbers."""
         if self._variables.path(node) in self._varying.counts:
             return True
         return node.type is collections.deque and self.items_vary(node.variable)
 
     def items_vary(self, container: Any) -> bool:
-        """Whether a list or deque from outside has had other numbers at other calls."""
+        """True if the numbers in an external list or deque have varied between calls."""
         node = self._variables.node(container)
         if node is None or not self._varying.numbers:
             return False
@@ -125,19 +126,20 @@ class Inspections:
         )
 
     def is_added(self, node: ShadowNode, key: int) -> bool:
-        """Whether the program itself has put there what a list has at a negative index."""
+        """True if the program itself has added the element at a negative index of a list."""
         self._reads.check_unchanged_inside(node)
         known = self._reads.list_values.get(node.node_id)
         return known is not None and -known.added <= key < 0
 
     def length_varies(self, value: Any) -> bool:
-        """Whether a variable is a list from outside that has had other lengths at other calls."""
+        """True for an external list whose length has varied between calls."""
         if not self._varying.lengths or type(value) is not list:
             return False
         node = self._variables.node(value)
         return node is not None and self._variables.path(node) in self._varying.lengths
 
     def inspect_keys(self, node: ShadowNode) -> None:
+        """Rely on the keys of a dictionary."""
         self._reads.check_unchanged_inside(node)
         if node.contents is not None or not is_instance(node.variable, dict):
             self._reads.record_contents(node)
@@ -147,10 +149,10 @@ class Inspections:
             node.facts.add(Fact.KEYS)
 
     def key_in(self, node: ShadowNode, key: Any) -> Any:
-        """How a relation names a key that the program looks up in a dictionary, or puts there.
+        """The name in a relation of a key that the program looks up in a dictionary or stores there.
 
         Raises:
-            Split: a guard or mock would run code of the program's to find it, or could not.
+            Split: a guard or mock cannot look the key up, or only by running the program's code.
         """
         if self.compares_in_python(node):
             raise Split(
@@ -160,16 +162,16 @@ class Inspections:
         return self._variables.key(key)
 
     def compares_in_python(self, node: ShadowNode) -> bool:
-        """Whether a dictionary or set from outside runs code of what it holds to find anything."""
+        """True if a look-up in an external dictionary or set runs Python code of its keys."""
         known = self._compares_in_python.get(node.node_id)
         if known is None:
             known = self._compares_in_python[node.node_id] = any_hashes_in_python(node.variable)
         return known
 
     def record_comparison(self, value: Any, seen: frozenset[int] = frozenset()) -> None:
-        """Native code compares ``value``, or what it holds, with other objects or hashes it.
+        """Record that native code compares or hashes ``value`` or its contents.
 
-        By default objects are equal to themselves alone, so those that differ must differ again.
+        By default an object is equal to itself alone, so distinct objects must be distinct again.
         """
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
@@ -188,16 +190,16 @@ class Inspections:
                 self.record_comparison(key, seen)
 
     def rely_on_identity(self, *values: Any) -> None:
-        """Which objects these plain values are makes a difference: those from outside must be the
-        very same again, wherever they were found, as there may be equal ones."""
-        told = [value for value in values if not is_interned(value)]
-        if not told:
+        """Rely on the identity of plain values: the external ones must be the same objects at every
+        call, as there may be equal ones."""
+        distinct = [value for value in values if not is_interned(value)]
+        if not distinct:
             return
         for node in self._refs:
-            if node.plain and node.existed and any(node.variable is value for value in told):
+            if node.plain and node.existed and any(node.variable is value for value in distinct):
                 node.facts.update((Fact.VALUE, Fact.IDENTITY))
                 self._reads.just_read.discard(node.node_id)
 
     def has_changed(self, since: int = 0) -> bool:
-        """Whether one of the tensors that must keep their data was changed in place."""
+        """True if one of the ``unchanged`` tensors, from position ``since``, was changed in place."""
         return any(check.has_changed() for check in self.unchanged[since:])

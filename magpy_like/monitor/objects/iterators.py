@@ -1,8 +1,8 @@
-"""Native iterators from outside, such as that of a loop which is under way behind a split.
+"""External native iterators, such as that of a loop that is under way after a split.
 
-What such an iterator will give next can be told without advancing it, so its elements are
-variables that a guard finds: the edge ITERATION n leads to the n-th element from the state in which
-the region was entered. The mock advances the iterator by as many as the program has taken.
+The next elements of such an iterator can be read without advancing it, so they are variables that
+a guard finds: the edge ITERATION n leads to the n-th element after the state at entry. The mock
+advances the iterator by the number of elements that the program has taken.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ DICT_ITERATORS: dict[type, Any] = {
     type(iter({}.values())): lambda d: iter(dict.values(d)),
     type(iter({}.items())): lambda d: iter(dict.items(d)),
 }
-"""How each is made from its dictionary."""
+"""Types of dictionary iterators, with the function that creates one."""
 SINGLE = (*SEQUENCE_ITERATORS, *DICT_ITERATORS, type(reversed([])))
 ARRAY_ITERATOR = type(iter(np.zeros(1)))
-"""Goes through whatever has ``__getitem__``, such as an array."""
+"""Iterates over anything with a ``__getitem__``, such as an array."""
 PEEKABLE: tuple[type, ...] = (*SINGLE, enumerate, zip)
-"""Types of iterators whose next elements can be told."""
+"""Types of iterators whose next elements can be read without advancing them."""
 
 
 def external_advance_split(iterator: Any) -> Split:
-    """The program takes elements from an iterator that was there before."""
+    """The split of a program that takes elements from an external iterator."""
     name = type(iterator).__qualname__
     return Split(SplitReason.ITERATOR_STATE, f"advances an external {name}")
 
 
 def peek(iterator: Any, count: int) -> Any:
-    """What an iterator will give after ``count`` other elements; NOTHING when it will be exhausted.
+    """The element of an iterator after ``count`` others; NOTHING if it is exhausted by then.
 
     Raises:
-        Split: that cannot be told without advancing it.
+        Split: the element cannot be read without advancing the iterator.
     """
     kind = type(iterator)
     if kind is enumerate:
@@ -88,7 +88,7 @@ def advance(iterator: Any, count: int) -> None:
 
 
 def container_iterators(iterator: Any) -> Iterator[Any]:
-    """The iterators over containers that an iterator takes its elements from."""
+    """The iterators over containers from which an iterator takes its elements."""
     if type(iterator) is enumerate:
         yield from container_iterators(iterator.__reduce__()[1][0])
     elif type(iterator) is zip:
@@ -99,29 +99,29 @@ def container_iterators(iterator: Any) -> Iterator[Any]:
 
 
 def are_independent(*iterators: Any) -> bool:
-    """Whether none of them takes elements that another one, or its own other part, would."""
+    """True if no two of these iterators, or of their parts, take elements from a common one."""
     found = [id(inner) for iterator in iterators for inner in container_iterators(iterator)]
     return len(found) == len(set(found))
 
 
 def container_of(iterator: Any) -> Any:
-    """What an iterator over a container goes through; None when it is exhausted."""
+    """The container that an iterator iterates over; None when it is exhausted."""
     if type(iterator) in DICT_ITERATORS:
         return next((held for held in gc.get_referents(iterator) if is_instance(held, dict)), None)
     return iterator.__reduce__()[1][0]
 
 
 def peekable_node(rec: Recording, value: Any) -> ShadowNode | None:
-    """The node of an iterator from outside whose elements a guard can find."""
+    """The node of an external iterator whose elements a guard can find; None for any other."""
     return rec.variables.node(value) if type(value) in PEEKABLE else None
 
 
 def is_native_iterator(value: Any) -> bool:
-    """Whether native code gives what comes next, and keeps how far it has come."""
+    """True if native code implements ``__next__`` and holds the iterator's state."""
     step = lookup_in_type(type(value), "__next__")
     return step is not NULL and not is_instance(step, FunctionType)
 
 
 def is_started_before(rec: Recording, value: Any) -> bool:
-    """Whether a value is a generator from outside: what it does next depends on its frame."""
+    """True for an external generator, whose next step depends on its frame."""
     return is_instance(value, GeneratorType) and rec.variables.node(value) is not None

@@ -1,8 +1,8 @@
-"""Locks that leave no trace when they are released before the region ends.
+"""Locks that no other thread can wait for: they leave no trace if released before the region ends.
 
-Another thread may wait for a lock from outside, and may change what the program reads until it has
-the lock: taking it, and giving it back, splits the program. A lock that the region has made is its
-own, and one that only keeps a cache from being filled twice hides nothing from a guard.
+Acquiring or releasing an external lock splits the program: another thread may wait for it, and
+change meanwhile what the program reads. A new lock belongs to the region alone, and a lock that
+only prevents a cache from being filled twice hides nothing from a guard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FILLS_A_CACHE = {functools.cached_property.__get__.__code__}
 
 
 def acquire_uncontended(rec: Recording, manager: Any, code: types.CodeType) -> bool:
-    """``with manager`` in ``code``: whether it is such a lock, which is remembered then."""
+    """True if ``with manager`` in ``code`` acquires such a lock, which is noted then."""
     if not is_instance(manager, _LOCKS):
         return False
     if not rec.variables.is_new_object(manager) and code not in _FILLS_A_CACHE:
@@ -31,7 +31,7 @@ def acquire_uncontended(rec: Recording, manager: Any, code: types.CodeType) -> b
 
 
 def release_uncontended(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether ``operation`` gives back a lock that was taken so."""
+    """True if ``operation`` releases a lock that was noted."""
     if operation not in _LEAVE or not any(
         held is args[0] for held in rec.effects.uncontended_locks
     ):
@@ -41,8 +41,8 @@ def release_uncontended(rec: Recording, operation: Any, args: tuple[Any, ...]) -
 
 
 def holds_any(rec: Recording) -> bool:
-    """Whether the program holds a lock that was taken so. One that an exception has made it give
-    back is remembered still."""
+    """True if the program holds a noted lock. One that was released by an exception is still
+    noted."""
     return any(map(_is_held, rec.effects.uncontended_locks))
 
 

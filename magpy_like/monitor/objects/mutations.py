@@ -1,7 +1,8 @@
-"""Changing variables from outside: what was there first is remembered before it is lost.
+"""Changes of external variables: the first contents are saved before they are lost.
 
-A change of one place is an edge of a new version; one that depends on all that a container holds
-rewrites it. No change takes away what the program would notice the end of in a mock.
+A change of one location is an edge of a new version; a change that depends on all contents of a
+container rewrites it. A change that destroys an object with finalizers splits the program: a mock
+would destroy it at another time.
 """
 
 from __future__ import annotations
@@ -27,42 +28,43 @@ from magpy_like.split_reasons import SplitReason
 
 
 class Mutations:
-    """What the program does to variables from outside."""
+    """Changes of external variables."""
 
     def __init__(self, refs: RefGraph, running: RunningOperator, reads: OutsideReads) -> None:
         self._refs, self._running, self._reads = refs, running, reads
         self.may_destroy = False
-        """Whether the program has taken something, for which there are weak references, out of what
-        is outside: it dies when the record is made, at the latest."""
+        """Whether the program has removed an object with weak references from an external one: it dies
+        when the record is made, at the latest."""
         self.destroying: set[int] = set()
-        """The ids of what the instruction that splits the program takes out of what is outside."""
+        """Ids of the objects that the splitting instruction removes from external ones."""
 
     def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
-        """One place of a variable from outside is about to hold ``value``."""
+        """Record that a location of an external variable is about to hold ``value``."""
         if self._reads.substituted.covers(node, relation):
             return
         self.lose(node, relation, value)
         self.put(node, relation, value)
 
     def lose(self, node: ShadowNode, relation: Relation, value: Any = NULL) -> None:
-        """Something else, or ``value``, is about to take the place of what is there."""
+        """Prepare for the loss of a location's present contents, which ``value`` may replace."""
         if node.replays:
             self._reads.specialize_iterator_reads(node)
         self._reads.list_values.pop(node.node_id, None)
-        self._look_at_end(node, lost_values(node, relation, value))
+        self._check_finalizers(node, lost_values(node, relation, value))
         self.snapshot(node)
 
     def put(self, node: ShadowNode, relation: Relation, value: Any) -> None:
-        """One place holds ``value`` from here on."""
+        """Record that a location holds ``value`` from here on."""
         if node.rewritten:
             self._refs.in_place(node)
         else:
             self._refs.write(node, relation, value)
 
     def remove(self, node: ShadowNode, relation: Relation) -> None:
+        """Record that a location is about to be deleted."""
         if node.replays:
             self._reads.specialize_iterator_reads(node)
-        self._look_at_end(node, lost_values(node, relation, NULL))
+        self._check_finalizers(node, lost_values(node, relation, NULL))
         self.snapshot(node)
         if node.rewritten:
             self._refs.in_place(node)
@@ -70,21 +72,25 @@ class Mutations:
             self._refs.delete(node, relation)
 
     def rewrite(self, node: ShadowNode) -> None:
-        """A container from outside is about to be changed in a way that depends on its contents."""
+        """Record a change of an external container that depends on its contents.
+
+        Raises:
+            Split: native code changes an object other than a built-in container.
+        """
         if not is_instance(node.variable, list | dict | set | collections.deque):
             raise Split(
                 SplitReason.CUSTOM_CLASS_STATE,
                 f"changes an external {node.type.__qualname__} in native code",
             )
         self._reads.list_values.pop(node.node_id, None)
-        self._look_at_end(node, removable_contents(node.variable))
+        self._check_finalizers(node, removable_contents(node.variable))
         self.snapshot(node)
         self._reads.record_contents(node)
         node.rewritten = True
         self._refs.in_place(node)
 
     def snapshot(self, node: ShadowNode) -> None:
-        """Remember a container's contents before its first change.
+        """Save a container's contents before its first change.
 
         Raises:
             EffectInsideOperator: the change happens inside an operator.
@@ -105,28 +111,30 @@ class Mutations:
             elif is_instance(value, set):
                 node.contents = tuple(elements(value))
 
-    def _look_at_end(self, node: ShadowNode, lost_values: list[Any]) -> None:
-        """
+    def _check_finalizers(self, node: ShadowNode, lost_values: list[Any]) -> None:
+        """Check that the loss of these values runs no code of the program.
+
         Raises:
-            Split: the end of what a variable from outside is about to lose is noticed.
+            Split: one of them, or an object that it holds, has finalizers.
         """
-        noticed = next(filter(is_observed, held_by(lost_values)), None)
-        if noticed is None:
+        observed = next(filter(is_observed, held_by(lost_values)), None)
+        if observed is None:
             return
         self.may_destroy = True
-        heard_of = next(filter(has_finalizers, held_by(lost_values)), None)
-        if heard_of is not None:
+        finalized = next(filter(has_finalizers, held_by(lost_values)), None)
+        if finalized is not None:
             self.destroying = {id(value) for value in held_by(lost_values)}
-            kind, owner = type(heard_of).__qualname__, node.type.__qualname__
+            kind, owner = type(finalized).__qualname__, node.type.__qualname__
             raise Split(
                 SplitReason.FINALIZER,
                 f"removes a {kind}, which has finalizers, from an external {owner}",
             )
 
     def check_none_lost(self) -> None:
-        """
+        """Check a read of weak references.
+
         Raises:
-            Split: the program looks at weak references, and has let go of an object that has some.
+            Split: the program may have destroyed an object that has some.
         """
         if self.may_destroy:
             raise Split(

@@ -1,9 +1,8 @@
-"""Meeting variables from outside: what a record relies on from then on.
+"""Reads of external variables: the facts that a record relies on from then on.
 
-Whatever the program gets hold of has a node before anything is done with it, and the least fact
-that its later use cannot do without: of a plain value the value, of a tensor its metadata, of a
-class or module which one it is, of anything else the type. An element counts as it was when the
-region was entered, whatever has become of its container since.
+A variable has a node before the program uses it, with the least fact that every use needs: the
+value of a plain value, the metadata of a tensor, the identity of a class or module, the type of
+anything else. An element counts as it was at entry, whatever has become of its container since.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from magpy_like.monitor.objects.containers import (
     items_of,
     plain_key,
 )
-from magpy_like.monitor.objects.loop_written_places import SubstitutedLocations
+from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_sizes import TensorSizes
@@ -59,13 +58,13 @@ ExceptionOrigin = tuple[
 
 
 def exception_origin(exception: BaseException) -> ExceptionOrigin:
-    """Where an exception came from: frames, cause, context, and whether the last one counts."""
+    """Traceback, cause and context of an exception, and whether the context is suppressed."""
     error = exception
     return error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
 
 
 class OutsideReads:
-    """Variables from outside as the program finds them, one after the other."""
+    """External variables, in the order in which the program reads them."""
 
     def __init__(
         self,
@@ -80,34 +79,36 @@ class OutsideReads:
         self._refs, self._variables, self._running = refs, variables, running
         self._writes, self._sizes, self._effects, self._lifted = writes, sizes, effects, lifted
         self.just_read: set[int] = set()
-        """The ids of numbers that nothing has relied on but the read that is going on: it may turn
-        out that they are lifted."""
+        """Nodes of numbers that nothing but the present read relies on: they may still be lifted."""
         self.layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """Sizes and strides of the tensors from outside, when they were met."""
+        """Sizes and strides of external tensors at their first read, by node."""
         self.tensor_classes: dict[type, dict[str, Any]] = {}
-        """What the classes of tensors held before the program ran: operators are their methods."""
+        """Attributes of tensor classes before the program ran: operators are their methods."""
         self.exceptions: dict[int, tuple[BaseException, ExceptionOrigin]] = {}
-        """The exceptions from outside, with where they came from when they were met."""
+        """External exceptions with their origin at the first read, by node."""
         self.dictionaries: dict[int, ShadowNode] = {}
-        """The instances whose dictionaries the program has got at, by the nodes of these."""
+        """Instances whose dictionaries the program has read, by the nodes of the dictionaries."""
         self.drawn: list[ShadowNode] = []
-        """Arrays and generators that the mock makes before anything else."""
+        """Random arrays and generators, which the mock creates first."""
         self.globals_read: set[tuple[int, str]] = set()
         """Global variables that have been read: id of the dictionary, and name."""
         self.cached: list[Any] = []
-        """Tensors that a cache keeps, held until the record holds them."""
+        """Tensors that a cache keeps, held until the record is made."""
         self.list_values: dict[int, ListValue] = {}
-        """By node, the lists that the record holds for whatever they hold."""
+        """Lifted lists, by node: the record holds for any contents."""
         self.substituted = SubstitutedLocations()
-        """Where other values are than the program's, as a round of a loop runs beside it."""
+        """Locations that hold other values than the program's while an iteration runs in isolation."""
         for cls in (torch.Tensor, torch.nn.Parameter):
             self.know_tensor_class(cls)
 
     def record(self, source: ShadowNode, relation: Relation, value: Any) -> ShadowNode:
-        """The program got ``value`` by following ``relation`` from ``source``.
+        """Record that ``relation`` leads from ``source`` to ``value``.
+
+        Returns:
+            The node of ``value``.
 
         Raises:
-            Split: it is a tensor whose class must not be asked anything out of turn.
+            Split: the value is a tensor with a ``__torch_function__``, or a traceback.
         """
         if self.substituted.covers(source, relation):
             return source
@@ -137,12 +138,12 @@ class OutsideReads:
         return node
 
     def check_unchanged_inside(self, node: ShadowNode, relation: Relation | None = None) -> None:
-        """Where an operator is running, its own Python code looks at what a variable holds, or
-        follows a relation, and will again whenever the graph runs: before all changes that the
-        program makes outside.
+        """Check a read by the Python code of a running operator, which reads again whenever the graph
+        runs: before all changes that the program makes outside.
 
         Raises:
-            EffectInsideOperator: the program has changed that.
+            EffectInsideOperator: the program has changed the contents of the variable, or the
+                location that ``relation`` names.
         """
         written = node.written if relation is None else relation in node.written
         if self._running.depth and (written or node.rewritten or node.replays):
@@ -152,6 +153,7 @@ class OutsideReads:
             )
 
     def record_absent(self, source: ShadowNode, relation: Relation) -> None:
+        """Record that ``source`` has nothing at ``relation``."""
         self.check_unchanged_inside(source, relation)
         if source.replays:
             self.specialize_iterator_reads(source)
@@ -161,18 +163,18 @@ class OutsideReads:
             self._refs.read_absent(source, relation)
 
     def record_cached(self, value: Any) -> None:
-        """A cached result: the same object at every call from now on."""
+        """Record a cached result: the same object at every call from now on."""
         node = self._variables.constant(value)
         if is_instance(value, torch.Tensor):
             self._expect(node, value, False)
             self.cached.append(value)
 
     def record_drawn(self, value: Any) -> None:
-        """``value`` is there before the operator graph runs, but another one at every call."""
+        """Record a random object, which the mock creates before the operator graph runs."""
         self.drawn.append(self._refs.add(value, existed=True))
 
     def record_context_variable(self, variable: contextvars.ContextVar[Any]) -> None:
-        """The program looked at a context variable."""
+        """Record a read of a context variable."""
         node, relation = self._variables.constant(variable), Relation(RelationKind.CONTEXT)
         try:
             self.record(node, relation, variable.get())
@@ -180,13 +182,17 @@ class OutsideReads:
             self.record_absent(node, relation)
 
     def record_dictionary(self, owner: ShadowNode, attributes: dict[str, Any]) -> ShadowNode:
-        """The program has got at the dictionary that keeps an instance's attributes."""
+        """Record a read of the dictionary that holds an instance's attributes; return its node."""
         node = self.record(owner, Relation(RelationKind.DICT), attributes)
         self.dictionaries[node.node_id] = owner
         return node
 
     def check_dictionary(self, node: ShadowNode, relation: Relation | None = None) -> None:
-        """Raises Split: what a dictionary holds there was set as an attribute of its owner."""
+        """Check a read of an instance's dictionary; ``relation`` None stands for all of it.
+
+        Raises:
+            Split: the program has set the entry as an attribute of the instance.
+        """
         written = self.dictionaries[node.node_id].written
         if relation is None:
             found = any(other.kind is RelationKind.ATTRIBUTE for other in written)
@@ -225,16 +231,15 @@ class OutsideReads:
             elif is_instance(value, SCALARS):
                 node.facts.add(Fact.VALUE)
             elif is_instance(value, slice):
-                self.record_contents(node)  # native code takes its parts without asking
+                self.record_contents(node)  # native code reads its parts directly
             elif is_instance(value, types.MethodType):
-                self.record_bound_method(
-                    node
-                )  # Python 3.11 does, before the call that the monitor sees
+                # Python 3.11 unpacks it before the call that the monitor sees.
+                self.record_bound_method(node)
             elif is_instance(value, BaseException):
                 self.exceptions.setdefault(node.node_id, (value, exception_origin(value)))
 
     def know_tensor_class(self, cls: type) -> None:
-        """All that a class of tensors holds in Python is relied on."""
+        """Rely on all attributes that a class of tensors has in Python."""
         for base in cls.__mro__:
             if base.__flags__ & HEAP_TYPE and base not in self.tensor_classes:
                 entries = dict(class_entries(base))
@@ -242,18 +247,18 @@ class OutsideReads:
                 self.tensor_classes[base] = entries
 
     def record_bound_method(self, node: ShadowNode) -> None:
-        """A bound method from outside leads to its function and receiver."""
+        """Record the function and the receiver of an external bound method."""
         for name in ("__func__", "__self__"):
             self.record(node, Relation(RelationKind.SLOT, name), getattr(node.variable, name))
 
     def note_raised(self, exception: BaseException, traceback: types.TracebackType | None) -> None:
-        """An exception from outside was raised: Python 3.11 tells it later through which frames."""
+        """Note that an external exception was raised: Python 3.11 sets its traceback later."""
         node = self._variables.node(exception)
         if node is not None:
             self.exceptions[node.node_id] = exception, (traceback, *exception_origin(exception)[1:])
 
     def record_contents(self, node: ShadowNode) -> None:
-        """Everything that a container held directly is now relied on.
+        """Rely on all direct contents of a container, as they were at entry.
 
         Raises:
             Split: the variable has contents that a guard cannot check.
@@ -309,10 +314,10 @@ class OutsideReads:
             node.contents = array.copy()
 
     def _check_unwritten(self, array: np.ndarray[Any, Any]) -> None:
-        """
+        """Check that an array holds its values at entry, which a guard compares.
+
         Raises:
-            Split: the program has changed the array already, by a tensor with the same memory: a
-                guard would compare what it holds at entry with what it holds now.
+            Split: the program has changed the array through a tensor with the same memory.
         """
         for node in self._refs:
             tensor = node.variable
@@ -325,14 +330,14 @@ class OutsideReads:
                     )
 
     def _keep(self, node: ShadowNode, relation: Relation, item: Any) -> None:
-        """An element of the first version, whatever has become of the container since."""
+        """Record an element of a container's first version."""
         if relation in node.first.refs:
             child_id = node.first.refs[relation]
             if child_id == ABSENT:
                 return
             child = self._refs.get_node_by_id(child_id)
             if child.plain and not self._lifted.external.is_entry_value(item, child):
-                # A number that is lifted elsewhere was looked at here.
+                # The number is lifted elsewhere, and its value is read here.
                 child.facts.add(Fact.VALUE)
                 self.just_read.discard(child_id)
             return
@@ -346,10 +351,10 @@ class OutsideReads:
             self._expect(child, item, plain)
 
     def specialize_iterator_reads(self, node: ShadowNode) -> None:
-        """A container that was only added to is looked at: its first contents count after all."""
+        """Rely on the first contents of a container whose changes were to be replayed."""
         for changed, operation, args in self._effects.replays:
             if changed is node and operation in (list.__setitem__, list.pop):
-                self._lifted.specialize(args[:1])  # its elements are told by where they are
+                self._lifted.specialize(args[:1])  # relations name its elements by their positions
         self.list_values.pop(node.node_id, None)
         self._effects.replays = [entry for entry in self._effects.replays if entry[0] is not node]
         node.replays = []

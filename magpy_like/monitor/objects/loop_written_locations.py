@@ -1,7 +1,8 @@
-"""Places of objects that the rounds of a loop write to: attributes, elements, shared variables.
+"""Locations that the iterations of a loop write to: attributes, elements, closure variables.
 
-While a round runs beside the program such a place holds what any round may find there, and what the
-program has there is put back behind it. So the record learns nothing of what is there meanwhile.
+While an iteration runs in isolation, such a location holds a stand-in for any value that an
+iteration may find there; the program's own value is restored afterwards. The recording ignores
+reads and writes of the location meanwhile.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """One place: what ``relation`` leads to from ``owner``."""
+    """A location: ``relation`` of ``owner``."""
 
     owner: Any
     relation: Relation
 
     @property
     def address(self) -> tuple[int, Any]:
-        """The same for all ways to the place."""
+        """A key that is equal for all access paths to the location."""
         within, key = self.owner, self.relation.key
         if self.relation.kind is RelationKind.ATTRIBUTE:
             within = instance_dict(within)
@@ -43,7 +44,7 @@ class Location:
         return id(within), key
 
     def get(self) -> Any:
-        """What is there; NULL for nothing."""
+        """The present value; NULL if there is none."""
         owner, (kind, key) = self.owner, self.relation
         try:
             if kind is RelationKind.CELL:
@@ -69,8 +70,8 @@ class Location:
 
 
 def location_of(owner: Any, kind: RelationKind, key: Any) -> Location | None:
-    """The place where ``owner`` holds something now that is about to be replaced; None where
-    nothing is there, or more than that would change."""
+    """The location of ``owner`` whose value is about to be replaced; None if it has no value, or if
+    the write changes more than the location."""
     relation = Relation(kind, key)
     if kind is RelationKind.ATTRIBUTE:
         if is_instance(owner, torch.Tensor | type | types.ModuleType) or type(key) is not str:
@@ -96,26 +97,26 @@ _KINDS = frozenset(
 
 
 class SubstitutedLocations:
-    """Objects that hold something else than the program's, while a round runs beside it."""
+    """Locations that hold other values than the program's while an iteration runs in isolation."""
 
     def __init__(self, rec: Recording | None = None, lists: Iterable[list[Any]] = ()) -> None:
-        """``lists`` are those to which rounds are known to append."""
+        """``lists`` are those to which iterations are known to append."""
         self._rec = rec
         self._places: dict[tuple[int, Any], Location] = {}
         self._lists: dict[int, list[Any]] = {}
         self._undo: list[Callable[[], None]] = []
-        """What puts back what the program has, last things first."""
+        """Functions that restore the program's values, to be called in reverse order."""
         for value in lists:
             self._keep(value)
 
     def allow(self, place: Location) -> None:
-        """The round may put something into this place."""
+        """Let the iteration write to a location."""
         if place.address not in self._places:
             self._places[place.address] = place
             self._undo.append(partial(place.put, place.get()))
 
     def allow_growth(self, value: Any) -> bool:
-        """Whether the round may change this, a list that the program has made."""
+        """Let the iteration change a list that the program created; False for any other value."""
         if (
             type(value) is not list
             or self._rec is None
@@ -139,16 +140,16 @@ class SubstitutedLocations:
         return [*self._lists.values()]
 
     def covers(self, node: ShadowNode, relation: Relation) -> bool:
-        """Whether what is found there is another value than the program's."""
+        """True if the location holds another value than the program's."""
         if not self._places or relation.kind not in _KINDS:
             return False
         return Location(node.variable, relation).address in self._places
 
     def check(self, node: ShadowNode) -> None:
-        """A variable from outside is relied on as a whole.
+        """Check a read of all contents of an external variable.
 
         Raises:
-            Split: it has another value somewhere than the program has there.
+            LoopNotMergeable: a location of it holds another value than the program's.
         """
         owner = node.variable
         for address, place in self._places.items():
@@ -159,7 +160,11 @@ class SubstitutedLocations:
 
     @contextmanager
     def substituting(self, values: Sequence[tuple[Location, Any]]) -> Iterator[FinalContents]:
-        """Have other values there for a while; tells what is there in the end."""
+        """Put other values into locations for a while.
+
+        Yields:
+            The contents at the end, complete when the context is left.
+        """
         assert self._rec is not None
         left = FinalContents()
         outer, self._rec.reads.substituted = self._rec.reads.substituted, self
@@ -178,7 +183,7 @@ class SubstitutedLocations:
 
 @dataclass
 class FinalContents:
-    """What a round has left in places and lists."""
+    """Contents of locations and lists at the end of an iteration."""
 
     places: list[Any] = field(default_factory=list)
     lists: list[list[Any]] = field(default_factory=list)
