@@ -134,7 +134,8 @@ def _parts(value: Any) -> list[Any]:
 
 
 def lost_values(node: ShadowNode, relation: Relation, value: Any) -> list[Any]:
-    """The value that an external variable loses when a location of it holds ``value``, in a list."""
+    """The value that an external variable loses when a location of it holds ``value``, in a
+    list."""
     with contextlib.suppress(LookupError, AttributeError, ValueError, TypeError):
         found = follow(node.variable, relation)
         if found is not value:

@@ -41,7 +41,8 @@ class Inspections:
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program has tested to be distinct objects."""
         self.compared: dict[int, None] = {}
-        """Nodes of objects that native code has compared with others, by identity if nothing else."""
+        """Nodes of objects that native code has compared with others, by identity if nothing
+        else."""
         self.unchanged: list[VersionCheck] = []
         """Version checks of tensors that must keep their data, as they may be aliases."""
 
@@ -109,8 +110,8 @@ class Inspections:
             self._reads.record_contents(node)
 
     def counts_vary(self, node: ShadowNode) -> bool:
-        """True if an external list is likely to differ at every call: its length has varied or, of a
-        deque, its numbers."""
+        """True if an external list is likely to differ at every call: its length has varied or, of
+        a deque, its numbers."""
         if self._variables.path(node) in self._varying.counts:
             return True
         return node.type is collections.deque and self.items_vary(node.variable)
@@ -149,7 +150,8 @@ class Inspections:
             node.facts.add(Fact.KEYS)
 
     def key_in(self, node: ShadowNode, key: Any) -> Any:
-        """The name in a relation of a key that the program looks up in a dictionary or stores there.
+        """The name in a relation of a key that the program looks up in a dictionary or stores
+        there.
 
         Raises:
             Split: a guard or mock cannot look the key up, or only by running the program's code.
@@ -201,5 +203,6 @@ class Inspections:
                 self._reads.just_read.discard(node.node_id)
 
     def has_changed(self, since: int = 0) -> bool:
-        """True if one of the ``unchanged`` tensors, from position ``since``, was changed in place."""
+        """True if one of the ``unchanged`` tensors, from position ``since``, was changed in
+        place."""
         return any(check.has_changed() for check in self.unchanged[since:])

@@ -33,8 +33,8 @@ class Mutations:
     def __init__(self, refs: RefGraph, running: RunningOperator, reads: OutsideReads) -> None:
         self._refs, self._running, self._reads = refs, running, reads
         self.may_destroy = False
-        """Whether the program has removed an object with weak references from an external one: it dies
-        when the record is made, at the latest."""
+        """Whether the program has removed an object with weak references from an external one: it
+        dies when the record is made, at the latest."""
         self.destroying: set[int] = set()
         """Ids of the objects that the splitting instruction removes from external ones."""
 

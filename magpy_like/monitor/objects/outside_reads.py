@@ -79,7 +79,8 @@ class OutsideReads:
         self._refs, self._variables, self._running = refs, variables, running
         self._writes, self._sizes, self._effects, self._lifted = writes, sizes, effects, lifted
         self.just_read: set[int] = set()
-        """Nodes of numbers that nothing but the present read relies on: they may still be lifted."""
+        """Nodes of numbers that nothing but the present read relies on: they may still be
+        lifted."""
         self.layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Sizes and strides of external tensors at their first read, by node."""
         self.tensor_classes: dict[type, dict[str, Any]] = {}
@@ -97,7 +98,8 @@ class OutsideReads:
         self.list_values: dict[int, ListValue] = {}
         """Lifted lists, by node: the record holds for any contents."""
         self.substituted = SubstitutedLocations()
-        """Locations that hold other values than the program's while an iteration runs in isolation."""
+        """Locations that hold other values than the program's while an iteration runs in
+        isolation."""
         for cls in (torch.Tensor, torch.nn.Parameter):
             self.know_tensor_class(cls)
 
@@ -138,8 +140,8 @@ class OutsideReads:
         return node
 
     def check_unchanged_inside(self, node: ShadowNode, relation: Relation | None = None) -> None:
-        """Check a read by the Python code of a running operator, which reads again whenever the graph
-        runs: before all changes that the program makes outside.
+        """Check a read by the Python code of a running operator, which reads again whenever the
+        graph runs: before all changes that the program makes outside.
 
         Raises:
             EffectInsideOperator: the program has changed the contents of the variable, or the
