@@ -1,4 +1,4 @@
-"""What a loop over a size gives, compared with eager mode."""
+"""Comparison of programs that loop over a size with eager mode."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,15 +11,15 @@ from tests.compare import assert_same
 from tests.seeding import seed
 
 
-def name(value: Any) -> str:
-    """Of a program or of whether it trains, in names of tests."""
+def case_id(value: Any) -> str:
+    """Id of a test case: the name of a program, or its mode."""
     if isinstance(value, bool):
         return "training" if value else "inference"
     return value.__name__
 
 
 def check(program: Callable[..., Any], sizes: Iterable[int], training: bool) -> None:
-    """Each number of rounds gives what it gives in eager mode, and leaves the same argument."""
+    """Asserts that every trip count yields eager's result and leaves the same argument."""
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     check_calls(fast, program, sizes, training)
 
@@ -27,16 +27,19 @@ def check(program: Callable[..., Any], sizes: Iterable[int], training: bool) -> 
 def check_calls(
     fast: Callable[..., Any], program: Callable[..., Any], sizes: Iterable[int], training: bool
 ) -> None:
-    """The same of a program that is compiled already."""
+    """``check`` for a program that is compiled already."""
     _compare(fast, program, sizes, gradient if training else outcome)
 
 
 def check_one_record(program: Callable[..., Any]) -> None:
-    """After a second call with another number of rounds, one record serves all of them, with a
-    loop in its graph; and what they give is right, for few rounds, too."""
+    """Asserts that one record with a loop in its graph serves all trip counts from the second call
+    on.
+
+    Trip counts of one to five are compared, too.
+    """
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     _compare(fast, program, (5, 7, 9, 4, 12, 30, 6), outcome)
-    assert magpy.cache_info(fast) == (5, 2, 1, 1), "the second call has generalised"
+    assert magpy.cache_info(fast) == (5, 2, 1, 1), "the second call generalises"
     report = magpy.explain(fast, torch.ones(8, 3))
     assert not report.split_points
     (graph,) = report.graphs

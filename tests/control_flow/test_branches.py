@@ -1,4 +1,4 @@
-"""Branches on a tensor's value become ``cond`` operators of one graph, or split the program."""
+"""Branches on a tensor's value: ``cond`` operators of one graph, or split points."""
 
 import copy
 import sys
@@ -33,10 +33,10 @@ def conds(graph):
     return sum(node.target is COND for node in graph.graph.nodes)
 
 
-# --- what becomes an operator -------------------------------------------------------------------
+# --- branches that become operators --------------------------------------------------------------
 
 
-def two_sides(x):
+def two_branches(x):
     y = x * 2
     if y.sum() > 0:
         z = y + 1
@@ -45,7 +45,7 @@ def two_sides(x):
     return z * 3
 
 
-def one_side(x):
+def one_branch(x):
     if x.sum() > 0:
         x = x + 1
     return x * 2
@@ -57,20 +57,20 @@ def two_returns(x):
     return x - 1, x
 
 
-def hands_on_its_argument(x):
+def returns_its_argument_or_a_new_tensor(x):
     if x.sum() > 0:
         return x
     return -x
 
 
-def chosen(a, b):
+def select(a, b):
     if a.max() > b.max():
         return torch.sin(a), b
     return torch.cos(a), a + 1
 
 
 def nested(x):
-    a, b = chosen(x, x.flip(0))
+    a, b = select(x, x.flip(0))
     if a.sum() > 0:
         if b.sum() > 0:
             c = a + b
@@ -83,7 +83,7 @@ def nested(x):
     return c, [a, b]
 
 
-def early_exit(x):
+def early_return(x):
     for i in range(4):
         x = x * 0.5 + i
         if x.sum() > 5:
@@ -91,7 +91,7 @@ def early_exit(x):
     return x
 
 
-def leaves_the_loop(x):
+def breaks_and_continues(x):
     for factor in (0.5, -1.5, 2.0):
         x = x * factor
         if x.max() > 1:
@@ -102,11 +102,11 @@ def leaves_the_loop(x):
     return x
 
 
-def within_an_expression(x):
+def conditional_expression(x):
     return x + 1 if x.sum() > 0 and x.max() > 1 or x.min() > -1 else x - 1
 
 
-def own_containers(x):
+def new_containers(x):
     if x.sum() > 0:
         parts = [x * 2, x]
         parts.append(x + 1)
@@ -122,24 +122,25 @@ def tensor_as_predicate(x):
     return x + 1
 
 
-def other_numbers(x):
+def different_numbers(x):
     steps = 1 if x.sum() > 0 else 2
     return x * steps, steps, steps + 1
 
 
 PROGRAMS = [
-    other_numbers, two_sides, one_side, two_returns, hands_on_its_argument, nested, early_exit,
-    leaves_the_loop, within_an_expression, own_containers, tensor_as_predicate,
+    different_numbers, two_branches, one_branch, two_returns, returns_its_argument_or_a_new_tensor,
+    nested, early_return, breaks_and_continues, conditional_expression, new_containers,
+    tensor_as_predicate,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["eager", AOT_EAGER])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_a_branch_is_one_operator_of_one_graph(program, backend):
+def test_branch_is_one_operator_of_one_graph(program, backend):
     fast = magpy.compile(program, backend=backend, fullgraph=True)
     for x in [*inputs(), torch.zeros(3)]:
         arguments, twins = (x.clone(),), (x.clone(),)
-        # With the arguments: a side that hands one on hands on that very tensor.
+        # With the arguments: a branch that returns its argument returns the same object.
         assert_same((fast(*arguments), arguments), (program(*twins), twins))
     assert magpy.cache_info(fast)[1:] == (1, 1, 1)
     (graph,) = magpy.explain(fast, inputs(1)[0]).graphs
@@ -162,7 +163,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["eager", AOT_EAGER, "magpy"])
-def test_gradients_flow_through_the_side_that_was_taken_only(backend):
+def test_gradients_flow_only_through_the_branch_taken(backend):
     torch.manual_seed(0)
     model = Gated()
     twin = copy.deepcopy(model)
@@ -170,17 +171,17 @@ def test_gradients_flow_through_the_side_that_was_taken_only(backend):
     for x in inputs(5):
         found = []
         for module, run in ((model, fast), (twin, twin)):
-            given = x.clone().requires_grad_()
+            argument = x.clone().requires_grad_()
             module.zero_grad()
-            result = run(given)
+            result = run(argument)
             result.sum().backward()
-            found.append((result, given.grad, [p.grad for p in module.parameters()]))
+            found.append((result, argument.grad, [p.grad for p in module.parameters()]))
         assert_same(*found)
     assert magpy.cache_info(fast).records == 1
 
 
 class EarlyExit(nn.Module):
-    """A classifier that stops at the first layer that is sure."""
+    """A classifier that returns at the first confident layer."""
 
     def __init__(self, layers=3):
         super().__init__()
@@ -211,7 +212,7 @@ def test_early_exit_classifier_is_one_graph(backend):
 def test_block_drop_is_one_graph(train):
     entry = ZOO["BlockDrop"]
     model = entry.make(seed=0).eval()
-    with torch.no_grad():  # so that the policy does not always want the same blocks
+    with torch.no_grad():  # so that the policy does not always select the same blocks
         model.policy.head.weight.mul_(30)
     twin = copy.deepcopy(model)
     fast = magpy.compile(model, backend="eager", fullgraph=True)
@@ -277,8 +278,8 @@ def branches_inside(x):
     return x
 
 
-def given_up(x):
-    """The rounds differ, for a number that counts them steers the program."""
+def abandoned_loop(x):
+    """The iterations differ, because the number that counts them decides control flow."""
     steps = 0
     while x.norm() > 1 and steps < 3:
         x = x / 2
@@ -296,7 +297,7 @@ def with_effect(x):
 
 @pytest.mark.parametrize("backend", ["eager", AOT_EAGER])
 @pytest.mark.parametrize("program", [halves, swaps, newton, branches_inside])
-def test_a_loop_is_one_operator_of_one_graph(program, backend):
+def test_loop_is_one_operator_of_one_graph(program, backend):
     fast = magpy.compile(program, backend=backend, fullgraph=True)
     for scale, x in enumerate([*inputs(), torch.zeros(3)]):
         arguments, twins = (x * scale,), (x * scale,)
@@ -307,8 +308,8 @@ def test_a_loop_is_one_operator_of_one_graph(program, backend):
     assert "while_loop" in whole
 
 
-@pytest.mark.parametrize("program", [given_up, with_effect])
-def test_a_loop_whose_rounds_are_not_alike_does_what_eager_mode_does(program):
+@pytest.mark.parametrize("program", [abandoned_loop, with_effect])
+def test_loop_whose_iterations_differ_behaves_as_in_eager_mode(program):
     fast = magpy.compile(program, backend="eager")
     for scale, x in enumerate(inputs(8)):
         assert_same(outcome(fast, x * scale), outcome(program, x * scale))
@@ -340,7 +341,7 @@ def test_corpus_loop_is_one_graph():
     assert magpy.cache_info(fast).records == 1
 
 
-# --- what must split -----------------------------------------------------------------------------
+# --- branches that must split --------------------------------------------------------------------
 
 
 class Counter:
@@ -364,7 +365,7 @@ def counts(x):
     return x - 1
 
 
-def appends_to_own(x):
+def appends_to_a_new_list(x):
     seen = []
     if x.sum() > 0:
         seen.append(1)
@@ -384,7 +385,7 @@ def changes_a_view(x):
     return x + 1
 
 
-def advances(x):
+def advances_an_iterator(x):
     numbers = iter([1.0, 2.0, 3.0])
     if x.sum() > 0:
         x = x + next(numbers)
@@ -409,7 +410,7 @@ def never_ends(x):
     return x
 
 
-def other_shapes(x):
+def different_shapes(x):
     return x.sum() if x.sum() > 0 else x
 
 
@@ -417,7 +418,7 @@ def draws(x):
     return F.dropout(x) if x.sum() > 0 else x * 2
 
 
-def changed_afterwards(x):
+def changed_after_the_branch(x):
     y = x * 1
     z = y if x.sum() > 0 else x + 1
     z += 1
@@ -442,8 +443,9 @@ def cached_result(x):
 
 
 SPLITTING = [
-    appends, counts, appends_to_own, changes_its_argument, changes_a_view, advances, raises,
-    never_ends, other_shapes, draws, changed_afterwards, closes_over, cached_result,
+    appends, counts, appends_to_a_new_list, changes_its_argument, changes_a_view,
+    advances_an_iterator, raises, never_ends, different_shapes, draws, changed_after_the_branch,
+    closes_over, cached_result,
 ]  # fmt: skip
 
 
@@ -460,13 +462,13 @@ def outcome(program, x):
 
 
 @pytest.mark.parametrize("program", SPLITTING, ids=lambda program: program.__name__)
-def test_effects_of_a_side_happen_when_it_is_taken_only(program):
+def test_effects_of_a_branch_happen_only_when_it_is_taken(program):
     fast = magpy.compile(program, backend="eager")
     for x in inputs(8):
         assert_same(outcome(fast, x), outcome(program, x))
 
 
-def test_a_norm_on_the_side_that_was_not_taken_counts_nothing():
+def test_batch_norm_on_the_branch_not_taken_updates_no_statistics():
     def program(x):
         return norm(x) if x.sum() > 0 else x * 2
 
@@ -486,7 +488,7 @@ class Keeper:
     kept = None
 
 
-def test_the_monitored_run_hands_on_the_very_tensors():
+def test_monitored_run_returns_the_same_tensor_objects():
     def program(x, keeper, log):
         y = x if x.sum() > 0 else x * 2
         keeper.kept = y
@@ -497,12 +499,12 @@ def test_the_monitored_run_hands_on_the_very_tensors():
     for x in (torch.ones(3), torch.ones(3), -torch.ones(3)):
         found = []
         for run in (fast, program):
-            given, keeper, log = x.clone(), Keeper(), []
-            found.append((run(given, keeper, log), given, vars(keeper), log))
+            argument, keeper, log = x.clone(), Keeper(), []
+            found.append((run(argument, keeper, log), argument, vars(keeper), log))
         assert_same(*found)
 
 
-def test_which_tensor_a_branch_hands_on_is_asked_anew():
+def test_identity_of_a_branch_result_is_evaluated_at_each_call():
     def program(x, y):
         z = y if x.sum() > 0 else x
         return z, z is y, z is not x, z is None
@@ -513,7 +515,7 @@ def test_which_tensor_a_branch_hands_on_is_asked_anew():
         assert_same((fast(*arguments), arguments), (program(*twins), twins))
 
 
-def test_containers_tell_which_tensor_a_branch_hands_on():
+def test_dictionary_keys_and_id_identify_the_result_of_a_branch():
     def program(x):
         y = x * 1
         z = y if x.sum() > 0 else x + 1
@@ -525,17 +527,17 @@ def test_containers_tell_which_tensor_a_branch_hands_on():
         assert_same(fast(torch.ones(3) * sign), program(torch.ones(3) * sign))
 
 
-def test_a_branch_leaves_torchs_modes_and_random_state_alone():
+def test_branch_preserves_torch_modes_and_random_state():
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    fast = magpy.compile(one_side, backend="eager")
+    fast = magpy.compile(one_branch, backend="eager")
     with torch.no_grad():
         fast(torch.ones(3))
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_change_in_a_side_that_was_not_taken_must_miss():
+def test_change_in_a_branch_not_taken_must_miss():
     options = {"factor": 2.0}
 
     def program(x):
@@ -551,38 +553,38 @@ def test_a_change_in_a_side_that_was_not_taken_must_miss():
             assert_same(fast(x), program(x))
 
 
-def joins_of(function):
+def join_points_of(function):
     code = function.__code__
     branches = [i for i in instruction_list(code) if i.name in CONDITIONAL_JUMPS]
     return [join_point(code, i.offset) for i in branches]
 
 
-def test_sides_meet_where_every_way_comes_through():
-    assert joins_of(two_returns) == [RETURN]
-    (place,) = joins_of(one_side)
+def test_join_point_is_where_all_paths_meet():
+    assert join_points_of(two_returns) == [RETURN]
+    (join,) = join_points_of(one_branch)
     lines = {
-        i: line for start, end, line in one_side.__code__.co_lines() for i in range(start, end)
+        i: line for start, end, line in one_branch.__code__.co_lines() for i in range(start, end)
     }
-    assert lines[place] == one_side.__code__.co_firstlineno + 3
-    assert joins_of(raises) != [RETURN], "a side that raises never gets to the join"
+    assert lines[join] == one_branch.__code__.co_firstlineno + 3
+    assert join_points_of(raises) != [RETURN], "a branch that raises never reaches the join point"
 
 
-def changes_what_is_handed_on(x):
+def changes_the_result_in_place(x):
     y = x if x.sum() > 0 else x * 2
     y.add_(1)
     return y, x * 1
 
 
-def test_a_branch_whose_result_is_changed_in_place_is_none_of_the_graph_from_then_on():
-    fast = magpy.compile(changes_what_is_handed_on, backend="eager")
+def test_branch_whose_result_is_changed_in_place_is_no_operator_afterwards():
+    fast = magpy.compile(changes_the_result_in_place, backend="eager")
     for sign in (1, -1, 1, -1, 1, -1):
-        given, expected = torch.full((3,), float(sign)), torch.full((3,), float(sign))
-        assert_same(fast(given), changes_what_is_handed_on(expected))
-        assert torch.equal(given, expected)
+        argument, expected = torch.full((3,), float(sign)), torch.full((3,), float(sign))
+        assert_same(fast(argument), changes_the_result_in_place(expected))
+        assert torch.equal(argument, expected)
     assert magpy.cache_info(fast).hits >= 2
 
 
-def test_exception_that_an_abandoned_side_handles_is_forgotten():
+def test_exception_handled_in_an_abandoned_branch_run_is_cleared():
     log = []
 
     @magpy.compile(backend="eager")
@@ -591,7 +593,7 @@ def test_exception_that_an_abandoned_side_handles_is_forgotten():
             if x.sum() > 0:
                 raise ValueError("positive")
         except ValueError:
-            log.append("changes what was there before, so the side is given up")
+            log.append("mutates an external list, so the branch run is abandoned")
         return x
 
     program(-torch.ones(2))
@@ -613,14 +615,14 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("sides", ["one", "other", "both"])
+@pytest.mark.parametrize("branches", ["true", "false", "both"])
 @pytest.mark.parametrize("name", DRAWS)
-def test_draws_of_a_side_are_eagers(name, sides):
+def test_random_draws_of_a_branch_equal_eagers(name, branches):
     draw = DRAWS[name]
-    one, other = (draw if sides in (side, "both") else torch.sin for side in ("one", "other"))
+    on_true, on_false = (draw if branches in (b, "both") else torch.sin for b in ("true", "false"))
 
     def program(x):
-        y = one(x) if x.sum() > 0 else other(x)
+        y = on_true(x) if x.sum() > 0 else on_false(x)
         return y + torch.rand(3)
 
     fast = magpy.compile(program, backend="eager")
@@ -632,7 +634,7 @@ def test_draws_of_a_side_are_eagers(name, sides):
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_draws_of_other_threads_stay_drawn_while_sides_run(monkeypatch):
+def test_draws_of_other_threads_persist_through_branch_runs(monkeypatch):
     explore, found = Isolation.explore, []
 
     def explore_while_another_thread_draws(*args):
@@ -644,14 +646,14 @@ def test_draws_of_other_threads_stay_drawn_while_sides_run(monkeypatch):
 
     monkeypatch.setattr(Isolation, "explore", explore_while_another_thread_draws)
     torch.manual_seed(0)
-    magpy.compile(two_sides, backend="eager")(torch.ones(3))
+    magpy.compile(two_branches, backend="eager")(torch.ones(3))
     after = torch.rand(1).item()
     torch.manual_seed(0)
     assert len(found) == 2
     assert [*found, after] == [torch.rand(1).item() for _ in range(3)]
 
 
-def in_a_round(x):
+def gradients_inside_an_iteration(x):
     y = x * 1
     for _ in range(4):
         y.requires_grad_()
@@ -662,14 +664,14 @@ def in_a_round(x):
     return y
 
 
-def on_one_side(x):
+def requires_grad_on_one_branch(x):
     y = x * 1
     z = y.requires_grad_() * 2 if x.sum() > 0 else (y * 3).clone()
     return y, z
 
 
-@pytest.mark.parametrize("program", [in_a_round, on_one_side])
-def test_a_side_changes_nothing_of_what_takes_part_in_gradients(program):
+@pytest.mark.parametrize("program", [gradients_inside_an_iteration, requires_grad_on_one_branch])
+def test_branch_run_leaves_tensors_that_require_gradients_unchanged(program):
     fast = magpy.compile(program, backend="eager")
     for start in (0.3, -1.0, 2.0, -2.0, 0.3):
         assert_same(fast(torch.full((3,), start)), program(torch.full((3,), start)))
@@ -683,7 +685,7 @@ def one_tuple_twice(x):
     return first is second, first, second
 
 
-def test_one_tuple_that_the_sides_leave_in_two_places_stays_one():
+def test_tuple_bound_to_two_variables_in_a_branch_stays_one_object():
     fast = magpy.compile(one_tuple_twice, backend="eager")
     for value in (1.0, -1.0, 2.0, -2.0):
         x = torch.full((3,), value)

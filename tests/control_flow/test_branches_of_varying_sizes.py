@@ -1,4 +1,4 @@
-"""Branches and loops on tensors whose sizes vary from call to call."""
+"""Branches and loops on tensors whose sizes vary between calls."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.compare import assert_same
 from tests.seeding import seed
 
 
-def both_sides_keep_sizes(x):
+def both_branches_keep_sizes(x):
     if x.sum() > 0:
         y, k = x * 2, 1
     else:
@@ -16,14 +16,14 @@ def both_sides_keep_sizes(x):
     return y * k, y.shape[0] + k
 
 
-def sides_of_a_computed_size(x):
+def branches_of_a_computed_size(x):
     y = torch.cat([x, x])
     if x.mean() > 0:
         y = y.relu() + torch.arange(len(y)).unsqueeze(1)
     return y.sum(0), len(y)
 
 
-def one_inside_the_other(x):
+def nested_branches(x):
     for _ in range(2):
         if x.sum() > 0:
             x = x - 1 if x.max() > 1 else x * 2
@@ -47,7 +47,7 @@ def centres_until_small(x):
 
 
 PROGRAMS = [
-    both_sides_keep_sizes, sides_of_a_computed_size, one_inside_the_other, halves_until_small,
+    both_branches_keep_sizes, branches_of_a_computed_size, nested_branches, halves_until_small,
     centres_until_small,
 ]  # fmt: skip
 ROWS = (5, 5, 6, 9, 3, 2, 7, 12, 5)
@@ -62,7 +62,7 @@ def inputs(i, rows, training=False):
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_one_graph_serves_all_sizes_and_both_ways(program, training, dynamic):
+def test_one_graph_serves_all_sizes_and_both_branches(program, training, dynamic):
     fast = magpy.compile(program, backend="eager", dynamic=dynamic, fullgraph=True)
     for i, rows in enumerate(ROWS):
         found = []
@@ -79,45 +79,45 @@ def test_one_graph_serves_all_sizes_and_both_ways(program, training, dynamic):
     assert magpy.cache_info(fast).misses == (1 if dynamic else 3)
 
 
-def test_sides_are_compiled_for_all_sizes():
-    fast = magpy.compile(both_sides_keep_sizes, dynamic=True, fullgraph=True)
+def test_branches_are_compiled_for_all_sizes():
+    fast = magpy.compile(both_branches_keep_sizes, dynamic=True, fullgraph=True)
     for i, rows in enumerate(ROWS):
-        assert_same(fast(inputs(i, rows)), both_sides_keep_sizes(inputs(i, rows)))
+        assert_same(fast(inputs(i, rows)), both_branches_keep_sizes(inputs(i, rows)))
     assert magpy.cache_info(fast).misses == 1
 
 
-def sides_of_other_sizes(x):
+def branches_of_different_sizes(x):
     return x[:2] + 1 if x.sum() > 0 else x[1:] * 2
 
 
-def sides_of_sizes_that_are_equal_by_chance(x):
+def branches_whose_sizes_coincide(x):
     return torch.cat([x, x]) if x.sum() > 0 else torch.zeros(8, 4) + x.mean()
 
 
-def rounds_that_cut_off(x):
+def iterations_that_shrink(x):
     while x.sum() > 5:
         x = x[:-1]
     return x
 
 
-def sides_of_other_strides(x):
+def branches_of_different_strides(x):
     return x.t().contiguous().t() if x.sum() > 0 else x + 1
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        sides_of_other_sizes, sides_of_sizes_that_are_equal_by_chance, rounds_that_cut_off,
-        sides_of_other_strides,
+        branches_of_different_sizes, branches_whose_sizes_coincide, iterations_that_shrink,
+        branches_of_different_strides,
     ],
 )  # fmt: skip
-def test_what_leaves_other_sizes_is_no_operator_and_right(program):
+def test_branches_of_different_sizes_are_no_operator_and_equal_eager(program):
     fast = magpy.compile(program, backend="eager", dynamic=True)
     for i, rows in enumerate((4, 4, 5, 6, 3, 4, 7)):
         assert_same(fast(inputs(i, rows)), program(inputs(i, rows)))
 
 
-def test_rounds_that_branch_rely_on_nothing_of_what_stands_in_for_tensors():
+def test_iterations_with_branches_rely_on_no_property_of_fake_tensors():
     def program(x, weight):
         h = x[0]
         for t in range(x.shape[0]):
@@ -129,6 +129,8 @@ def test_rounds_that_branch_rely_on_nothing_of_what_stands_in_for_tensors():
     for i, rows in enumerate((5, 7, 9)):
         x = inputs(i, rows)
         assert_same(fast(x, weight), program(x, weight))
-    assert magpy.cache_info(fast).records == 1, "the second one serves the first call's size, too"
-    said = str(magpy.explain(fast, inputs(0, 9), weight))
-    assert "FakeTensor" not in said and "default argument" not in said
+    assert magpy.cache_info(fast).records == 1, (
+        "the second record serves the first call's size, too"
+    )
+    report = str(magpy.explain(fast, inputs(0, 9), weight))
+    assert "FakeTensor" not in report and "default argument" not in report

@@ -1,5 +1,5 @@
-"""Rounds that put something into attributes, elements and shared variables hand it on, as they do
-what is in local variables; and what they append to lists of objects is gathered."""
+"""Loop-carried values in attributes, elements and closure cells; and lists of objects that
+iterations append to."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SIZES = (5, 7, 2, 4)
 
 
 class State:
-    """What stays from call to call."""
+    """An object that persists between calls."""
 
     def __init__(self):
         self.h, self.last, self.steps = torch.zeros(3), None, 0
@@ -55,7 +55,7 @@ def attribute(state, x):
     return state.h * 2
 
 
-def made_first(state, x):
+def created_in_the_first_iteration(state, x):
     state.h, found = None, []
     for t in range(x.shape[0]):
         state.h = x[t] if state.h is None else state.h * 0.5 + x[t]
@@ -63,19 +63,19 @@ def made_first(state, x):
     return torch.stack(found)
 
 
-def in_a_method(state, x):
+def assigned_in_a_method(state, x):
     state.h = x[0] * 0
     return torch.stack([state.update(y) for y in x])
 
 
-def by_a_property(state, x):
+def property_attribute(state, x):
     state.h = x[0]
     for y in x:
         state.scaled = state.scaled * 0.5 + y
     return state.scaled
 
 
-def by_name(state, x):
+def by_getattr_and_setattr(state, x):
     state.h = x[0]
     for y in x:
         setattr(state, "h", getattr(state, "h") * 0.5 + y)  # noqa: B009, B010
@@ -89,7 +89,7 @@ def elements_of_a_dictionary(state, x):
     return state.named["c"]
 
 
-def own_dictionary(state, x):
+def new_dictionary(state, x):
     found = {"h": x[0], "c": x[0] * 0}
     for t in range(x.shape[0]):
         for key in found:
@@ -104,7 +104,7 @@ def elements_of_a_list(state, x):
     return y * 2, state.states[-1]
 
 
-def a_tuple(state, x):
+def tuple_attribute(state, x):
     state.h = (x[0], (x[0] * 2, 1))
     for y in x:
         h, (c, n) = state.h
@@ -112,7 +112,7 @@ def a_tuple(state, x):
     return state.h
 
 
-def asks_a_set(state, x):
+def queries_a_set(state, x):
     state.h = state.h.detach()
     for y in x:
         state.names.add("h")
@@ -121,7 +121,7 @@ def asks_a_set(state, x):
     return state.h
 
 
-def asks_for_what_it_has_put_there(state, x):
+def queries_its_own_entry(state, x):
     state.named["h"] = x[0] * 0
     for y in x:
         if "h" in state.named:
@@ -137,7 +137,7 @@ def adds_to_a_set(state, x):
     return len(state.names)
 
 
-def takes_out_of_a_set(state, x):
+def removes_from_a_set(state, x):
     state.h = state.h.detach()
     for y in x:
         state.h = torch.tanh(state.h + y) * len(state.names)
@@ -145,7 +145,7 @@ def takes_out_of_a_set(state, x):
     return state.h
 
 
-def one_tuple_twice(state, x):
+def tuple_in_two_locations(state, x):
     n = 0
     for y in x:
         n += 2
@@ -153,14 +153,14 @@ def one_tuple_twice(state, x):
     return state.last, same, same is state.last
 
 
-def handed_from_one_to_the_other(state, x):
+def swapped_attributes(state, x):
     state.h, state.last = x[0], x[0] * 2
     for y in x:
         state.h, state.last = state.last, state.h + y
     return state.h, state.last
 
 
-def what_was_there(state, x):
+def previous_iterations_value(state, x):
     own, y = {"last": x[0]}, x[0] * 3
     for t in range(x.shape[0]):
         state.h = own["last"] = y
@@ -172,11 +172,11 @@ def only_written(state, x):
     h = x[0] * 0
     for y in x:
         h = torch.tanh(h + y)
-        state.last = x * h  # of another size than at the call before
+        state.last = x * h  # its size differs from the previous call's
     return h * 2
 
 
-def counted(state, x):
+def counter_reset_at_each_call(state, x):
     h, state.steps = x[0], 0
     for _ in range(x.shape[0]):
         h = h * 0.5 + x[state.steps]
@@ -184,20 +184,20 @@ def counted(state, x):
     return h, state.steps
 
 
-def counted_on(state, x):
+def counter_kept_between_calls(state, x):
     for y in x:
         state.steps += 2
     return y * state.steps
 
 
-def slots(state, x):
+def slot_attribute(state, x):
     own = Slots(x[0])
     for y in x:
         own.h = own.h * 0.5 + y
     return own.h
 
 
-def set_in_python(state, x):
+def custom_setattr(state, x):
     own = Halving()
     own.h = x[0]
     for y in x:
@@ -205,7 +205,7 @@ def set_in_python(state, x):
     return own.h
 
 
-def variable_of_a_closure(state, x):
+def closure_variable(state, x):
     h, n = x[0], 0
 
     def step(y):
@@ -232,7 +232,7 @@ def dropout(state, x):
     return state.h
 
 
-def kept_results(state, x):
+def appends_to_an_attribute(state, x):
     state.h, state.last = x[0] * 0, []
     for y in x:
         state.last.append(state.update(y))
@@ -249,7 +249,7 @@ def lists_in_containers(state, x):
     return named, both, torch.stack(named["a"])
 
 
-def one_list_twice(state, x):
+def list_under_two_names(state, x):
     found = state.last = [x[0]]
     for y in x:
         found.append(y * 2)
@@ -258,34 +258,35 @@ def one_list_twice(state, x):
 
 
 PROGRAMS = [
-    asks_a_set, asks_for_what_it_has_put_there,
-    attribute, made_first, in_a_method, by_a_property, by_name, elements_of_a_dictionary,
-    own_dictionary, elements_of_a_list, a_tuple, handed_from_one_to_the_other, what_was_there,
-    only_written, counted, counted_on, slots, set_in_python, variable_of_a_closure, counting_while,
-    dropout, kept_results, lists_in_containers, one_list_twice,
+    queries_a_set, queries_its_own_entry, attribute, created_in_the_first_iteration,
+    assigned_in_a_method, property_attribute, by_getattr_and_setattr, elements_of_a_dictionary,
+    new_dictionary, elements_of_a_list, tuple_attribute, swapped_attributes,
+    previous_iterations_value, only_written, counter_reset_at_each_call, counter_kept_between_calls,
+    slot_attribute, custom_setattr, closure_variable, counting_while, dropout,
+    appends_to_an_attribute, lists_in_containers, list_under_two_names,
 ]  # fmt: skip
 
 
-def removed_and_put_there(state, x):
+def popped_and_reinserted(state, x):
     own = {"h": x[0], "c": x[0] * 2}
     for y in x:
         own["h"] = own.pop("h") * 0.5 + y
     return own
 
 
-def looked_through(state, x):
+def iterates_over_the_dictionary(state, x):
     for y in x:
         state.named["h"] = torch.stack([*state.named.values()]).sum(0).detach() * 0.5 + y
     return state.named
 
 
-def by_the_dictionary(state, x):
+def read_through_vars(state, x):
     for y in x:
         state.h = vars(state)["h"].detach() * 0.5 + y
     return state.h * 2
 
 
-def which_it_is(state, x):
+def compares_identity(state, x):
     state.h = h = x[0] * 2
     same = 0
     for y in x:
@@ -301,7 +302,7 @@ def changed_in_place(state, x):
     return state.h * 2, state.last is state.h
 
 
-def left_early(state, x):
+def exits_early(state, x):
     state.h = x[0] * 0
     for y in x:
         state.h = state.h + y
@@ -310,7 +311,7 @@ def left_early(state, x):
     return state.h
 
 
-def on_one_side(state, x):
+def assigned_on_one_branch(state, x):
     state.h = x[0] * 0
     for y in x:
         if y.sum() > 0:
@@ -318,14 +319,14 @@ def on_one_side(state, x):
     return state.h
 
 
-def failing_late(state, x):
+def raises_in_the_last_iteration(state, x):
     state.h = x[0] * 0
     for t in range(x.shape[0] + (x.shape[0] < 4)):
         state.h = state.h + x[t]
     return state.h
 
 
-def taken_out_of_a_list(state, x):
+def pops_from_a_list(state, x):
     state.last, state.named = [x[0]], [x[0]]
     for y in x:
         state.last.append(state.last.pop() + y)
@@ -334,7 +335,7 @@ def taken_out_of_a_list(state, x):
     return state.last
 
 
-def elements_of_a_list_that_grows(state, x):
+def element_of_a_growing_list(state, x):
     state.last = [x[0]]
     for y in x:
         state.last[0] = state.last[0] + y
@@ -342,25 +343,24 @@ def elements_of_a_list_that_grows(state, x):
     return state.last, torch.stack(state.last)
 
 
-def length_of_a_list_that_grows(state, x):
+def length_of_a_growing_list(state, x):
     state.last = [x[0]]
     for y in x:
         state.last.append(y * len(state.last))
     return state.last
 
 
-def a_list_that_stays(state, x):
+def list_kept_between_calls(state, x):
     for y in x:
         state.states.append(y.detach() * 2)
     return len(state.states)
 
 
 OTHERS = [
-    adds_to_a_set, takes_out_of_a_set,
-    one_tuple_twice, removed_and_put_there, looked_through, by_the_dictionary, which_it_is,
-    taken_out_of_a_list, elements_of_a_list_that_grows, length_of_a_list_that_grows,
-    a_list_that_stays,
-    changed_in_place, left_early, on_one_side, failing_late,
+    adds_to_a_set, removes_from_a_set, tuple_in_two_locations, popped_and_reinserted,
+    iterates_over_the_dictionary, read_through_vars, compares_identity, pops_from_a_list,
+    element_of_a_growing_list, length_of_a_growing_list, list_kept_between_calls, changed_in_place,
+    exits_early, assigned_on_one_branch, raises_in_the_last_iteration,
 ]  # fmt: skip
 
 
@@ -379,7 +379,7 @@ def outcome(run, state, size):
 
 
 def compare(program):
-    """Runs both for several numbers of rounds; gives the compiled one, and its state."""
+    """Compares several trip counts with eager mode; returns the compiled program and its state."""
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     mine, theirs = State(), State()
     for size in SIZES:
@@ -388,7 +388,7 @@ def compare(program):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_state_in_objects_is_handed_on_by_an_operator(program):
+def test_state_in_objects_is_carried_by_one_operator(program):
     fast, state = compare(program)
     report = magpy.explain(fast, state, torch.ones(8, 3))
     assert not report.split_points
@@ -396,7 +396,7 @@ def test_state_in_objects_is_handed_on_by_an_operator(program):
 
 
 @pytest.mark.parametrize("program", OTHERS)
-def test_state_in_objects_is_what_it_is_in_eager_mode(program):
+def test_state_in_objects_equals_eagers(program):
     compare(program)
 
 
@@ -415,7 +415,7 @@ class Recurrent(nn.Module):
         return torch.cat(found)
 
 
-def test_a_module_that_keeps_its_state_is_one_operator():
+def test_module_that_keeps_its_state_is_one_operator():
     seed(0)
     mine, theirs = Recurrent(), Recurrent()
     theirs.load_state_dict(mine.state_dict())
@@ -444,13 +444,13 @@ class Neuron(nn.Module):
 
 
 class Spiking(nn.Module):
-    def __init__(self, begins_anew):
+    def __init__(self, resets):
         super().__init__()
-        self.linear, self.begins_anew = nn.Linear(3, 3), begins_anew
+        self.linear, self.resets = nn.Linear(3, 3), resets
         self.neurons = nn.ModuleList([Neuron(True), Neuron(False)])
 
     def forward(self, x):
-        for neuron in self.neurons if self.begins_anew else ():
+        for neuron in self.neurons if self.resets else ():
             neuron.membrane = torch.zeros_like(x[0])
         found = []
         for y in x:
@@ -460,11 +460,11 @@ class Spiking(nn.Module):
         return torch.stack(found)
 
 
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("begins_anew", [False, True])
-def test_buffers_of_modules_are_handed_on(begins_anew, trains):
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("resets", [False, True])
+def test_buffers_of_modules_are_carried(resets, training):
     seed(0)
-    mine, theirs = Spiking(begins_anew), Spiking(begins_anew)
+    mine, theirs = Spiking(resets), Spiking(resets)
     theirs.load_state_dict(mine.state_dict())
     fast = magpy.compile(mine, backend="eager", fullgraph=True)
 
@@ -472,9 +472,9 @@ def test_buffers_of_modules_are_handed_on(begins_anew, trains):
         x = torch.randn(size, 3, generator=torch.Generator().manual_seed(size))
         found = []
         for run, module in ((fast, mine), (theirs, theirs)):
-            with torch.set_grad_enabled(trains):
+            with torch.set_grad_enabled(training):
                 result = run(x)
-            if trains:
+            if training:
                 result.square().sum().backward()
             found.append((result, dict(module.named_buffers()), list(module.state_dict())))
             found[-1] += ([p.grad for p in module.parameters()],)

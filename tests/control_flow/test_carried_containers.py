@@ -1,5 +1,4 @@
-"""Rounds of a loop hand on what they leave in dictionaries, named tuples and instances that they
-make anew, as they do with lists and tuples."""
+"""Loop-carried dictionaries, named tuples and instances that each iteration creates anew."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -39,7 +38,7 @@ def dictionary(x):
     return s
 
 
-def by_a_comprehension(x):
+def dictionary_comprehension(x):
     s = {"h": x[0] * 0, "c": x[0]}
     for t in range(x.shape[0]):
         s = {key: torch.tanh(value + x[t]) for key, value in s.items()}
@@ -54,7 +53,7 @@ def named_tuple(x):
     return s
 
 
-def one_in_another(x):
+def nested_containers(x):
     s = Pair({"h": (x[0] * 0, [x[0]])}, x[0])
     for y in x:
         h, (last,) = s.h["h"]
@@ -77,27 +76,27 @@ def frozen_instance(x):
     return s.h, s.steps
 
 
-def the_one_before(x):
+def previous_state(x):
     s, before = {"h": x[0]}, {"h": x[0] * 2}
     for y in x:
         before, s = s, {"h": torch.tanh(s["h"] + y + before["h"])}
     return s, before
 
 
-HANDED_ON = [
-    dictionary, by_a_comprehension, named_tuple, one_in_another, instance, frozen_instance,
-    the_one_before,
+CARRIED = [
+    dictionary, dictionary_comprehension, named_tuple, nested_containers, instance, frozen_instance,
+    previous_state,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", HANDED_ON, ids=loops.name)
-def test_states_that_are_made_anew_are_handed_on(program):
+@pytest.mark.parametrize("program", CARRIED, ids=loops.case_id)
+def test_containers_created_by_each_iteration_are_carried(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     loops.check_calls(fast, program, (5, 7, 9, 12, 2, 1, 6), training=True)
     assert has_loop(fast, torch.randn(8, 3, requires_grad=True))
 
 
-def test_an_instance_that_rounds_have_made_is_the_programs():
+def test_instance_created_by_iterations_is_returned():
     def program(x):
         s = State(x[0] * 0, x[0])
         for y in x:
@@ -132,25 +131,25 @@ MAKERS = [lambda h: [h], lambda h: (h,), lambda h: {"h": h}, Frozen]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=["list", "tuple", "dictionary", "instance"])
-def test_a_round_may_ask_whether_it_has_the_first_state(make):
+def test_iteration_may_compare_with_the_first_state(make):
     loops.check(_first_state(make), (5, 7, 9, 2), training=False)
 
 
-def other_keys(x):
+def different_keys(x):
     s = {"h": x[0]}
     for t in range(x.shape[0]):
         s = {**s, t: s["h"] + x[t]}
     return s
 
 
-def another_order(x):
+def different_order(x):
     s = {"a": x[0] * 0, "b": x[0]}
     for t in range(x.shape[0]):
         s = {"b": s["a"] + x[t], "a": s["b"]} if len(x) > 3 else s
     return [*s], s
 
 
-def changes_the_first_one(x):
+def changes_the_first_state(x):
     s = first = {"h": x[0]}
     for y in x:
         s["h"] = s["h"] + 1
@@ -158,14 +157,14 @@ def changes_the_first_one(x):
     return s, first
 
 
-def in_two_places(x):
+def state_in_two_variables(x):
     s = same = {"h": x[0]}
     for y in x:
         same = s = {"h": torch.tanh(s["h"] + y)}
     return s, same, same is s
 
 
-def an_attribute_more(x):
+def additional_attribute(x):
     s = State(x[0], x[0])
     for t in range(x.shape[0]):
         s = s.next(x[t])
@@ -173,21 +172,21 @@ def an_attribute_more(x):
     return s.h, s.extra
 
 
-def parts_of_a_state(x):
+def replaced_fields(x):
     s = State(x[0], x[0])
     for y in x:
         s = replace(s, h=torch.tanh(s.h + y))
     return s.h, s.c
 
 
-UNLIKE = [
-    other_keys, another_order, changes_the_first_one, in_two_places, an_attribute_more,
-    parts_of_a_state,
+DIFFERENT = [
+    different_keys, different_order, changes_the_first_state, state_in_two_variables,
+    additional_attribute, replaced_fields,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", UNLIKE, ids=loops.name)
-def test_states_that_differ_in_more_are_right(program):
+@pytest.mark.parametrize("program", DIFFERENT, ids=loops.case_id)
+def test_states_whose_structure_differs_equal_eagers(program):
     loops.check(program, (5, 7, 9, 2), training=True)
 
 
@@ -201,7 +200,7 @@ class Counted:
         Counted.ended += 1
 
 
-def test_rounds_make_no_object_whose_end_is_noticed_beside_the_program():
+def test_isolated_runs_create_no_instances_with_destructors():
     def program(x):
         s = Counted(x[0])
         for y in x:

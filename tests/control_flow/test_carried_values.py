@@ -1,5 +1,5 @@
-"""Rounds of a loop that hand on tensors which they have not made: what they were given, rows and
-views of what was there before, and that itself."""
+"""Loop-carried tensors that the iteration does not create: carried values, rows, views and external
+tensors."""
 
 import pytest
 import torch
@@ -9,14 +9,14 @@ from tests.compare import assert_same
 from tests.control_flow import loops
 
 
-def takes_turns(x):
+def alternates(x):
     a, b = x[0] * 0, x[0] * 1
     for t in range(x.shape[0]):
         a, b = b, torch.tanh(a + x[t])
     return a, b
 
 
-def takes_turns_in_a_list(x):
+def alternates_in_a_list(x):
     states = [x[0] * 0, x[0] * 1]
     for row in x:
         states[0], states[1] = states[1], torch.tanh(states[0] + row)
@@ -30,7 +30,7 @@ def swaps(x):
     return a, b
 
 
-def remembers_the_state_before(x):
+def keeps_the_previous_state(x):
     before = y = x[0] * 1
     for t in range(x.shape[0]):
         old = y
@@ -39,23 +39,23 @@ def remembers_the_state_before(x):
     return y, before
 
 
-def is_given_the_row_before(x):
-    given, h, found = x[0], x[0] * 0, []
+def uses_the_previous_row(x):
+    previous, h, found = x[0], x[0] * 0, []
     for row in x:
-        h = torch.tanh(h + given)
+        h = torch.tanh(h + previous)
         found.append(h)
-        given = row
-    return torch.stack(found), given
+        previous = row
+    return torch.stack(found), previous
 
 
-def keeps_views(x):
+def collects_views(x):
     found = []
     for t in range(x.shape[0]):
         found.append(x[t])
     return found
 
 
-def keeps_what_was_there(x):
+def collects_previous_states(x):
     h, found = x[0] * 0, []
     for t in range(x.shape[0]):
         found.append(h)
@@ -63,7 +63,7 @@ def keeps_what_was_there(x):
     return found, h
 
 
-def keeps_its_argument(x):
+def collects_its_argument(x):
     h, found = x, []
     for _ in range(x.shape[0]):
         found.append(h)
@@ -71,7 +71,7 @@ def keeps_its_argument(x):
     return found, h
 
 
-def leaves_some_rounds_out(x):
+def skips_some_iterations(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
         if x[t].sum() > 0:
@@ -81,8 +81,8 @@ def leaves_some_rounds_out(x):
 
 
 OPERATORS = [
-    takes_turns, takes_turns_in_a_list, swaps, remembers_the_state_before, is_given_the_row_before,
-    keeps_views, keeps_what_was_there, keeps_its_argument, leaves_some_rounds_out,
+    alternates, alternates_in_a_list, swaps, keeps_the_previous_state, uses_the_previous_row,
+    collects_views, collects_previous_states, collects_its_argument, skips_some_iterations,
 ]  # fmt: skip
 
 
@@ -97,13 +97,13 @@ def rotates(x):
     return _rotates(x)
 
 
-def first_one_that_rotates_is_changed(x):
+def changes_the_first_of_three(x):
     a, b, c = _rotates(x)
     a.mul_(3)
     return a, b, c
 
 
-def what_was_there_is_changed(x):
+def changes_an_initial_value(x):
     a, b, c = x[0] * 0, x[0] * 1, x[0] * 2
     last = c
     for t in range(x.shape[0]):
@@ -112,7 +112,7 @@ def what_was_there_is_changed(x):
     return a * 2, b, c, last
 
 
-def asks_which_one_it_is(x):
+def compares_identity(x):
     a, b, c = x[0] * 0, x[0] * 1, x[0] * 2
     last = c
     for t in range(x.shape[0]):
@@ -120,7 +120,7 @@ def asks_which_one_it_is(x):
     return a + 1 if a is last else a - 1
 
 
-def last_of_a_list_is_known_otherwise(x):
+def last_element_aliases_a_carried_value(x):
     a, b, c, found = x[0] * 0, x[0] * 1, x[0] * 2, []
     for t in range(x.shape[0]):
         found.append(a)
@@ -128,7 +128,7 @@ def last_of_a_list_is_known_otherwise(x):
     return found[-1] * 2, torch.stack(found)
 
 
-def element_is_changed(x):
+def changes_an_element(x):
     left, right, h = [], [], x[0] * 1
     for t in range(x.shape[0]):
         left.append(h)
@@ -138,7 +138,7 @@ def element_is_changed(x):
     return torch.stack(left), torch.stack(right)
 
 
-def row_is_changed(x):
+def changes_a_row(x):
     y, last = x * 2, None
     for t in range(y.shape[0]):
         last = y[t]
@@ -146,7 +146,7 @@ def row_is_changed(x):
     return last, y
 
 
-def hands_on_what_it_writes_into(x):
+def carries_the_tensor_that_it_writes(x):
     h, before = torch.zeros(3), torch.ones(3)
     for t in range(x.shape[0]):
         before = h
@@ -154,43 +154,43 @@ def hands_on_what_it_writes_into(x):
     return h, before
 
 
-def one_in_two_places(x):
-    there, a, b = x * 3, x * 1, x * 1
+def external_tensor_in_two_variables(x):
+    external, a, b = x * 3, x * 1, x * 1
     for _ in range(x.shape[0]):
         b = a
-        a = there
+        a = external
     a.mul_(2)
-    return a, b, there, a is b
+    return a, b, external, a is b
 
 
 OTHERS = [
-    rotates, first_one_that_rotates_is_changed, what_was_there_is_changed, asks_which_one_it_is,
-    last_of_a_list_is_known_otherwise, element_is_changed, row_is_changed,
-    hands_on_what_it_writes_into, one_in_two_places,
+    rotates, changes_the_first_of_three, changes_an_initial_value, compares_identity,
+    last_element_aliases_a_carried_value, changes_an_element, changes_a_row,
+    carries_the_tensor_that_it_writes, external_tensor_in_two_variables,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_every_number_of_rounds_that_hand_on_what_was_there(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_trip_counts(program):
     loops.check_one_record(program)
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
 @pytest.mark.parametrize("sizes", [(2, 3, 5, 7, 1, 4), (7, 5, 2, 3, 9)], ids=["few", "many"])
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.name)
-def test_rounds_hand_on_what_eager_hands_on(program, sizes):
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+def test_carried_tensors_equal_eagers(program, sizes):
     loops.check(program, sizes, training=True)
 
 
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.name)
-def test_what_rounds_hand_on_is_one_tensor_where_it_is_in_eager(program):
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+def test_carried_tensors_alias_as_in_eager(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for size in (3, 5, 2, 7):
         x = torch.randn(size, 3, generator=torch.Generator().manual_seed(size))
         found = []
         for run in (fast, program):
-            given = x.clone()
-            tensors = [t for t in torch.utils._pytree.tree_leaves((run(given), given))]
+            argument = x.clone()
+            tensors = [t for t in torch.utils._pytree.tree_leaves((run(argument), argument))]
             tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
             objects = {id(t): i for i, t in enumerate(tensors)}
             memory = {t.untyped_storage().data_ptr(): i for i, t in enumerate(tensors)}
@@ -200,8 +200,8 @@ def test_what_rounds_hand_on_is_one_tensor_where_it_is_in_eager(program):
         assert_same(*found)
 
 
-@pytest.mark.parametrize("program", [is_given_the_row_before, keeps_what_was_there])
-def test_compiled_rounds_hand_on_what_was_there(program):
+@pytest.mark.parametrize("program", [uses_the_previous_row, collects_previous_states])
+def test_compiled_iterations_carry_existing_tensors(program):
     fast = magpy.compile(program)
     for i, size in enumerate([5, 7, 12, 2]):
         x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))

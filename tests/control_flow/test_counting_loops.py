@@ -1,4 +1,4 @@
-"""``while`` loops over a counter: one operator, whatever the number of their rounds is."""
+"""``while`` loops over a counter: one operator for all trip counts."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def counts_to_a_number(x):
     return torch.stack(found), t, n
 
 
-def counts_to_the_end_too(x):
+def counts_to_an_inclusive_bound(x):
     h, t = x[0] * 0, 1
     while t <= x.shape[0] - 1:
         h = h * 0.5 + x[t] - x[t - 1]
@@ -43,7 +43,7 @@ def counts_down(x):
     return h, t
 
 
-def counts_down_to_none(x):
+def counts_down_to_zero(x):
     h, t = x[0] * 0, x.shape[0]
     while t > 0:
         t = t - 1
@@ -59,7 +59,7 @@ def counts_by_two(x):
     return h, t
 
 
-def counts_until_it_is_there(x):
+def counts_until_equal(x):
     h, t = x[0] * 0, 0
     while t != x.shape[0]:
         h = h * 0.5 + x[t]
@@ -67,7 +67,7 @@ def counts_until_it_is_there(x):
     return h, t
 
 
-def counts_where_it_may_end(x):
+def breaks_on_its_counter(x):
     h, t = x[0] * 0, 0
     while True:
         if t >= x.shape[0]:
@@ -87,7 +87,7 @@ def has_an_else(x):
     return h
 
 
-def counts_several_things(x):
+def counts_several_numbers(x):
     h, t, k, weight = x[0] * 0, 0, 0, 1.0
     while t < x.shape[0]:
         h = h + x[t] * k * weight
@@ -116,7 +116,7 @@ def in_a_function_within_a_loop(x):
     return [last(x * k, k) for k in (1.0, 2.0)]
 
 
-def branches_in_its_rounds(x):
+def branches_in_its_body(x):
     h, t = x[0] * 0, 0
     while t < x.shape[0]:
         if x[t].sum() > 0:
@@ -128,13 +128,13 @@ def branches_in_its_rounds(x):
 
 
 OPERATORS = [
-    counts_up, counts_to_a_number, counts_to_the_end_too, counts_down, counts_down_to_none,
-    counts_by_two, counts_until_it_is_there, counts_where_it_may_end, has_an_else,
-    counts_several_things, fills_a_tensor, in_a_function_within_a_loop,
+    counts_up, counts_to_a_number, counts_to_an_inclusive_bound, counts_down, counts_down_to_zero,
+    counts_by_two, counts_until_equal, breaks_on_its_counter, has_an_else,
+    counts_several_numbers, fills_a_tensor, in_a_function_within_a_loop,
 ]  # fmt: skip
 
 
-def first_round_differs(x):
+def first_iteration_differs(x):
     h, t = None, 0
     while t < x.shape[0]:
         h = x[t] if h is None else torch.tanh(h + x[t])
@@ -142,7 +142,7 @@ def first_round_differs(x):
     return h, t
 
 
-def goes_on_early(x):
+def continues_early(x):
     h, t = x[0] * 0, 0
     while t < x.shape[0]:
         t += 1
@@ -160,7 +160,7 @@ def counts_by_data(x):
     return h, t
 
 
-def moves_its_end(x):
+def changes_its_bound(x):
     h, t, n = x[0] * 0, 0, x.shape[0]
     while t < n:
         h = h + x[t]
@@ -184,7 +184,7 @@ def counts_by_fractions(x):
     return h, t
 
 
-def counts_two_alike(x):
+def counts_two_equal_numbers(x):
     h, t, k = x[0] * 0, 0, 0
     while t < x.shape[0]:
         h = h * 0.5 + x[k]
@@ -202,7 +202,7 @@ def changes_its_counter_twice(x):
     return h, t
 
 
-def compares_with_a_sum(x):
+def compares_a_sum(x):
     h, t = x[0] * 0, 0
     while t + 1 < x.shape[0]:
         h = h * 0.5 + x[t + 1] - x[t]
@@ -218,7 +218,7 @@ def compares_twice(x):
     return h, t
 
 
-def compares_and_asks(x):
+def compares_a_tensor_too(x):
     h, t = x[0] * 0, 0
     while t < x.shape[0] and h.sum() < 4:
         h = h * 0.5 + x[t]
@@ -226,7 +226,7 @@ def compares_and_asks(x):
     return h, t
 
 
-def is_one_of_two_loops(x):
+def nests_two_loops(x):
     h, t = x[0] * 0, 0
     while t < x.shape[0]:
         k = 0
@@ -237,7 +237,7 @@ def is_one_of_two_loops(x):
     return h, t, k
 
 
-def never_begins(x):
+def has_no_iteration(x):
     h, t = x[0] * 1, 100
     while t < x.shape[0]:
         h = h * 0.5 + x[t]
@@ -253,7 +253,7 @@ def reads_beyond_the_end(x):
     return h
 
 
-def counts_with_a_counter_of_an_object(x):
+def counts_in_an_attribute(x):
     class Clock:
         t = 0
 
@@ -264,7 +264,7 @@ def counts_with_a_counter_of_an_object(x):
     return h, clock.t
 
 
-def appends_to_know(x):
+def counts_by_the_length_of_a_list(x):
     h, found = x[0] * 0, []
     while len(found) < x.shape[0]:
         h = h + x[len(found)]
@@ -272,7 +272,7 @@ def appends_to_know(x):
     return found
 
 
-def has_a_frozen_counter(x):
+def collects_its_counter(x):
     h, t, seen = x[0] * 0, 0, []
     while t < x.shape[0]:
         h = h + x[t]
@@ -281,7 +281,7 @@ def has_a_frozen_counter(x):
     return h, seen
 
 
-def keeps_the_counter_before(x):
+def keeps_the_previous_counter(x):
     h, t, before = x[0] * 0, 0, 0
     while t < x.shape[0]:
         h = h * 0.5 + x[before]
@@ -291,27 +291,27 @@ def keeps_the_counter_before(x):
 
 
 OTHERS = [
-    first_round_differs, goes_on_early, counts_by_data, moves_its_end,
-    doubles, counts_by_fractions, counts_two_alike, changes_its_counter_twice, compares_with_a_sum,
-    compares_twice, compares_and_asks, is_one_of_two_loops, never_begins, reads_beyond_the_end,
-    counts_with_a_counter_of_an_object, appends_to_know, has_a_frozen_counter,
-    keeps_the_counter_before, branches_in_its_rounds,
+    first_iteration_differs, continues_early, counts_by_data, changes_its_bound, doubles,
+    counts_by_fractions, counts_two_equal_numbers, changes_its_counter_twice, compares_a_sum,
+    compares_twice, compares_a_tensor_too, nests_two_loops, has_no_iteration, reads_beyond_the_end,
+    counts_in_an_attribute, counts_by_the_length_of_a_list, collects_its_counter,
+    keeps_the_previous_counter, branches_in_its_body,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_each_number_that_a_loop_counts_to(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_trip_counts(program):
     loops.check_one_record(program)
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("training", [False, True], ids=loops.name)
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.name)
-def test_loop_that_counts_gives_what_eager_gives(program, training):
+@pytest.mark.parametrize("training", [False, True], ids=loops.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+def test_counting_loop_equals_eager(program, training):
     loops.check(program, (5, 7, 2, 3, 1, 9), training)
 
 
-def leaves_early(x, most):
+def breaks_early(x, most):
     y, t, found = x, 0, []
     while t < most:
         y = y * 0.5
@@ -332,8 +332,8 @@ def returns_early(x, most):
     return y * 3, t
 
 
-@pytest.mark.parametrize("program", [leaves_early, returns_early])
-def test_data_ends_a_loop_that_counts(program):
+@pytest.mark.parametrize("program", [breaks_early, returns_early])
+def test_counting_loop_with_early_exit_is_one_operator(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for most in (6, 9, 12, 4, 2, 20):
         before = magpy.cache_info(fast)
@@ -345,7 +345,7 @@ def test_data_ends_a_loop_that_counts(program):
     assert any(node.target is for_loop_with_exits for node in graph.graph.nodes)
 
 
-def test_numbers_that_another_loop_counts_with_must_miss():
+def test_other_start_bound_or_step_of_a_counting_loop_must_miss():
     def program(x, begin, end, step):
         h, t = x * 0, begin
         while t < end:
@@ -361,7 +361,7 @@ def test_numbers_that_another_loop_counts_with_must_miss():
         assert_same(fast(x, *numbers), program(x, *numbers))
 
 
-def test_compiled_loop_that_counts_gives_what_eager_gives():
+def test_compiled_counting_loop_equals_eager():
     fast = magpy.compile(counts_to_a_number)
     for i, size in enumerate([5, 7, 12, 2]):
         x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
@@ -371,7 +371,7 @@ def test_compiled_loop_that_counts_gives_what_eager_gives():
     assert any(node.target is for_loop for node in graph.graph.nodes)
 
 
-def skipping(x):
+def skips_some_iterations(x):
     t, h = 0, x[0] * 0
     while t < x.shape[0]:
         t += 1
@@ -381,15 +381,15 @@ def skipping(x):
     return h
 
 
-def test_rounds_that_skip_what_follows_are_recorded_without_running_all_ways(monkeypatch):
-    """The sides meet behind the loop only: there are twice as many ways with each round."""
-    sides, explore = [], IsolatedPaths.explore
+def test_iterations_that_continue_are_recorded_without_exploring_all_paths(monkeypatch):
+    """The branches join after the loop only: each iteration doubles the number of paths."""
+    runs, explore = [], IsolatedPaths.explore
     monkeypatch.setattr(
         IsolatedPaths,
         "explore",
-        lambda *args, **kwargs: sides.append(1) or explore(*args, **kwargs),
+        lambda *args, **kwargs: runs.append(1) or explore(*args, **kwargs),
     )
-    fast = magpy.compile(skipping, backend="eager")
+    fast = magpy.compile(skips_some_iterations, backend="eager")
     x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    assert_same(fast(x), skipping(x))
-    assert len(sides) < 200
+    assert_same(fast(x), skips_some_iterations(x))
+    assert len(runs) < 200

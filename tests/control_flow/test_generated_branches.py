@@ -1,4 +1,4 @@
-"""Generated programs that branch on tensors do what eager mode does, whichever way they go."""
+"""Generated programs with branches on tensors: eager's results on all paths."""
 
 import textwrap
 
@@ -54,7 +54,7 @@ STATEMENTS = (
 
 
 def fill(draw, templates, depth):
-    """One of the templates; at depth 0 one of those in front, which have few parts."""
+    """One of the templates; at depth 0 one of the first ones, which have few parts."""
     text = draw(
         st.sampled_from(templates if depth > 0 else templates[: min(4, len(templates) - 3)])
     )
@@ -101,11 +101,11 @@ class State:
 
 
 def outcome(function, seed, gradients):
-    """What a call returns, changes, raises, and the gradients that flow back."""
+    """Results, mutations and exceptions of a call, and the gradients of its arguments."""
     generator = torch.Generator().manual_seed(seed)
-    given = [torch.randn(3, generator=generator) * 2 for _ in range(2)]
+    arguments = [torch.randn(3, generator=generator) * 2 for _ in range(2)]
     w = torch.tensor(1.5, requires_grad=gradients)
-    leaves = [tensor.requires_grad_(gradients) for tensor in given]
+    leaves = [tensor.requires_grad_(gradients) for tensor in arguments]
     a, b = (leaf * 1 for leaf in leaves)
     log, state = [], State()
     try:
@@ -117,12 +117,12 @@ def outcome(function, seed, gradients):
     try:
         if isinstance(loss, torch.Tensor):
             loss.backward()
-    except RuntimeError:  # the program has changed what the backward pass needs
+    except RuntimeError:  # the program changed a tensor that the backward pass needs
         return after, None
     return after, [leaf.grad for leaf in (*leaves, w)]
 
 
-def _is_nothing(gradient):
+def _is_zero_or_none(gradient):
     return gradient is None or not gradient.any()
 
 
@@ -143,7 +143,8 @@ def check(text, gradients, backend="eager"):
             # torch's own backend leaves zeros where no result depends on an input.
             pairs = zip(found[1], expected[1], strict=True)
             left = [
-                None if theirs is None and _is_nothing(mine) else mine for mine, theirs in pairs
+                None if theirs is None and _is_zero_or_none(mine) else mine
+                for mine, theirs in pairs
             ]
             found = (found[0], left)
         assert_same(found, expected, what=f"{seed}")
@@ -159,7 +160,7 @@ def test_generated_branches(text, gradients):
     check(text, gradients)
 
 
-# Several tests, which processes share.
+# Several tests, so that processes can share them.
 @pytest.mark.full
 @pytest.mark.parametrize("share", range(3))
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -1,4 +1,5 @@
-"""Loops in what is consumed at once: generator expressions, and sums of rows or lists."""
+"""Generator expressions that a native function consumes, and sums of rows or lists: operators of
+the graph."""
 
 import functools
 
@@ -12,19 +13,19 @@ from tests.control_flow import loops
 WEIGHT = torch.eye(3) * 0.5 + 0.1
 
 
-def a_list(x):
+def list_of_a_generator(x):
     return list(torch.tanh(x[t]) * t for t in range(x.shape[0]))
 
 
-def a_stack_of_a_tuple(x):
+def stack_of_a_tuple(x):
     return torch.stack(tuple(torch.tanh(x[t]) @ WEIGHT for t in range(x.shape[0])))
 
 
-def a_stack_of_rows(x):
+def stack_of_rows(x):
     return torch.stack(list(torch.tanh(row) for row in x * 2), 1)
 
 
-def of_several_things(x):
+def several_consumers(x):
     return (
         list(a * 2 - b for a, b in zip(x, x + 1)),
         list(row * i for i, row in enumerate(x, 1)),
@@ -32,15 +33,15 @@ def of_several_things(x):
     )
 
 
-def a_sum(x):
+def sum_of_a_generator(x):
     return sum(torch.tanh(x[t]) * t for t in range(x.shape[0]))
 
 
-def a_sum_of_rows(x):
+def sum_of_rows(x):
     return sum(torch.tanh(row) for row in x)
 
 
-def a_sum_with_a_beginning(x):
+def sum_with_a_start(x):
     begin = torch.ones(3)
     other = sum((x[t] * t for t in range(1, x.shape[0])), 2.5)
     return (
@@ -50,19 +51,19 @@ def a_sum_with_a_beginning(x):
     )
 
 
-def a_sum_of_a_list(x):
+def sum_of_a_list(x):
     return sum(torch.tanh(y) for y in [row * 2 for row in x])
 
 
-def with_inner_loops(x):
+def nested_generator(x):
     return list(torch.tanh(x[t]) * k for t in range(x.shape[0]) for k in range(3) if k != 1)
 
 
-def conditions_that_stay(x, scale=None):
+def invariant_conditions(x, scale=None):
     return list(x[t] if scale is None else x[t] * scale for t in range(x.shape[0]) if WEIGHT.dim())
 
 
-def in_a_method_of_a_module(x):
+def module_in_a_generator(x):
     layer = torch.nn.Linear(3, 3)
     return torch.cat(list(layer(x[t : t + 1]) for t in range(x.shape[0])))
 
@@ -71,14 +72,14 @@ def sums_rows(x):
     return sum(x), sum(x * 2, torch.ones(3)), sum(x[:, 0], start=1.5)
 
 
-def sums_what_a_loop_made(x):
+def sums_the_list_of_a_loop(x):
     found = []
     for row in x:
         found.append(torch.tanh(row))
     return sum(found) / len(found), sum(y * 2 for y in found), torch.stack(found)
 
 
-def begins_with_the_first(x):
+def starts_with_the_first_element(x):
     found = [torch.tanh(row) for row in x]
     h = found[0]
     for y in found[1:]:
@@ -97,12 +98,12 @@ def reduces(x):
     )
 
 
-def handed_on_by_a_walrus(x):
+def carried_by_a_walrus(x):
     h = x[0] * 0
     return list((h := torch.tanh(h + x[t])) for t in range(x.shape[0])), h
 
 
-def over_a_spread_range(x):
+def unpacked_range_arguments(x):
     bounds, rows, h = (1, x.shape[0]), (x, x + 1), x[0] * 0
     for t in range(*bounds):
         h = torch.tanh(h + x[t - 1])
@@ -120,25 +121,25 @@ def maps(x):
     )
 
 
-def sums_what_it_maps(x):
+def sums_a_map(x):
     y = x * 2
     return sum(map(torch.dot, x, y)), sum(a * b for a, b in zip(x, y))
 
 
 OPERATORS = [
-    a_list, a_stack_of_a_tuple, a_stack_of_rows, of_several_things, a_sum, a_sum_of_rows,
-    a_sum_with_a_beginning, a_sum_of_a_list, with_inner_loops, conditions_that_stay,
-    in_a_method_of_a_module, sums_rows, sums_what_a_loop_made, begins_with_the_first, reduces,
-    maps, sums_what_it_maps, over_a_spread_range, handed_on_by_a_walrus,
+    list_of_a_generator, stack_of_a_tuple, stack_of_rows, several_consumers, sum_of_a_generator,
+    sum_of_rows, sum_with_a_start, sum_of_a_list, nested_generator, invariant_conditions,
+    module_in_a_generator, sums_rows, sums_the_list_of_a_loop, starts_with_the_first_element,
+    reduces, maps, sums_a_map, unpacked_range_arguments, carried_by_a_walrus,
 ]  # fmt: skip
 
 
-def gives_what_is_to_be_gone_through(x):
+def functions_return_the_iterables(x):
     def indices():
         return range(x.shape[0])
 
-    def rows(*given):
-        return zip(*given)
+    def rows(*iterables):
+        return zip(*iterables)
 
     h = x[0] * 0
     for t in indices():
@@ -148,25 +149,25 @@ def gives_what_is_to_be_gone_through(x):
     return h, [*map(torch.tanh, x)], list(map(len, x)), sum(map(len, x))
 
 
-def by_a_condition(x):
+def condition_on_the_index(x):
     return list(x[t] * 2 for t in range(x.shape[0]) if t % 2)
 
 
-def by_a_condition_on_rows(x):
+def condition_on_rows(x):
     return sum(row for row in x if row.sum() > 0), list(row * 2 for row in x if row[0] > 0)
 
 
-def functions_that_share_a_variable(x):
+def closures_that_share_a_variable(x):
     return [f(x[0]) for f in list(lambda y: y * t for t in range(x.shape[0]))]
 
 
-def one_tensor_changed_in_place(x):
+def tensor_changed_in_place(x):
     total, other = x[0] * 0, x[0] * 0
     found = list(total.add_(x[t]) for t in range(x.shape[0]))
     return found, sum(other.add_(x[t].detach()) for t in range(x.shape[0])), found[0] is found[-1]
 
 
-def always_the_same(x):
+def yields_one_tensor(x):
     y = x * 2
     found = list(y for _ in range(x.shape[0]))
     return found, found[0] is found[-1], list(row for row in x)
@@ -177,7 +178,7 @@ def rows_changed_in_place(x):
     return functools.reduce(lambda a, b: a.add_(b), y), y
 
 
-def ends_by_stop_iteration(x):
+def callback_raises_stop_iteration(x):
     calls = []
 
     def f(row):
@@ -187,7 +188,7 @@ def ends_by_stop_iteration(x):
     return list(map(f, x)), sum(map(f, x)), calls
 
 
-def maps_in_other_ways(x):
+def other_uses_of_map(x):
     h = x[0] * 0
     for y in map(torch.tanh, x):
         h = h * 0.5 + y
@@ -208,7 +209,7 @@ def numbers_before_tensors(x):
     return sum((t if t < 2 else x[t] * t) for t in range(x.shape[0]))
 
 
-def raises_amid(x):
+def raises_in_the_last_iteration(x):
     return list(x[t + 1] * 2 for t in range(x.shape[0]))
 
 
@@ -216,12 +217,12 @@ def raises_stop_iteration(x):
     return tuple(x[t] if t < 3 else next(iter(())) for t in range(x.shape[0]))
 
 
-def changes_rows_before(x):
+def start_changes_the_rows(x):
     y = x * 2
     return sum((row * 2 for row in y), y.add_(1)[0]), sum((y[t] for t in range(2)), y.mul_(2)[0])
 
 
-def asks_the_generator_itself(x):
+def uses_the_generator_object(x):
     return (
         list((x[t] * 2 for t in range(x.shape[0])).__iter__()),
         list((x[t] * 2 for t in range(x.shape[0])) or ()),
@@ -231,22 +232,22 @@ def asks_the_generator_itself(x):
     )
 
 
-def raises_before(x):
+def start_raises(x):
     if x.shape[0] > 100:
         start = 1
     return sum((x[t] for t in range(x.shape[0])), start)
 
 
-def broader_and_broader(x):
+def varying_sizes(x):
     return sum(torch.ones(1 + (t > 2), 1) * x[t] for t in range(x.shape[0]))
 
 
-def given_a_name_first(x):
+def generator_in_a_variable(x):
     made = (torch.tanh(x[t]) for t in range(x.shape[0]))
     return list(made), list(made), list(2 * y for y in (x[t] for t in range(x.shape[0])))
 
 
-def taken_in_part(x):
+def partly_consumed(x):
     made = iter([y * 2 for y in x])
     return next(made), sum(made), max(len(x[t]) for t in range(len(x)))
 
@@ -272,58 +273,55 @@ def slices_of_nothing(x):
     return len(found[:0]), torch.stack(found)
 
 
-def adds_to_what_it_has_summed(x):
+def appends_to_a_summed_list(x):
     found = [torch.tanh(row) for row in x]
     rest = found[1:]
     rest.append(x[0])
     return sum(found), rest, sum(rest), sum(found, x.new_ones(3)), found
 
 
-def spread_over(x):
+def unpacks_arguments_of_zip(x):
     found = [torch.tanh(row) for row in x]
     both = (found, x)
     return [a + b for a, b in zip(*both)], list(zip(*both))
 
 
-ROUND_BY_ROUND = [
-    gives_what_is_to_be_gone_through,
-    by_a_condition, by_a_condition_on_rows, functions_that_share_a_variable,
-    one_tensor_changed_in_place, always_the_same, rows_changed_in_place,
-    ends_by_stop_iteration, maps_in_other_ways, of_numbers, numbers_before_tensors,
-    raises_amid, raises_stop_iteration, changes_rows_before, asks_the_generator_itself,
-    raises_before,
-    broader_and_broader, given_a_name_first, taken_in_part, other_slices, slices_of_nothing,
-    adds_to_what_it_has_summed, spread_over,
+UNROLLED = [
+    functions_return_the_iterables, condition_on_the_index, condition_on_rows,
+    closures_that_share_a_variable, tensor_changed_in_place, yields_one_tensor,
+    rows_changed_in_place, callback_raises_stop_iteration, other_uses_of_map, of_numbers,
+    numbers_before_tensors, raises_in_the_last_iteration, raises_stop_iteration,
+    start_changes_the_rows, uses_the_generator_object, start_raises, varying_sizes,
+    generator_in_a_variable, partly_consumed, other_slices, slices_of_nothing,
+    appends_to_a_summed_list, unpacks_arguments_of_zip,
 ]  # fmt: skip
 
 
-CASES = [
-    (program, training) for program in OPERATORS + ROUND_BY_ROUND for training in (False, True)
-]
+CASES = [(program, training) for program in OPERATORS + UNROLLED for training in (False, True)]
 
 
-@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.name)
-def test_what_is_consumed_at_once_gives_what_eager_gives(program, training):
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.case_id)
+def test_consumed_generator_equals_eager(program, training):
     loops.check(program, (5, 7, 9, 4, 12, 2, 3, 1, 6), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_every_length(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_lengths(program):
     loops.check_one_record(program)
 
 
 @pytest.mark.parametrize(
     "program",
-    [by_a_condition, by_a_condition_on_rows, one_tensor_changed_in_place, broader_and_broader],
-    ids=loops.name,
+    [condition_on_the_index, condition_on_rows, tensor_changed_in_place, varying_sizes],
+    ids=loops.case_id,
 )
-def test_rounds_that_are_not_alike_stay_unrolled(program):
+def test_iterations_that_differ_stay_unrolled(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     loops.check_calls(fast, program, (5, 7, 9), training=False)
     assert not loops.has_loop(fast, torch.ones(8, 3))
 
 
-def test_numbers_that_are_spread_from_outside_are_those_of_each_call():
+def test_unpacked_external_range_arguments_are_read_at_each_call():
     def program(x, bounds):
         h = x[0] * 0
         for t in range(*bounds):
@@ -336,7 +334,7 @@ def test_numbers_that_are_spread_from_outside_are_those_of_each_call():
         assert_same(fast(x, bounds), program(x, bounds))
 
 
-def test_what_a_sum_begins_with_may_split_the_program():
+def test_start_of_a_sum_may_split_the_program():
     @magpy.disable
     def opaque(value):
         return value * 1.0
@@ -351,8 +349,8 @@ def test_what_a_sum_begins_with_may_split_the_program():
         assert_same(fast(x), program(x))
 
 
-def test_what_goes_through_something_elsewhere_is_recorded():
-    program = gives_what_is_to_be_gone_through
+def test_loops_over_iterables_that_functions_return_need_no_split():
+    program = functions_return_the_iterables
     fast = magpy.compile(program, backend="eager", fullgraph=True, options={"record_limit": 20})
     loops.check_calls(fast, program, (5, 7, 9, 7), training=False)
     assert magpy.cache_info(fast).hits == 1

@@ -1,5 +1,5 @@
-"""Rounds that go on by their index, or by another number that differs from round to round, have a
-branch in their one graph."""
+"""Iterations that branch on the index or on another varying number: a branch in the loop operator's
+one graph."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.control_flow.loops import has_loop
 WEIGHT = torch.linspace(-1, 1, 9).reshape(3, 3)
 
 
-def last_round(x):
+def last_iteration_differs(x):
     h, n = x[0] * 0, x.shape[0]
     for t in range(n):
         h = h @ WEIGHT + x[t]
@@ -21,7 +21,7 @@ def last_round(x):
     return h
 
 
-def every_other(x):
+def even_iterations_differ(x):
     h = x[0] * 0
     for t, y in enumerate(x):
         if t % 2 == 0:
@@ -40,7 +40,7 @@ def truth_of_a_number(x):
     return h
 
 
-def goes_on_early(x):
+def continues_early(x):
     h = x[0]
     for t in range(1, x.shape[0]):
         if t % 3 == 1:
@@ -49,7 +49,7 @@ def goes_on_early(x):
     return h
 
 
-def several_questions(x):
+def several_conditions(x):
     h, n = x[0] * 0, x.shape[0]
     for t in range(n):
         h = h + x[t]
@@ -60,7 +60,7 @@ def several_questions(x):
     return h
 
 
-def counted(x):
+def condition_on_a_counter(x):
     h, k = x[0] * 0, 3
     for t in range(x.shape[0]):
         if k % 3 == 1:
@@ -82,7 +82,7 @@ def in_a_function(x):
     return h
 
 
-def neighbour_where_there_is_one(x):
+def reads_an_existing_neighbour(x):
     h, n = x[0] * 0, x.shape[0]
     for t in range(n):
         h = torch.tanh(h + x[t])
@@ -92,29 +92,29 @@ def neighbour_where_there_is_one(x):
 
 
 BRANCHING = [
-    last_round, every_other, truth_of_a_number, goes_on_early, several_questions, counted,
-    in_a_function, neighbour_where_there_is_one,
+    last_iteration_differs, even_iterations_differ, truth_of_a_number, continues_early,
+    several_conditions, condition_on_a_counter, in_a_function, reads_an_existing_neighbour,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", BRANCHING, ids=loops.name)
-def test_rounds_that_go_on_by_a_number_are_one_operator(program):
+@pytest.mark.parametrize("program", BRANCHING, ids=loops.case_id)
+def test_iterations_that_branch_on_a_number_are_one_operator(program):
     loops.check_one_record(program)
     loops.check(program, (6, 9, 1, 2, 12), training=True)
 
 
-def first_round(x):
+def first_iteration_differs(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
         h = x[t] * 3 if t == 0 else torch.tanh(h + x[t])
     return h
 
 
-def test_a_question_that_only_the_first_round_answers_otherwise_is_in_no_other_round():
-    fast = magpy.compile(first_round, backend="eager")
+def test_condition_true_in_the_first_iteration_only_leaves_no_branch_in_the_operator():
+    fast = magpy.compile(first_iteration_differs, backend="eager")
     for size in (5, 7, 9):
         x = torch.randn(size, 3)
-        assert torch.equal(fast(x), first_round(x))
+        assert torch.equal(fast(x), first_iteration_differs(x))
     assert has_loop(fast, torch.randn(9, 3))
     (graph,) = magpy.explain(fast, torch.randn(9, 3)).graphs
     inside = {node.target for part in graph.modules() for node in part.graph.nodes}
@@ -125,12 +125,12 @@ def raises(x):
     h = x[0]
     for t in range(x.shape[0]):
         if t == 8:
-            raise IndexError("no ninth round")
+            raise IndexError("no ninth iteration")
         h = torch.tanh(h + x[t])
     return h
 
 
-def ends_by_its_index(x):
+def breaks_at_an_index(x):
     h = x[0]
     for t in range(x.shape[0]):
         h = torch.tanh(h + x[t])
@@ -139,7 +139,7 @@ def ends_by_its_index(x):
     return h, t
 
 
-def collects_some(x):
+def collects_in_some_iterations(x):
     h, found = x[0], []
     for t in range(x.shape[0]):
         h = torch.tanh(h + x[t])
@@ -148,7 +148,7 @@ def collects_some(x):
     return found
 
 
-def draws_in_some(x):
+def draws_in_some_iterations(x):
     h = x[0]
     for t in range(x.shape[0]):
         h = torch.tanh(h + x[t])
@@ -157,7 +157,7 @@ def draws_in_some(x):
     return h
 
 
-def another_kind_of_number(x):
+def number_changes_its_type(x):
     h, scale = x[0], 1
     for t in range(x.shape[0]):
         if t > 2:
@@ -166,7 +166,7 @@ def another_kind_of_number(x):
     return h, scale
 
 
-def cut_from_gradients(x):
+def detaches_in_some_iterations(x):
     h = x[0]
     for t in range(x.shape[0]):
         h = torch.tanh(h + x[t])
@@ -184,7 +184,7 @@ def divides_by_its_index(x):
     return h
 
 
-def loops_inside(x):
+def nested_loop(x):
     h = x[0]
     for t in range(x.shape[0]):
         k = 0
@@ -195,18 +195,18 @@ def loops_inside(x):
     return h
 
 
-UNLIKE = [
-    raises, ends_by_its_index, collects_some, draws_in_some, another_kind_of_number,
-    cut_from_gradients, loops_inside,
+UNROLLED = [
+    raises, breaks_at_an_index, collects_in_some_iterations, draws_in_some_iterations,
+    number_changes_its_type, detaches_in_some_iterations, nested_loop,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", UNLIKE, ids=loops.name)
-def test_sides_that_no_operator_can_do_are_done_round_by_round(program):
+@pytest.mark.parametrize("program", UNROLLED, ids=loops.case_id)
+def test_branches_unfit_for_an_operator_are_unrolled(program):
     loops.check(program, (5, 7, 9, 2), training=True)
 
 
-def test_a_side_that_divides_by_zero_raises():
+def test_branch_that_divides_by_zero_raises():
     fast = magpy.compile(divides_by_its_index, backend="eager")
     for size in (3, 4, 7):
         x = torch.randn(size, 3)
@@ -217,9 +217,9 @@ def test_a_side_that_divides_by_zero_raises():
                 fast(x)
 
 
-def test_the_compiler_runs_a_branch_on_an_index():
-    fast = magpy.compile(several_questions)
+def test_compiled_loop_with_index_conditions_equals_eager():
+    fast = magpy.compile(several_conditions)
     for size in (5, 7, 9, 4):
         x = torch.randn(size, 3)
-        torch.testing.assert_close(fast(x), several_questions(x))
+        torch.testing.assert_close(fast(x), several_conditions(x))
     assert has_loop(fast, torch.randn(9, 3))

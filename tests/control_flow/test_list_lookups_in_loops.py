@@ -1,16 +1,17 @@
-"""Rounds that look up what earlier ones have appended to a list: from its end, or by the index."""
+"""Iterations that read elements appended by earlier ones, from the end of the list or by the
+index."""
 
 import pytest
 import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.control_flow.loops import check, check_one_record, has_loop, name
+from tests.control_flow.loops import case_id, check, check_one_record, has_loop
 
 WEIGHT = torch.tensor([[0.3, -0.2, 0.1], [0.4, 0.1, -0.3], [0.0, 0.2, 0.5]])
 
 
-def last(x):
+def last_element(x):
     outs = [torch.zeros(3)]
     for t in range(x.shape[0]):
         outs.append(torch.tanh(outs[-1] @ WEIGHT + x[t]))
@@ -24,28 +25,28 @@ def by_the_index(x):
     return torch.stack(outs)
 
 
-def by_less_than_the_index(x):
+def by_smaller_indices(x):
     outs = [x[0], x[0] * 2]
     for t in range(2, x.shape[0]):
         outs.append(outs[t - 1] * 0.5 + outs[t - 2] * 0.25 + x[t])
     return torch.stack(outs)
 
 
-def last_but_one(x):
+def last_two_elements(x):
     outs = [x[0], x[0] * 2]
     for row in x:
         outs.append((outs[-1] + outs[-2]) * 0.4 + row)
     return torch.stack(outs)
 
 
-def first_and_last(x):
+def first_and_last_element(x):
     outs = [x[0] * 2]
     for row in x:
         outs.append(outs[-1] * 0.5 + outs[0] + row)
     return torch.stack(outs)
 
 
-def what_the_round_has_appended(x):
+def elements_appended_in_the_same_iteration(x):
     outs = [x[0] * 2, x[0] * 3]
     for row in x:
         outs.append(outs[-1] * 0.5 + row)
@@ -53,21 +54,21 @@ def what_the_round_has_appended(x):
     return torch.stack(outs)
 
 
-def by_the_length(x):
+def index_from_the_length(x):
     outs = [x[0] * 2]
     for row in x:
         outs.append(outs[len(outs) - 1] * 0.5 + row / len(outs))
     return torch.stack(outs)
 
 
-def by_a_question_of_the_length(x):
+def condition_on_the_length(x):
     outs = [x[0] * 2]
     for row in x:
         outs.append(outs[-1] * 0.5 + row if len(outs) > 3 else row - outs[-1])
     return torch.stack(outs)
 
 
-def if_there_is_one(x):
+def condition_on_emptiness(x):
     outs = []
     for t in range(x.shape[0]):
         h = outs[-1] if outs else torch.zeros(3)
@@ -75,14 +76,14 @@ def if_there_is_one(x):
     return torch.stack(outs)
 
 
-def as_long_as_it_is_short(x):
+def while_the_list_is_short(x):
     outs, n = [x[0] * 2], x.shape[0]
     while len(outs) < n:
         outs.append(outs[-1] * 0.9 + x[1])
     return torch.stack(outs)
 
 
-def on_one_side(x):
+def different_elements_on_branches(x):
     outs = [x[0] * 2, x[0] * 3]
     for row in x:
         h = outs[-1] * 2 if row.sum() > 0 else outs[-2] * 3
@@ -98,14 +99,14 @@ class Scan:
         self.outs.append(torch.tanh(self.outs[-1] @ WEIGHT + row))
 
 
-def of_an_object(x):
+def list_in_an_attribute(x):
     scan = Scan()
     for t in range(x.shape[0]):
         scan.step(x[t])
     return torch.stack(scan.outs)
 
 
-def of_a_closure(x):
+def list_in_a_closure(x):
     outs = [x[0] * 2]
 
     def put(row):
@@ -116,7 +117,7 @@ def of_a_closure(x):
     return torch.stack(outs)
 
 
-def of_each_other(x):
+def two_lists(x):
     a, b = [x[0]], [x[0] * 2]
     for row in x:
         a.append(b[-1] * 0.5 + row)
@@ -125,25 +126,26 @@ def of_each_other(x):
 
 
 OPERATORS = [
-    last, by_the_index, by_less_than_the_index, last_but_one, first_and_last,
-    what_the_round_has_appended, by_the_length, by_a_question_of_the_length, if_there_is_one,
-    as_long_as_it_is_short, on_one_side, of_an_object, of_a_closure, of_each_other,
+    last_element, by_the_index, by_smaller_indices, last_two_elements, first_and_last_element,
+    elements_appended_in_the_same_iteration, index_from_the_length, condition_on_the_length,
+    condition_on_emptiness, while_the_list_is_short, different_elements_on_branches,
+    list_in_an_attribute, list_in_a_closure, two_lists,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=name)
-def test_one_record_serves_every_number_of_rounds(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=case_id)
+def test_one_record_serves_all_trip_counts(program):
     check_one_record(program)
 
 
-def every_second_one_by_its_number(x):
+def half_the_index(x):
     outs = [x[0] * 2]
     for t in range(0, x.shape[0], 2):
         outs.append(outs[t // 2] + x[t])
     return torch.stack(outs)
 
 
-def slower_than_it_grows(x):
+def index_slower_than_the_growth(x):
     outs = [x[0] * 2]
     for t in range(x.shape[0]):
         outs.append(outs[t] + x[t])
@@ -151,14 +153,14 @@ def slower_than_it_grows(x):
     return torch.stack(outs)
 
 
-def counted_from_the_end_by_the_index(x):
+def negative_index_of_the_loop(x):
     outs = [x[0] * 2] * 2
     for t in range(x.shape[0] - 1, 0, -1):
         outs.append(outs[-t] * 0.5 + x[t])
     return torch.stack(outs)
 
 
-def beyond_its_end_if_there_are_many_rounds(x):
+def index_out_of_range_with_many_iterations(x):
     outs, h = [x[0], x[0] * 3], x[0] * 3
     for t in range(x.shape[0]):
         h = h * 0.5 + outs[t - 1]
@@ -173,7 +175,7 @@ def changed_in_place(x):
     return torch.stack(outs)
 
 
-def another_in_its_place(x):
+def replaced_element(x):
     outs = [x[0] * 2]
     for row in x:
         outs[-1] = outs[-1] * 2
@@ -181,7 +183,7 @@ def another_in_its_place(x):
     return torch.stack(outs)
 
 
-def the_same_once_more(x):
+def same_element_again(x):
     outs = [x[0] * 2]
     for _ in x:
         outs.append(outs[-1])
@@ -189,7 +191,7 @@ def the_same_once_more(x):
     return torch.stack(outs), len(set(map(id, outs)))
 
 
-def asked_which_it_is(x):
+def compares_identity(x):
     outs, found = [x[0] * 2], 0
     for row in x:
         h = outs[-1]
@@ -198,35 +200,35 @@ def asked_which_it_is(x):
     return torch.stack(outs), found
 
 
-def of_another_size(x):
+def growing_sizes(x):
     outs = [x[0] * 2]
     for row in x:
         outs.append(torch.cat([outs[-1], row]))
     return outs[-1]
 
 
-def of_another_type(x):
+def dtype_changes(x):
     outs = [torch.zeros(3, dtype=torch.int64)]
     for row in x:
         outs.append(outs[-1] + row)
     return torch.stack(outs[1:])
 
 
-def nothing_at_first(x):
+def none_at_first(x):
     outs = [None]
     for row in x:
         outs.append(row if outs[-1] is None else outs[-1] + row)
     return torch.stack(outs[1:])
 
 
-def not_there(x):
+def missing_element(x):
     outs = [x[0] * 2]
     for row in x:
         outs.append(outs[-5] + row)
     return torch.stack(outs)
 
 
-def as_a_whole(x):
+def list_as_a_whole(x):
     outs = [x[0] * 2]
     for row in x:
         outs.append(torch.stack(outs).sum(0) + row)
@@ -234,20 +236,20 @@ def as_a_whole(x):
 
 
 UNROLLED = [
-    every_second_one_by_its_number, slower_than_it_grows, counted_from_the_end_by_the_index,
-    beyond_its_end_if_there_are_many_rounds, changed_in_place, another_in_its_place,
-    the_same_once_more, asked_which_it_is, of_another_size, of_another_type, nothing_at_first,
-    not_there, as_a_whole,
+    half_the_index, index_slower_than_the_growth, negative_index_of_the_loop,
+    index_out_of_range_with_many_iterations, changed_in_place, replaced_element,
+    same_element_again, compares_identity, growing_sizes, dtype_changes, none_at_first,
+    missing_element, list_as_a_whole,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("training", [False, True], ids=name)
-@pytest.mark.parametrize("program", [*OPERATORS, *UNROLLED], ids=name)
-def test_each_number_of_rounds_gives_what_it_gives_in_eager_mode(program, training):
+@pytest.mark.parametrize("training", [False, True], ids=case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *UNROLLED], ids=case_id)
+def test_each_trip_count_equals_eager(program, training):
     check(program, (8, 9, 11, 4, 3, 2, 1, 12), training)
 
 
-def test_where_a_loop_begins_decides_which_elements_it_looks_up():
+def test_start_of_the_loop_determines_the_elements_read():
     def program(x, begin):
         outs = [x[i] for i in range(6)]
         for t in range(begin, x.shape[0]):
@@ -261,7 +263,7 @@ def test_where_a_loop_begins_decides_which_elements_it_looks_up():
     assert has_loop(fast, torch.randn(10, 3), 0)
 
 
-def test_a_list_that_does_not_grow_has_one_length_in_all_rounds():
+def test_list_that_does_not_grow_has_one_length_in_all_iterations():
     def program(x):
         layers, outs = [WEIGHT, WEIGHT * 2], []
         for row in x:
@@ -273,7 +275,7 @@ def test_a_list_that_does_not_grow_has_one_length_in_all_rounds():
     check_one_record(program)
 
 
-def test_a_loop_that_may_end_looks_up_what_it_has_appended():
+def test_loop_with_early_exit_reads_appended_elements():
     def program(x):
         outs = [x[0] * 2]
         for row in x:
@@ -292,7 +294,7 @@ def test_a_loop_that_may_end_looks_up_what_it_has_appended():
     assert magpy.cache_info(fast).records == 1
 
 
-def test_what_follows_a_loop_that_may_end_may_ask_how_long_its_list_is():
+def test_code_after_a_loop_with_early_exit_may_read_the_length_of_its_list():
     def program(x):
         outs = [x[0] * 2]
         for row in x:
@@ -304,5 +306,5 @@ def test_what_follows_a_loop_that_may_end_may_ask_how_long_its_list_is():
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for i, rows in enumerate((12, 9, 10, 12, 14, 9, 20, 11)):
         x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(i))
-        for given in (x, x * 5):
-            assert_same(fast(given), program(given))
+        for argument in (x, x * 5):
+            assert_same(fast(argument), program(argument))

@@ -1,4 +1,4 @@
-"""Lists of tensors as long as a size says: what takes tensors apart, and loops over such lists."""
+"""Lists of tensors whose length is a size: ``unbind`` and its like, and loops over such lists."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def takes_chunks(x):
     return h
 
 
-def goes_through_what_a_loop_made(x):
+def iterates_over_the_list_of_a_loop(x):
     made, h, found = [], x[0] * 0, []
     for row in x:
         made.append(torch.tanh(row))
@@ -57,21 +57,21 @@ def goes_through_what_a_loop_made(x):
     return torch.stack(found), h
 
 
-def goes_through_a_comprehension(x):
+def iterates_over_a_comprehension(x):
     h = x[0] * 0
     for y in [torch.tanh(x[t]) * t for t in range(x.shape[0])]:
         h = h * 0.5 + y
     return h
 
 
-def goes_through_two_lists(x):
+def iterates_over_two_lists(x):
     h = x[0] * 0
     for a, b, c in zip(x.unbind(0), [row * 2 for row in x], x + 1):
         h = h * 0.5 + a - b * c
     return h
 
 
-def goes_backwards(x):
+def iterates_backwards(x):
     h, found = x[0] * 0, []
     for row in reversed(x.unbind(0)):
         h = h * 0.5 + row
@@ -79,7 +79,7 @@ def goes_backwards(x):
     return torch.stack(found[::-1]), found[::-1]
 
 
-def turns_twice(x):
+def reverses_twice(x):
     found = [row * i for i, row in enumerate(x)]
     return torch.cat(found[::-1][::-1]), torch.stack(x.unbind(0)[::-1])
 
@@ -95,7 +95,7 @@ def makes_lists_of_lists(x):
     return torch.stack(layer), tuple(layer), list(tuple(x.unbind(0)))
 
 
-def gives_the_rows(x):
+def returns_the_rows(x):
     return x.unbind(0), (x * 2).split(1), [row * 2 for row in x.unbind()]
 
 
@@ -114,14 +114,14 @@ def reads_at_an_index_of_a_list(x):
     return torch.stack(found), tuple(x)
 
 
-def reads_from_behind(x):
+def reads_from_the_end(x):
     rows, h, n = torch.unbind(x * 2), x[0] * 0, x.size(0)
     for i in range(n):
         h = torch.tanh(h * 0.5 + rows[n - 1 - i] - rows[-i - 1] * i)
     return h
 
 
-def reads_what_a_loop_has_made(x):
+def reads_the_list_of_a_loop(x):
     made, h, back = [], x[0] * 0, []
     for i in range(x.shape[0]):
         h = torch.tanh(x[i] + h)
@@ -160,11 +160,11 @@ def counts_to_the_last_row(x):
 
 
 OPERATORS = [
-    reads_at_an_index, reads_at_an_index_of_a_list, reads_from_behind, reads_what_a_loop_has_made,
+    reads_at_an_index, reads_at_an_index_of_a_list, reads_from_the_end, reads_the_list_of_a_loop,
     reads_in_a_branch, counts_to_the_last_row,
     keeps_unbound_rows, unbinds_columns, splits, splits_columns, takes_chunks,
-    goes_through_what_a_loop_made, goes_through_a_comprehension, goes_through_two_lists,
-    goes_backwards, turns_twice, makes_lists_of_lists, gives_the_rows,
+    iterates_over_the_list_of_a_loop, iterates_over_a_comprehension, iterates_over_two_lists,
+    iterates_backwards, reverses_twice, makes_lists_of_lists, returns_the_rows,
 ]  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def splits_unevenly(x):
     return [part * 2 for part in x.split(2)], [part.sum() for part in x.chunk(3)]
 
 
-def reads_beyond_the_first(x):
+def reads_before_the_first(x):
     rows, h = x.unbind(0), x[0] * 0
     for i in range(len(rows)):
         h = torch.tanh(h * 0.5 + rows[i - 1])
@@ -193,7 +193,7 @@ def reads_every_other(x):
     return h
 
 
-def changes_elements(x):
+def changes_elements_in_place(x):
     rows, h = [y * 2 for y in x], x[0] * 0
     for i in range(len(rows)):
         rows[i].mul_(3)
@@ -201,7 +201,7 @@ def changes_elements(x):
     return h, rows
 
 
-def hands_elements_on(x):
+def carries_elements(x):
     rows, found = [y * 2 for y in x], []
     last = rows[0]
     for i in range(len(rows)):
@@ -210,7 +210,7 @@ def hands_elements_on(x):
     return found, last, last is rows[-1]
 
 
-def asks_which_element(x):
+def compares_elements_by_identity(x):
     rows, found = [y * 2 for y in x], 0
     kept = rows[1] if len(rows) > 1 else None
     for i in range(len(rows)):
@@ -219,14 +219,14 @@ def asks_which_element(x):
     return found
 
 
-def appends_what_it_reads(x):
+def collects_elements(x):
     rows, found = [y * 2 for y in x], []
     for i in range(len(rows)):
         found.append(rows[i])
     return found, [a is b for a, b in zip(found, rows, strict=True)]
 
 
-def changes_rows(x):
+def changes_rows_in_place(x):
     y = x * 2
     rows = y.split(1)
     for row in rows:
@@ -234,7 +234,7 @@ def changes_rows(x):
     return y, rows[0]
 
 
-def changes_a_row_behind(x):
+def changes_rows_after_the_loop(x):
     y = x * 2
     rows, h = y.unbind(0)[::-1], x[0] * 0
     for row in rows:
@@ -244,7 +244,7 @@ def changes_a_row_behind(x):
     return h, y.sum()
 
 
-def changes_what_it_takes_apart(x):
+def changes_the_unbound_tensor(x):
     y, h = x.detach() * 2, x[0] * 0
     rows = y.unbind(0)
     y.mul_(3)
@@ -254,7 +254,7 @@ def changes_what_it_takes_apart(x):
     return h, torch.stack(rows)
 
 
-def hands_rows_on(x):
+def carries_rows(x):
     before, found = x[0], []
     for row in [y * 2 for y in x]:
         found.append(before + row)
@@ -262,14 +262,14 @@ def hands_rows_on(x):
     return found, before
 
 
-def hands_on_the_last(x):
+def carries_the_last_row(x):
     rows = [y * 2 for y in x]
     for row in rows:
         last = row
     return last, last is rows[-1], rows
 
 
-def changes_the_list_meanwhile(x):
+def appends_during_the_loop(x):
     rows, h = [y * 2 for y in x], x[0] * 0
     for i, row in enumerate(rows):
         h = h + row
@@ -278,7 +278,7 @@ def changes_the_list_meanwhile(x):
     return h, len(rows)
 
 
-def changes_the_list_behind(x):
+def changes_the_list_before_the_loop(x):
     rows, h = [y * 2 for y in x], x[0] * 0
     rows[0] = x[0]
     rows.append(x[1])
@@ -289,7 +289,7 @@ def changes_the_list_behind(x):
     return h, back, rows
 
 
-def has_rows_of_other_forms(x):
+def has_rows_of_different_dtypes(x):
     rows, h = [x[0] * 2, (x[0] > 0)], x[0] * 0
     for row in x:
         rows.append(row * 2)
@@ -303,7 +303,7 @@ def unpacks(x):
     return first, rest
 
 
-def asks_which_row(x):
+def compares_rows_by_identity(x):
     rows, found = [y * 2 for y in x], 0
     kept = rows[0]
     for i, row in enumerate(rows):
@@ -327,7 +327,7 @@ def zips_strictly(x):
     return h
 
 
-def looks_in_a_branch(x):
+def reads_rows_on_a_branch(x):
     rows, h = [y * 2 for y in x], x[0]
     if h.sum() > 0:
         h = h + rows[1] + rows[-1]
@@ -335,17 +335,17 @@ def looks_in_a_branch(x):
 
 
 OTHERS = [
-    splits_unevenly, reads_beyond_the_first, reads_beyond_the_last, reads_every_other,
-    changes_elements, hands_elements_on, asks_which_element, appends_what_it_reads,
-    reads_neighbours, changes_rows, changes_a_row_behind,
-    changes_what_it_takes_apart, hands_rows_on, hands_on_the_last, changes_the_list_meanwhile,
-    changes_the_list_behind, has_rows_of_other_forms, unpacks, asks_which_row, keeps_an_iterator,
-    zips_strictly, looks_in_a_branch,
+    splits_unevenly, reads_before_the_first, reads_beyond_the_last, reads_every_other,
+    changes_elements_in_place, carries_elements, compares_elements_by_identity, collects_elements,
+    reads_neighbours, changes_rows_in_place, changes_rows_after_the_loop,
+    changes_the_unbound_tensor, carries_rows, carries_the_last_row, appends_during_the_loop,
+    changes_the_list_before_the_loop, has_rows_of_different_dtypes, unpacks,
+    compares_rows_by_identity, keeps_an_iterator, zips_strictly, reads_rows_on_a_branch,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_every_number_of_rows(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_numbers_of_rows(program):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for size in (5, 7, 9, 4, 2):
         x = torch.randn(size, 3)
@@ -371,7 +371,7 @@ def reads_up_to_a_break(x):
 
 
 @pytest.mark.parametrize("program", [reads_neighbours, reads_pairs, reads_up_to_a_break])
-def test_rows_at_a_distance_from_the_index_are_read_in_one_record(program):
+def test_one_record_reads_rows_at_an_offset_from_the_index(program):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for size in (9, 12, 30, 11, 8):
         x = torch.randn(size, 3)
@@ -386,7 +386,7 @@ def reads_as_many_as_another_has(x, y):
     return h
 
 
-def test_rows_that_are_not_there_miss():
+def test_missing_rows_must_miss():
     program = reads_as_many_as_another_has
     fast = magpy.compile(program, backend="eager")
     for more, fewer in ((9, 5), (12, 7), (8, 8)):
@@ -398,22 +398,22 @@ def test_rows_that_are_not_there_miss():
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.name)
-def test_rows_are_what_they_are_in_eager(program):
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+def test_rows_equal_eagers(program):
     loops.check(program, (5, 7, 9, 2, 1), training=True)
 
 
 @pytest.mark.parametrize(
-    "program", [gives_the_rows, goes_backwards, hands_rows_on, makes_lists_of_lists]
+    "program", [returns_the_rows, iterates_backwards, carries_rows, makes_lists_of_lists]
 )
-def test_rows_are_one_tensor_and_one_memory_where_they_are_in_eager(program):
+def test_rows_alias_and_share_memory_as_in_eager(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for size in (3, 5, 2, 7):
         found = []
         x = torch.randn(size, 3)
         for run in (fast, program):
-            given = x.clone()
-            tensors = torch.utils._pytree.tree_leaves((run(given), given))
+            argument = x.clone()
+            tensors = torch.utils._pytree.tree_leaves((run(argument), argument))
             storages = [t.untyped_storage().data_ptr() for t in tensors]
             objects = {id(t): i for i, t in enumerate(tensors)}
             memory = {storage: i for i, storage in enumerate(storages)}
@@ -426,9 +426,9 @@ def test_rows_are_one_tensor_and_one_memory_where_they_are_in_eager(program):
         assert_same(*found)
 
 
-def test_compiled_rows_are_what_they_are_in_eager():
-    fast = magpy.compile(goes_backwards)
+def test_compiled_rows_equal_eagers():
+    fast = magpy.compile(iterates_backwards)
     for i, size in enumerate([5, 7, 12, 2]):
         x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
-        assert_same(fast(x), goes_backwards(x), rtol=1e-5, atol=1e-6)
+        assert_same(fast(x), iterates_backwards(x), rtol=1e-5, atol=1e-6)
     assert magpy.cache_info(fast)[:2] == (2, 2)

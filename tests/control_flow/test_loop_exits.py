@@ -1,4 +1,4 @@
-"""Loops that end by ``break`` or ``return`` on a tensor's value are one operator of the graph."""
+"""Loops that exit by ``break`` or ``return`` on a tensor's value: one operator of the graph."""
 
 import pytest
 import torch
@@ -8,33 +8,33 @@ from magpy_like.graph_operators.control_operators import for_loop_with_exits
 from tests.compare import assert_same
 from tests.control_flow import loops
 
-MOST = 8
+MAX_ITERATIONS = 8
 STARTS = (2.5, 4.5, -1.0, 0.5, 20.0, float("nan"), 6.5, 7.5, -5.0, 3.5)
-"""From each a program that counts down leaves its loop in another round, or does not."""
+"""A program that counts down from them exits its loop in different iterations, or not at all."""
 LOG = []
 
 
-def leaves_at_the_end_of_a_round(x):
+def breaks_at_the_end(x):
     y = x * 1
-    for i in range(MOST):
+    for i in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             break
     return y, i
 
 
-def leaves_before_it_does_anything(x):
+def breaks_at_the_beginning(x):
     y, rates = x * 1, [1, x * 0.1]
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         if y[0] < 0:
             break
         y = y - rates[0] - rates[1]
     return y
 
 
-def leaves_in_the_middle(x):
+def breaks_in_the_middle(x):
     y, z = x * 1, x * 0
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - torch.tensor([1.0, 1.0, 1.0])
         if not y[0] >= 0:
             break
@@ -44,7 +44,7 @@ def leaves_in_the_middle(x):
 
 def has_an_else(x):
     y = x * 1
-    for i in range(MOST):
+    for i in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             break
@@ -55,7 +55,7 @@ def has_an_else(x):
 
 def returns(x):
     y = x * 1
-    for i in range(MOST):
+    for i in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             return y.sum(), i
@@ -65,9 +65,9 @@ def returns(x):
     return y.prod(), 100
 
 
-def has_two_ways_out(x):
+def has_two_exits(x):
     y, z, k = x * 1, x * 0, 0
-    for i in range(MOST):
+    for i in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             k = 7
@@ -79,12 +79,12 @@ def has_two_ways_out(x):
     return y * k, z, i, k
 
 
-def gathers(end):
-    """A program that does ``end`` with what the rounds of its loop have made."""
+def collects(end):
+    """A program that applies ``end`` to the results of its iterations."""
 
     def program(x):
         y, found = x * 1, []
-        for _ in range(MOST):
+        for _ in range(MAX_ITERATIONS):
             y = y - 1
             found.append(y)
             if y[0] < 0:
@@ -95,14 +95,14 @@ def gathers(end):
     return program
 
 
-@gathers
+@collects
 def fills_a_list(y, found):
     return torch.stack(found).sum(0), len(found), found[-1] * 2
 
 
-def fills_lists_on_both_sides_of_the_exit(x):
+def appends_before_and_after_the_exit(x):
     y, left, right = x * 1, [x], []
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         right.append(y * 2)
         right.append(y * 3)
@@ -112,9 +112,9 @@ def fills_lists_on_both_sides_of_the_exit(x):
     return left, right
 
 
-def changes_what_a_round_made_before(x):
+def changes_a_new_tensor_before_the_exit(x):
     y = x * 1
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         z = y - 1
         z.mul_(1.1)
         if z[0] < 0 or z[1] < 1:
@@ -125,16 +125,16 @@ def changes_what_a_round_made_before(x):
 
 def branches_before(x):
     y = x * 1
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1 if y[1] > 2 else y - 0.5
         if y[0] < 0:
             break
     return y
 
 
-def keeps_the_state_before(x):
+def keeps_the_previous_state(x):
     old = y = x
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         old = y
         y = y - 1
         if (old - y).sum() > y.sum():
@@ -144,7 +144,7 @@ def keeps_the_state_before(x):
 
 def may_return_its_argument(x):
     y = x
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         if y[0] < 0:
             break
         y = y - 1
@@ -154,7 +154,7 @@ def may_return_its_argument(x):
 def within_try(x):
     y = x * 1
     try:
-        for _ in range(MOST):
+        for _ in range(MAX_ITERATIONS):
             try:
                 y = y - 1
                 if y[0] < 0:
@@ -169,7 +169,7 @@ def within_try(x):
 def within_a_loop(x):
     y = x * 1
     for row, scale in zip((x, x + 1), (1, 3)):
-        for _ in range(MOST):
+        for _ in range(MAX_ITERATIONS):
             y = y - row * 0.1 - 1
             if y[0] < 0:
                 break
@@ -189,7 +189,7 @@ def over_rows(x):
 
 def has_a_tuple(x):
     state = x * 1, x * 2
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         a, b = state
         state = a - 1, b + a
         if state[0][0] < 0:
@@ -198,33 +198,33 @@ def has_a_tuple(x):
 
 
 OPERATORS = [
-    leaves_at_the_end_of_a_round, leaves_before_it_does_anything, leaves_in_the_middle, has_an_else,
-    returns, has_two_ways_out, fills_a_list, fills_lists_on_both_sides_of_the_exit,
-    changes_what_a_round_made_before, branches_before, keeps_the_state_before,
+    breaks_at_the_end, breaks_at_the_beginning, breaks_in_the_middle, has_an_else,
+    returns, has_two_exits, fills_a_list, appends_before_and_after_the_exit,
+    changes_a_new_tensor_before_the_exit, branches_before, keeps_the_previous_state,
     may_return_its_argument, within_try, within_a_loop, over_rows, has_a_tuple,
 ]  # fmt: skip
 
 
 def returns_nothing(x):
     y = x * 1
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             return y
     return None
 
 
-@gathers
-def goes_through_its_list(y, found):
+@collects
+def iterates_over_its_list(y, found):
     total = 0
     for z in found:
         total = total + z
     return total
 
 
-def appends_when_it_leaves(x):
+def appends_at_the_exit(x):
     y, found = x * 1, []
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             found.append(y * 7)
@@ -235,7 +235,7 @@ def appends_when_it_leaves(x):
 
 def sets_a_flag(x):
     y, done = x * 1, False
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             done = True
@@ -243,9 +243,9 @@ def sets_a_flag(x):
     return y if done else y * 5
 
 
-def changes_behind_the_exit_what_it_made(x):
+def changes_a_new_tensor_after_the_exit(x):
     y = x * 1
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         z = y - 1
         if z[0] < 0:
             break
@@ -256,7 +256,7 @@ def changes_behind_the_exit_what_it_made(x):
 
 def writes_into_a_tensor(x):
     y, total = x * 1, torch.zeros(3)
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         total += y
         if y[0] < 0:
@@ -264,9 +264,9 @@ def writes_into_a_tensor(x):
     return y, total
 
 
-def logs_each_round(x):
+def logs_each_iteration(x):
     y = x * 1
-    for i in range(MOST):
+    for i in range(MAX_ITERATIONS):
         y = y - 1
         LOG.append(i)
         if y[0] < 0:
@@ -277,7 +277,7 @@ def logs_each_round(x):
 
 def raises(x):
     y = x * 1
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < -3:
             raise ValueError("low")
@@ -286,38 +286,38 @@ def raises(x):
     return y
 
 
-def leaves_by_two_conditions(x):
+def breaks_on_two_conditions(x):
     y = x * 1
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0 and y[1] < 3:
             break
     return y
 
 
-def changes_what_it_may_have_handed_on(x):
-    there = old = y = x * 1
-    for _ in range(MOST):
+def changes_a_carried_value_in_place(x):
+    first = old = y = x * 1
+    for _ in range(MAX_ITERATIONS):
         if y[0] < 0:
             break
         old = y
         y = y - 1
     old.add_(1)
-    return y, old, there
+    return y, old, first
 
 
-def asks_which_tensor_it_is(x):
-    there = y = x * 1
-    for _ in range(MOST):
+def compares_identity(x):
+    first = y = x * 1
+    for _ in range(MAX_ITERATIONS):
         if y[0] < 0:
             break
         y = y - 1
-    return y + 1 if y is there else y - 1
+    return y + 1 if y is first else y - 1
 
 
-def changes_its_argument_in_the_end(x):
+def may_change_its_argument_after_the_loop(x):
     y = x
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         if y[0] < 0:
             break
         y = y - 1
@@ -327,7 +327,7 @@ def changes_its_argument_in_the_end(x):
 
 def has_a_list_of_states(x):
     states = [x * 1, x * 2]
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         states[0] = states[0] - 1
         states[1] = states[1] + states[0]
         if states[0][0] < 0:
@@ -335,9 +335,9 @@ def has_a_list_of_states(x):
     return states
 
 
-def knows_it_behind_the_exit_only(x):
+def assigns_only_after_the_exit(x):
     y = x * 1
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         if y[0] < 0:
             break
@@ -345,9 +345,9 @@ def knows_it_behind_the_exit_only(x):
     return w
 
 
-def takes_part_in_gradients_later(x):
+def requires_grad_from_the_second_iteration(x):
     y, z = torch.full((3,), 2.0), x[0].detach()
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         if z < 0:
             break
         y, z = y * x, z - 1
@@ -355,58 +355,58 @@ def takes_part_in_gradients_later(x):
 
 
 OTHERS = [
-    returns_nothing, goes_through_its_list, appends_when_it_leaves, sets_a_flag,
-    changes_behind_the_exit_what_it_made, writes_into_a_tensor, logs_each_round, raises,
-    leaves_by_two_conditions, changes_what_it_may_have_handed_on,
-    asks_which_tensor_it_is, changes_its_argument_in_the_end, has_a_list_of_states,
-    knows_it_behind_the_exit_only, takes_part_in_gradients_later,
+    returns_nothing, iterates_over_its_list, appends_at_the_exit, sets_a_flag,
+    changes_a_new_tensor_after_the_exit, writes_into_a_tensor, logs_each_iteration, raises,
+    breaks_on_two_conditions, changes_a_carried_value_in_place,
+    compares_identity, may_change_its_argument_after_the_loop, has_a_list_of_states,
+    assigns_only_after_the_exit, requires_grad_from_the_second_iteration,
 ]  # fmt: skip
 
 
-def _seen(program, start, training):
-    """All that a program does: results, which of them are one object, gradients, what it leaves."""
+def observe(program, start, training):
+    """Observations of one call: results, aliasing among them, gradients, mutations."""
     LOG.clear()
     leaf = torch.tensor([start, 3.3, 5.7], requires_grad=training)
-    given = leaf * 1
+    argument = leaf * 1
     try:
-        result = program(given)
+        result = program(argument)
     except (ValueError, UnboundLocalError) as error:
         return type(error), str(error), list(LOG)
-    tensors = [t for t in torch.utils._pytree.tree_leaves((result, given)) if _is_tensor(t)]
+    tensors = [t for t in torch.utils._pytree.tree_leaves((result, argument)) if _is_tensor(t)]
     objects = {id(t): i for i, t in enumerate(tensors)}
     losses = [t.sum() * (i + 1) for i, t in enumerate(tensors) if t.requires_grad]
     if losses:
         sum(losses).backward()
-    return result, given, [objects[id(t)] for t in tensors], leaf.grad, list(LOG)
+    return result, argument, [objects[id(t)] for t in tensors], leaf.grad, list(LOG)
 
 
 def _is_tensor(value):
     return isinstance(value, torch.Tensor)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_each_round_in_which_a_loop_may_end(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_exits_in_all_iterations(program):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for start in STARTS:
-        assert_same(_seen(fast, start, True), _seen(program, start, True))
+        assert_same(observe(fast, start, True), observe(program, start, True))
     assert magpy.cache_info(fast) == (len(STARTS) - 1, 1, 1, 1)
     (graph,) = magpy.explain(fast, torch.ones(3)).graphs
     assert any(node.target is for_loop_with_exits for node in graph.graph.nodes)
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("program", OTHERS, ids=loops.name)
-def test_loop_that_no_operator_leaves_does_what_it_does_in_eager(program):
+@pytest.mark.parametrize("program", OTHERS, ids=loops.case_id)
+def test_loop_exit_unfit_for_an_operator_equals_eager(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for start in STARTS[:6]:
-        assert_same(_seen(fast, start, True), _seen(program, start, True))
+        assert_same(observe(fast, start, True), observe(program, start, True))
 
 
-@pytest.mark.parametrize("program", [fills_a_list, has_two_ways_out])
-def test_compiled_loop_ends_where_it_ends_in_eager(program):
+@pytest.mark.parametrize("program", [fills_a_list, has_two_exits])
+def test_compiled_loop_exits_in_the_same_iteration_as_eager(program):
     fast = magpy.compile(program)
     for start in (2.5, -1.0, 20.0, 0.5):
-        found, expected = _seen(fast, start, True), _seen(program, start, True)
+        found, expected = observe(fast, start, True), observe(program, start, True)
         assert_same(found, expected, rtol=1e-5, atol=1e-6)
     assert magpy.cache_info(fast)[:2] == (3, 1)
 
@@ -425,7 +425,7 @@ class Solver:
         return y, torch.stack(found), t
 
 
-def test_another_rate_or_number_of_rounds_must_miss():
+def test_other_rate_or_trip_count_must_miss():
     fast, solver = magpy.compile(program := Solver(), backend="eager"), Solver()
     for rate, most in ((0.5, 9), (0.25, 9), (0.25, 12), (0.25, 3), (0.25, 20), (0.1, 1)):
         program.rate = solver.rate = rate
@@ -435,7 +435,7 @@ def test_another_rate_or_number_of_rounds_must_miss():
     assert magpy.cache_info(fast).hits >= 6
 
 
-def test_sizes_and_numbers_of_rounds_vary_in_one_record():
+def test_sizes_and_trip_counts_vary_in_one_record():
     def solved(x, most):
         y, found = x, []
         for _ in range(most):
@@ -454,9 +454,9 @@ def test_sizes_and_numbers_of_rounds_vary_in_one_record():
     assert (info.misses, info.records) == (2, 1)
 
 
-def takes_both_ends(x):
+def reads_first_and_last(x):
     y, found = x * 1, []
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         y = y - 1
         found.append(y)
         if y[0] < 0:
@@ -465,20 +465,20 @@ def takes_both_ends(x):
     return found[0] * 3, {"last": found[-1]}, y
 
 
-@gathers
-def asks_which_is_the_last(y, found):
+@collects
+def compares_the_last_by_identity(y, found):
     return found[-1] is y, found[0] is y
 
 
-@gathers
-def changes_the_last(y, found):
+@collects
+def changes_the_first_in_place(y, found):
     found[0].add_(3)
     return y, found
 
 
 def may_have_no_last(x):
     y, found = x * 1, []
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         if y[0] < 0:
             break
         y = y - 1
@@ -492,12 +492,17 @@ def may_have_no_last(x):
 @pytest.mark.parametrize("first", [-1.0, 2.5])
 @pytest.mark.parametrize(
     "program",
-    [takes_both_ends, asks_which_is_the_last, changes_the_last, may_have_no_last],
-    ids=loops.name,
+    [
+        reads_first_and_last,
+        compares_the_last_by_identity,
+        changes_the_first_in_place,
+        may_have_no_last,
+    ],
+    ids=loops.case_id,
 )
-def test_which_variable_an_element_is_depends_on_where_the_loop_ends(program, first):
+def test_identity_of_an_element_depends_on_the_exit(program, first):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for start in (first, 4.5, -1.0, 2.5, 20.0, 0.5):
-        assert_same(_seen(fast, start, True), _seen(program, start, True))
-    if program is takes_both_ends:
+        assert_same(observe(fast, start, True), observe(program, start, True))
+    if program is reads_first_and_last:
         assert magpy.cache_info(fast) == (5, 1, 1, 1)

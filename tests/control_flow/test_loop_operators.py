@@ -1,4 +1,4 @@
-"""Loops as one operator of the graph, whatever the number of their rounds is."""
+"""``for`` loops over a size: one operator for all trip counts."""
 
 import copy
 import random
@@ -86,7 +86,7 @@ def states_in_a_list(x):
     return states
 
 
-def states_made_anew(x):
+def states_in_a_new_list(x):
     states = [x[0] * 0, x[0] * 1]
     for t in range(x.shape[0]):
         states = [state * 0.5 + x[t] for state in states]
@@ -101,7 +101,7 @@ def tuple_of_states(x):
     return state
 
 
-def numbers_too(x):
+def carries_numbers(x):
     total, steps, weight = x[0] * 0, 0, 1.0
     for t in range(x.shape[0]):
         total = total + x[t] * weight
@@ -110,7 +110,7 @@ def numbers_too(x):
     return total, steps, weight
 
 
-def by_step(x):
+def range_with_a_step(x):
     total = x[0] * 0
     for t in range(1, x.shape[0], 2):
         total = total * 0.5 + x[t]
@@ -131,7 +131,7 @@ def neighbours(x):
     return torch.stack(found)
 
 
-def other_dimension(x):
+def loop_over_another_dimension(x):
     x, total = x.t(), 0.0
     for t in range(x.shape[1]):
         total = x[:, t] + total
@@ -153,7 +153,7 @@ def enumerated(x):
     return torch.stack(found), i
 
 
-def rows_of_two(x):
+def zipped_rows(x):
     found = []
     for left, right in zip(x, x[1:] * 2):
         found.append(left - right)
@@ -195,7 +195,7 @@ def with_constant_inner_loop(x):
     return h, k
 
 
-def used_in_a_function(x):
+def body_in_a_function(x):
     def step(h, y):
         return F.relu(h + y) * 0.5
 
@@ -212,7 +212,7 @@ def length_of_the_list(x):
     return torch.stack(found).sum(0) / len(found)
 
 
-def changed_behind(x):
+def changed_after_the_loop(x):
     h, found = x[0] * 0, []
     for t in range(x.shape[0]):
         h = h + x[t]
@@ -232,14 +232,14 @@ def two_loops(x):
     return h
 
 
-def of_a_reversed_range(x):
+def reversed_range(x):
     h = x[0] * 0
     for i in reversed(range(x.shape[0])):
         h = h * 0.5 + x[i]
     return h
 
 
-def counted_backwards_twice(x):
+def reversed_range_with_a_start(x):
     h, found = x[0] * 0, []
     for i in reversed(range(1, x.shape[0])):
         h = h * 0.5 + x[i] * i
@@ -247,7 +247,7 @@ def counted_backwards_twice(x):
     return torch.stack(found), i
 
 
-def range_that_is_enumerated(x):
+def enumerated_range(x):
     h = x[0] * 0
     for k, t in enumerate(range(1, x.shape[0])):
         h = h * 0.5 + x[t] * k
@@ -314,13 +314,12 @@ def draws(x):
 
 OPERATORS = [
     last_state, stacked, joined, extended, list_of_results, two_lists, last_element,
-    states_in_a_list, tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else,
-    with_continue,
-    rows, enumerated, rows_of_two, in_a_loop_of_constants, used_in_a_function, two_loops,
-    length_of_the_list, changed_behind, of_a_reversed_range, counted_backwards_twice,
-    range_that_is_enumerated, enumerated_from_five, unbound_rows, comprehension,
-    comprehension_of_rows, comprehension_backwards, comprehension_in_a_function, in_place,
-    fills_a_tensor, draws,
+    states_in_a_list, tuple_of_states, carries_numbers, range_with_a_step, backwards, neighbours,
+    with_else, with_continue, rows, enumerated, zipped_rows, in_a_loop_of_constants,
+    body_in_a_function, two_loops, length_of_the_list, changed_after_the_loop, reversed_range,
+    reversed_range_with_a_start, enumerated_range, enumerated_from_five, unbound_rows,
+    comprehension, comprehension_of_rows, comprehension_backwards, comprehension_in_a_function,
+    in_place, fills_a_tensor, draws,
 ]  # fmt: skip
 
 
@@ -347,21 +346,21 @@ def breaks(x):
     return h, t
 
 
-def first_round_differs(x):
+def first_iteration_differs(x):
     h = None
     for t in range(x.shape[0]):
         h = x[t] if h is None else h + x[t]
     return h
 
 
-def looks_at_its_index(x):
+def condition_on_its_index(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
         h = h + x[t] if t % 3 else h - x[t]
     return h
 
 
-def looks_at_its_list(x):
+def condition_on_its_list(x):
     found = []
     for t in range(x.shape[0]):
         if len(found) < 4:
@@ -377,7 +376,7 @@ def counts_in_python(x):
     return h, names
 
 
-def extended_by_one_another(x):
+def lists_extended_by_each_other(x):
     left, right, more = [], [], [x[0] * 5]
     for t in range(x.shape[0]):
         left += [x[t] * 2]
@@ -386,7 +385,7 @@ def extended_by_one_another(x):
     return left, torch.stack(right)
 
 
-def extended_otherwise(x):
+def extended_by_other_iterables(x):
     left, right, both = [], [], []
     for t in range(x.shape[0]):
         left += (x[t] * k for k in (2, 3))
@@ -438,7 +437,7 @@ def pops(x):
     return h
 
 
-def a_row_for_each(x):
+def index_as_a_size(x):
     rows = []
     for t in range(x.shape[0]):
         rows.append(torch.arange(t + 1).sum() + x[t])
@@ -453,7 +452,7 @@ def nested(x):
     return h
 
 
-def one_in_two_lists(x):
+def tensor_in_two_lists(x):
     left, right = [], []
     for t in range(x.shape[0]):
         y = x[t] * 2
@@ -462,7 +461,7 @@ def one_in_two_lists(x):
     return left, right
 
 
-def looks_into_its_results(x):
+def reads_its_results(x):
     found = []
     for t in range(x.shape[0]):
         found.append(x[t] * 2)
@@ -472,7 +471,7 @@ def looks_into_its_results(x):
     return total, found[1:], len(found) > 6, [y * 2 for y in found]
 
 
-def adds_to_its_results(x):
+def appends_to_its_results(x):
     found = []
     for t in range(x.shape[0]):
         found.append(x[t] * 2)
@@ -487,7 +486,7 @@ def compares_with_the_first(x):
     return h
 
 
-def asks_for_gradients(x):
+def condition_on_requires_grad(x):
     h = x[0].detach() * 0
     for t in range(x.shape[0]):
         h = h * 0.5 + x[t] if h.requires_grad else h + x[t] * 2
@@ -501,7 +500,7 @@ def zipped(x):
     return h
 
 
-def rows_that_data_chooses(x):
+def rows_selected_by_data(x):
     h = x[0] * 0
     for row in x[x[:, 0] > 0]:
         h = h * 0.5 + row
@@ -520,16 +519,16 @@ def comprehension_in_a_comprehension(x):
     return [[x[t] * k for k in range(x.shape[0])] for t in range(x.shape[0])]
 
 
-def comprehensions_of_other_things(x):
+def comprehensions_without_an_operator(x):
     return [t for t in range(len(x))], {t: x[t] * t for t in range(len(x))}, [x for _ in x]
 
 
-def comprehension_that_is_looked_into(x):
+def unpacked_comprehension(x):
     first, *rest = [x[t] * t for t in range(x.shape[0])]
     return first, rest, sum(x[t] for t in range(x.shape[0]))
 
 
-def functions_of_a_comprehension(x):
+def closures_of_a_comprehension(x):
     return [f(x[0]) for f in [lambda y: y * t for t in range(x.shape[0])]]
 
 
@@ -540,43 +539,43 @@ def wrapped_twice(x):
     return h
 
 
-def reversed_by_another_name(x):
+def shadowed_reversed(x):
     reversed = iter
     return [x[t] * t for t in reversed(range(x.shape[0]))]
 
 
-def raises_at_last(x):
+def raises_in_the_last_iteration(x):
     h = x[0] * 0
     for t in range(x.shape[0] + 1):
         h = h + x[t]
     return h
 
 
-ROUND_BY_ROUND = [
-    grows, dtype_changes, breaks, first_round_differs, looks_at_its_index, looks_at_its_list,
-    counts_in_python, extended_by_one_another, extended_otherwise, shared_list, in_a_dictionary,
-    in_an_object, closes_over, pops, a_row_for_each,
-    nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,
-    adds_to_its_results, asks_for_gradients, zipped, raises_at_last,
-    rows_that_data_chooses, states_made_anew, other_dimension, with_constant_inner_loop,
-    comprehension_with_a_condition, comprehension_with_a_walrus, comprehension_in_a_comprehension,
-    comprehensions_of_other_things, comprehension_that_is_looked_into, wrapped_twice,
-    functions_of_a_comprehension, reversed_by_another_name,
+UNROLLED = [
+    grows, dtype_changes, breaks, first_iteration_differs, condition_on_its_index,
+    condition_on_its_list, counts_in_python, lists_extended_by_each_other,
+    extended_by_other_iterables, shared_list, in_a_dictionary, in_an_object, closes_over, pops,
+    index_as_a_size, nested, compares_with_the_first, tensor_in_two_lists, reads_its_results,
+    appends_to_its_results, condition_on_requires_grad, zipped, raises_in_the_last_iteration,
+    rows_selected_by_data, states_in_a_new_list, loop_over_another_dimension,
+    with_constant_inner_loop, comprehension_with_a_condition, comprehension_with_a_walrus,
+    comprehension_in_a_comprehension, comprehensions_without_an_operator, unpacked_comprehension,
+    wrapped_twice, closures_of_a_comprehension, shadowed_reversed,
 ]  # fmt: skip
 
 
 CASES = [(program, True) for program in OPERATORS] + [
-    (program, training) for program in ROUND_BY_ROUND for training in (False, True)
+    (program, training) for program in UNROLLED for training in (False, True)
 ]
 
 
-@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.name)
-def test_loop_over_a_size_gives_what_eager_gives(program, training):
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.case_id)
+def test_loop_over_a_size_equals_eager(program, training):
     loops.check(program, (5, 7, 9, 2, 3, 1, 12, 6, 5), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_every_number_of_rounds(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_trip_counts(program):
     loops.check_one_record(program)
 
 
@@ -588,7 +587,7 @@ def _first_state_is_none(x):
     return torch.stack(found), h
 
 
-def _asks_for_the_first_round(x):
+def _first_iteration_by_its_index(x):
     h, found = x[0] * 0, []
     for t in range(x.shape[0]):
         h = h + 1 if t == 0 else torch.tanh(h @ WEIGHT + x[t] * t)
@@ -600,14 +599,14 @@ def _asks_for_the_first_round(x):
     return found, h, t
 
 
-def _starts_behind_the_first(x):
+def _range_starts_at_one(x):
     h = None
     for t in range(1, x.shape[0] + 1):
         h = x[t - 1] if t < 2 else h + x[t - 1]
     return h, t
 
 
-def _holds_a_loop(x):
+def _nested_loop(x):
     total = None
     for t in range(x.shape[0]):
         row = None
@@ -617,7 +616,7 @@ def _holds_a_loop(x):
     return total
 
 
-def _first_row_has_no_other_before_it(x):
+def _first_row(x):
     h, found = None, []
     for row in x:
         h = torch.tanh(row) if h is None else torch.tanh(row + h @ WEIGHT)
@@ -625,21 +624,21 @@ def _first_row_has_no_other_before_it(x):
     return torch.stack(found), h
 
 
-def _first_of_rows_that_are_numbered(x):
+def _first_enumerated_row(x):
     h = None
     for i, row in enumerate(x, 2):
         h = row * i if h is None else torch.tanh(h @ WEIGHT + row * i)
     return h, i, row
 
 
-def _first_of_two_rows(x):
+def _first_zipped_rows(x):
     total = 0
     for row, other in zip(x, x * 2):
         total = total + (row * other).sum(0)
     return total
 
 
-def _first_element_has_no_other_before_it(x):
+def _first_element(x):
     h = None
     for y in x.unbind(0):
         h = y if h is None else h @ WEIGHT + y
@@ -647,15 +646,15 @@ def _first_element_has_no_other_before_it(x):
 
 
 FIRST_DIFFERS = [
-    _first_state_is_none, _asks_for_the_first_round, _starts_behind_the_first, _holds_a_loop,
-    _first_row_has_no_other_before_it, _first_of_rows_that_are_numbered, _first_of_two_rows,
-    _first_element_has_no_other_before_it,
+    _first_state_is_none, _first_iteration_by_its_index, _range_starts_at_one, _nested_loop,
+    _first_row, _first_enumerated_row, _first_zipped_rows,
+    _first_element,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("program", FIRST_DIFFERS)
-def test_rounds_behind_a_first_one_that_differs_are_one_operator(program, training):
+def test_iterations_after_a_different_first_one_are_one_operator(program, training):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for steps in (5, 7, 30, 3, 12):
         found = []
@@ -672,7 +671,7 @@ def test_rounds_behind_a_first_one_that_differs_are_one_operator(program, traini
     assert magpy.cache_info(fast) == (3, 2, 1, 1)
     for steps in (2, 1):
         assert_same(fast(torch.ones(steps, 4, 3)), program(torch.ones(steps, 4, 3)))
-    assert magpy.cache_info(fast).hits == 3, "no rounds are left behind the first one"
+    assert magpy.cache_info(fast).hits == 3, "no iterations follow the first one"
 
 
 def _tensors(value):
@@ -681,14 +680,14 @@ def _tensors(value):
     return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
-def _asks_for_the_second_round(x):
+def _second_iteration_differs(x):
     h = x[0]
     for t in range(x.shape[0]):
         h = h + x[t] if t == 1 else h * 0.5
     return h
 
 
-def _leaves_in_the_first_round(x):
+def _returns_in_the_first_iteration(x):
     h = None
     for t in range(x.shape[0]):
         if h is not None:
@@ -700,7 +699,7 @@ def _leaves_in_the_first_round(x):
     return h
 
 
-def _breaks_in_the_first_round(x):
+def _breaks_in_the_first_iteration(x):
     h, last = None, 0
     for t in range(x.shape[0]):
         h = x[t] if h is None else h * t
@@ -710,7 +709,7 @@ def _breaks_in_the_first_round(x):
     return h, last, x.shape[0]
 
 
-def _splits_in_the_first_round(x):
+def _splits_in_the_first_iteration(x):
     h = None
     for t in range(x.shape[0]):
         if h is None:
@@ -730,7 +729,7 @@ def _splits_in_the_first_row(x):
     return h
 
 
-def _raises_in_the_first_round(x):
+def _raises_in_the_first_iteration(x):
     h = None
     for t in range(x.shape[0]):
         try:
@@ -740,7 +739,7 @@ def _raises_in_the_first_round(x):
     return h
 
 
-def _leaves_in_the_first_row(x):
+def _returns_in_the_first_row(x):
     h = None
     for i, row in enumerate(x):
         if h is not None:
@@ -763,7 +762,7 @@ def _breaks_in_first_rows(x):
     return h, ends
 
 
-def _changes_what_it_goes_through(x):
+def _appends_to_the_list_it_iterates_over(x):
     found, h = [row * 2 for row in x], None
     for y in found:
         h = y if h is None else torch.tanh(h + y)
@@ -772,14 +771,14 @@ def _changes_what_it_goes_through(x):
     return h, found
 
 
-def _changes_rows_in_the_first_round(x):
+def _changes_rows_in_the_first_iteration(x):
     y, h = x * 2, None
     for row in y:
         h = row.add_(1) if h is None else torch.tanh(h + row)
     return h, y
 
 
-def _looks_at_all_in_the_first_round(x):
+def _reads_the_whole_list_in_the_first_iteration(x):
     found, h = [row * 2 for row in x], None
     for y in found:
         h = torch.stack([*found]).sum(0) if h is None else torch.tanh(h + y)
@@ -789,20 +788,20 @@ def _looks_at_all_in_the_first_round(x):
 @pytest.mark.parametrize(
     "program",
     [
-        _leaves_in_the_first_row, _breaks_in_first_rows, _changes_what_it_goes_through,
-        _changes_rows_in_the_first_round, _looks_at_all_in_the_first_round,
-        _asks_for_the_second_round, _leaves_in_the_first_round, _breaks_in_the_first_round,
-        _splits_in_the_first_round, _splits_in_the_first_row, _raises_in_the_first_round,
+        _returns_in_the_first_row, _breaks_in_first_rows, _appends_to_the_list_it_iterates_over,
+        _changes_rows_in_the_first_iteration, _reads_the_whole_list_in_the_first_iteration,
+        _second_iteration_differs, _returns_in_the_first_iteration, _breaks_in_the_first_iteration,
+        _splits_in_the_first_iteration, _splits_in_the_first_row, _raises_in_the_first_iteration,
     ],
 )  # fmt: skip
-def test_loop_that_ends_otherwise_behind_its_first_round_is_what_it_is_in_eager(program):
+def test_loop_with_an_irregular_first_iteration_equals_eager(program):
     fast = magpy.compile(program, backend="eager")
     for steps in (5, 7, 3, 2, 5, 1, 12, 7):
         x = torch.randn(steps, 4, 3)
         assert_same(fast(x), program(x))
 
 
-def test_loop_stays_unrolled_until_its_rounds_have_varied_with_dynamic_sizes_too():
+def test_loop_stays_unrolled_until_its_trip_count_varies_even_with_dynamic_sizes():
     fast, operators = magpy.compile(stacked, backend="eager", dynamic=True), []
     for steps, rows in ((4, 2), (4, 5), (6, 5), (9, 3), (4, 2), (30, 2)):
         x = torch.randn(steps, rows, 3)
@@ -813,41 +812,41 @@ def test_loop_stays_unrolled_until_its_rounds_have_varied_with_dynamic_sizes_too
     assert magpy.cache_info(fast).misses == 2
 
 
-def test_loop_that_raises_in_a_round_raises_eagers_error():
-    fast = magpy.compile(raises_at_last, backend="eager")
+def test_loop_that_raises_in_an_iteration_raises_eagers_error():
+    fast = magpy.compile(raises_in_the_last_iteration, backend="eager")
     for size in (5, 7, 9):
         with pytest.raises(IndexError, match=f"index {size} is out of bounds"):
             fast(torch.ones(size, 3))
 
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
-def test_lstm_over_any_number_of_steps_is_one_graph_with_one_loop(backend):
+def test_lstm_over_varying_steps_is_one_graph_with_one_loop(backend):
     compiled = []
 
-    def counted(graph, given):
+    def counted(graph, example_inputs):
         compiled.append(graph)
-        return compile_fx(graph, given) if backend == "magpy" else graph.forward
+        return compile_fx(graph, example_inputs) if backend == "magpy" else graph.forward
 
-    chance = random.Random(0)
+    generator = random.Random(0)
     model = LSTM(8, 8, 3)
     reference = copy.deepcopy(model)
     fast = magpy.compile(model, backend=counted, fullgraph=True)
     for i in range(20):
         if i == 5:
             parts = len(compiled)
-        steps = chance.randint(2, 24) if i else 3  # the first ones are compiled unrolled
+        steps = generator.randint(2, 24) if i else 3  # the first ones are compiled unrolled
         inputs = torch.randn(steps, 4, 8)
         found = []
         for run, module in ((fast, model), (reference, reference)):
-            given = inputs.clone().requires_grad_()
-            result = run(given)
+            argument = inputs.clone().requires_grad_()
+            result = run(argument)
             sum(t.sum() for t in (result[0], *result[1][2])).backward()
-            found.append((result, given.grad, [p.grad for p in module.parameters()]))
+            found.append((result, argument.grad, [p.grad for p in module.parameters()]))
             module.zero_grad()
         assert_same(*found, rtol=1e-3, atol=1e-5)
     info = magpy.cache_info(fast)
     assert (info.hits, info.misses, info.graphs) == (18, 2, 1)
-    assert len(compiled) == parts, "no part of it is compiled for another number of steps"
+    assert len(compiled) == parts, "no part is compiled again for another number of steps"
     assert has_loop(fast, inputs)
 
 
@@ -866,12 +865,12 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_what_lies_before_and_behind_a_loop_is_compiled_for_all_sizes(training):
+def test_code_before_and_after_a_loop_is_compiled_for_all_sizes(training):
     compiled = []
 
-    def counted(graph, given):
+    def counted(graph, example_inputs):
         compiled.append(graph)
-        return compile_fx(graph, given, options={"strict": True})
+        return compile_fx(graph, example_inputs, options={"strict": True})
 
     model = Tagger()
     fast = magpy.compile(model, backend=counted, fullgraph=True)
@@ -888,4 +887,4 @@ def test_what_lies_before_and_behind_a_loop_is_compiled_for_all_sizes(training):
             found.append((result, [p.grad for p in model.parameters()]))
         assert_same(*found, rtol=1e-3, atol=1e-5)
     assert magpy.cache_info(fast).hits == 5
-    assert len(compiled) == parts <= 10, "what two sizes have shown serves the others"
+    assert len(compiled) == parts <= 10, "parts compiled after two sizes serve all others"

@@ -1,4 +1,4 @@
-"""Tensors that the rounds of a loop write into, and loops of which that makes one operator."""
+"""Tensors that iterations write into, and the loop operators that result."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def several_in_place(x):
     return a, b
 
 
-def changed_by_a_function(x):
+def changed_in_a_function(x):
     def add(total, row):
         total += row
         return total * 2
@@ -34,7 +34,7 @@ def changed_by_a_function(x):
     return h, found
 
 
-def copied_into_a_list(x):
+def clones_in_a_list(x):
     h, found = torch.zeros(3), []
     for t in range(x.shape[0]):
         h -= x[t]
@@ -49,7 +49,7 @@ def filled(x):
     return found
 
 
-def filled_beside_a_state(x):
+def filled_next_to_a_state(x):
     h, wide = torch.zeros(3), torch.full((x.shape[0] + 2, 3), 7.0, dtype=torch.float64)
     states = torch.zeros(x.shape)
     for i, row in enumerate(x):
@@ -58,7 +58,7 @@ def filled_beside_a_state(x):
     return states.sum(), states, wide, h
 
 
-def filled_with_what_changes(x):
+def filled_with_changing_tensors(x):
     h, before, after = torch.zeros(3), torch.zeros(x.shape), torch.zeros(x.shape)
     for t in range(x.shape[0]):
         y = x[t] * 2
@@ -70,14 +70,14 @@ def filled_with_what_changes(x):
     return before, after, h
 
 
-def filled_by_step(x):
+def filled_with_a_step(x):
     found = torch.ones(x.shape)
     for t in range(1, x.shape[0] - 1, 2):
         found[t] = x[t + 1] * 3
     return found
 
 
-def filled_a_row_ahead(x):
+def filled_the_next_row(x):
     found, h = torch.zeros(x.shape[0] + 1, 3), torch.ones(3)
     for t in range(x.shape[0]):
         h = torch.tanh(h + x[t])
@@ -85,7 +85,7 @@ def filled_a_row_ahead(x):
     return found, h
 
 
-def filled_a_row_behind(x):
+def filled_the_previous_row(x):
     found, h = torch.full((x.shape[0], 3), 5.0), torch.ones(3)
     for t in range(1, x.shape[0]):
         h = h * 0.5 + x[t]
@@ -117,20 +117,20 @@ def filled_backwards_by_two(x):
     return found
 
 
-OPERATORS = [filled_a_row_ahead, filled_a_row_behind, filled_columns, filled_backwards,
+OPERATORS = [filled_the_next_row, filled_the_previous_row, filled_columns, filled_backwards,
              filled_backwards_by_two, summed, several_in_place,
-             changed_by_a_function, copied_into_a_list, filled, filled_beside_a_state,
-             filled_with_what_changes]  # fmt: skip
+             changed_in_a_function, clones_in_a_list, filled, filled_next_to_a_state,
+             filled_with_changing_tensors]  # fmt: skip
 
 
-def known_by_two_names(x):
+def aliased(x):
     h = other = torch.zeros(3)
     for t in range(x.shape[0]):
         h += x[t]
     return h, other * 2
 
 
-def seen_through_a_view(x):
+def read_through_a_view(x):
     h = torch.zeros(3)
     view = h[1:]
     for t in range(x.shape[0]):
@@ -157,7 +157,7 @@ def in_a_closure(x):
     return h
 
 
-def as_a_default(x):
+def default_argument(x):
     h = torch.zeros(3)
 
     def double(h=h):
@@ -168,7 +168,7 @@ def as_a_default(x):
     return double()
 
 
-def of_an_array(x):
+def shared_with_an_array(x):
     h = torch.zeros(3)
     array = h.numpy()
     for t in range(x.shape[0]):
@@ -176,14 +176,14 @@ def of_an_array(x):
     return h, float(array.sum())
 
 
-def from_outside(x):
+def view_of_an_argument(x):
     h = x[0]
     for t in range(1, x.shape[0]):
         h += x[t]
     return h
 
 
-def appended_itself(x):
+def appended_after_each_write(x):
     h, found = torch.zeros(3), []
     for t in range(x.shape[0]):
         h += x[t]
@@ -191,7 +191,7 @@ def appended_itself(x):
     return found
 
 
-def left_as_a_view(x):
+def view_outlives_the_loop(x):
     h, view = torch.zeros(3), None
     for t in range(x.shape[0]):
         h += x[t]
@@ -199,7 +199,7 @@ def left_as_a_view(x):
     return h, view
 
 
-def handed_on_by_another_name(x):
+def carried_under_another_name(x):
     h = torch.zeros(3)
     before = h.clone()
     for t in range(x.shape[0]):
@@ -208,7 +208,7 @@ def handed_on_by_another_name(x):
     return h, before
 
 
-def put_in_its_place(x):
+def replaced_after_the_write(x):
     h = torch.zeros(3)
     for t in range(x.shape[0]):
         h += x[t]
@@ -224,14 +224,14 @@ def swapped(x):
     return a, b
 
 
-def written_in_part(x):
+def partly_written(x):
     h = torch.zeros(3)
     for t in range(x.shape[0]):
         h[1:].add_(x[t][1:])
     return h
 
 
-def written_a_row_ahead(x):
+def fills_from_the_previous_row(x):
     found = torch.zeros(x.shape[0] + 1, 3)
     for t in range(x.shape[0]):
         found[t + 1] = found[t] + x[t]
@@ -245,7 +245,7 @@ def filled_and_read(x):
     return found
 
 
-def filled_and_handed_on(x):
+def filled_and_carried(x):
     found, other = torch.zeros(x.shape), None
     for t in range(x.shape[0]):
         found[t] = x[t] * 2
@@ -253,7 +253,7 @@ def filled_and_handed_on(x):
     return found, other
 
 
-def filled_from_the_end(x):
+def filled_from_negative_indices(x):
     found = torch.zeros(x.shape)
     for t in range(-2, x.shape[0]):
         found[t] = x[t] + t
@@ -274,7 +274,7 @@ def filled_with_numbers(x):
     return found
 
 
-def filled_too_far(x):
+def filled_out_of_range(x):
     found = torch.zeros(7, 3)
     for t in range(x.shape[0]):
         found[t] = x[t]
@@ -292,28 +292,28 @@ def filled_twice(x):
     return found, twice
 
 
-def filled_a_row_too_far(x):
+def filled_a_row_out_of_range(x):
     found = torch.zeros(x.shape)
     for t in range(x.shape[0]):
         found[t + 1] = x[t] * 2
     return found
 
 
-def filled_far_behind(x):
+def filled_far_before_the_index(x):
     found = torch.zeros(x.shape)
     for t in range(x.shape[0]):
         found[t - 6] = x[t] * t
     return found
 
 
-def filled_in_part(x):
+def filled_partial_rows(x):
     found = torch.zeros(x.shape)
     for t in range(x.shape[0]):
         found[t, 1:] = x[t, 1:] * 2
     return found
 
 
-def filled_crosswise(x):
+def filled_diagonal(x):
     found = torch.zeros(x.shape[0], x.shape[0])
     for t in range(x.shape[0]):
         found[t, t] = x[t, 0] * 2
@@ -321,12 +321,13 @@ def filled_crosswise(x):
 
 
 OTHERS = [
-    known_by_two_names, seen_through_a_view, in_a_list, in_a_closure, as_a_default, of_an_array,
-    from_outside, appended_itself, left_as_a_view, handed_on_by_another_name, put_in_its_place,
-    swapped, written_in_part, written_a_row_ahead, filled_and_read,
-    filled_a_row_too_far, filled_far_behind, filled_in_part, filled_crosswise,
-    filled_from_the_end, filled_by_broadcasting, filled_with_numbers, filled_too_far,
-    filled_by_step, filled_twice, filled_and_handed_on,
+    aliased, read_through_a_view, in_a_list, in_a_closure, default_argument, shared_with_an_array,
+    view_of_an_argument, appended_after_each_write, view_outlives_the_loop,
+    carried_under_another_name, replaced_after_the_write, swapped, partly_written,
+    fills_from_the_previous_row, filled_and_read, filled_a_row_out_of_range,
+    filled_far_before_the_index, filled_partial_rows, filled_diagonal, filled_from_negative_indices,
+    filled_by_broadcasting, filled_with_numbers, filled_out_of_range, filled_with_a_step,
+    filled_twice, filled_and_carried,
 ]  # fmt: skip
 
 
@@ -336,18 +337,18 @@ CASES = [(program, True) for program in OPERATORS] + [
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.name)
-def test_loop_that_writes_into_a_tensor_gives_what_eager_gives(program, training):
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.case_id)
+def test_loop_that_writes_into_a_tensor_equals_eager(program, training):
     loops.check(program, (5, 7, 9, 3, 6, 9), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_every_number_of_rounds_that_write(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_trip_counts(program):
     loops.check_one_record(program)
 
 
-@pytest.mark.parametrize("program", [several_in_place, filled_beside_a_state])
-def test_compiled_rounds_that_write_give_what_eager_gives(program):
+@pytest.mark.parametrize("program", [several_in_place, filled_next_to_a_state])
+def test_compiled_loop_that_writes_equals_eager(program):
     fast = magpy.compile(program)
     for i, size in enumerate([5, 7, 12, 4]):
         x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
@@ -355,12 +356,12 @@ def test_compiled_rounds_that_write_give_what_eager_gives(program):
     assert magpy.cache_info(fast)[:2] == (2, 2)
 
 
-@pytest.mark.parametrize("program", [appended_itself, filled_and_handed_on, known_by_two_names])
-def test_tensor_that_rounds_write_into_stays_one_where_it_has_two_names(program):
+@pytest.mark.parametrize("program", [appended_after_each_write, filled_and_carried, aliased])
+def test_aliases_of_a_written_tensor_stay_one_object(program):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for size in (5, 7, 9):
         found = fast(torch.ones(size, 3))
-        if program is known_by_two_names:
+        if program is aliased:
             assert_same(found[1], found[0] * 2)
         else:
             assert all(tensor is found[0] for tensor in found)

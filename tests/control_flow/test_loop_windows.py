@@ -1,4 +1,4 @@
-"""Slices of a constant number of elements at a loop's index, as in ``x[:, t : t + 1]``."""
+"""Slices of constant length at a loop's index, as in ``x[:, t : t + 1]``."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def columns(x):
     return torch.cat(found, 2)
 
 
-def with_the_one_before(x):
+def windows_of_two(x):
     h = x[0] * 0
     for t in range(1, x.shape[0]):
         h = h * 0.5 + x[t - 1 : t + 1].sum(0)
@@ -36,7 +36,7 @@ def backwards(x):
     return h
 
 
-def until_it_is_large(x):
+def exits_early(x):
     h = x[:1] * 0
     for t in range(x.shape[0]):
         h = torch.tanh(x[t : t + 1] + h)
@@ -49,14 +49,14 @@ def beyond_the_end(x):
     return [x[t : t + 3] * 2 for t in range(x.shape[0])]
 
 
-def ever_longer(x):
+def growing_slices(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
         h = h * 0.5 + x[: t + 1].sum(0)
     return h
 
 
-def before_the_first(x):
+def starts_before_the_first(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
         h = h * 0.5 + x[t - 1 : t + 1].sum(0)
@@ -70,15 +70,15 @@ def written_to(x):
     return y
 
 
-INSIDE = [row_by_row, columns, with_the_one_before, backwards]
-OTHERS = [until_it_is_large, beyond_the_end, ever_longer, before_the_first, written_to]
+INSIDE = [row_by_row, columns, windows_of_two, backwards]
+OTHERS = [exits_early, beyond_the_end, growing_slices, starts_before_the_first, written_to]
 
 
-@pytest.mark.parametrize("program", INSIDE, ids=loops.name)
-def test_a_loop_that_reads_slices_inside_a_tensor_is_one_operator(program):
+@pytest.mark.parametrize("program", INSIDE, ids=loops.case_id)
+def test_loop_that_reads_slices_within_bounds_is_one_operator(program):
     loops.check_one_record(program)
 
 
-@pytest.mark.parametrize("program", INSIDE + OTHERS, ids=loops.name)
-def test_slices_in_loops_are_what_they_are_in_eager_mode(program):
+@pytest.mark.parametrize("program", INSIDE + OTHERS, ids=loops.case_id)
+def test_slices_in_loops_equal_eagers(program):
     loops.check(program, (5, 7, 2, 4), training=True)

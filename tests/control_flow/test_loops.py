@@ -1,4 +1,4 @@
-"""Loops that a split cuts in the middle: what an iterator gives next is a variable from outside."""
+"""Splits inside loops: the remaining iterator becomes an external variable."""
 
 import inspect
 import sys
@@ -27,28 +27,28 @@ def outcome(program, *args):
     return result, list(LOG)
 
 
-def by_range(x, n):
+def over_a_range(x, n):
     for i in range(n):
         x = x * (i + 1)
         opaque(i)
     return x
 
 
-def by_enumerate(x, factors):
+def over_enumerate(x, factors):
     for i, factor in enumerate(factors):
         x = x * factor + i
         opaque(i)
     return x
 
 
-def by_zip(x, factors):
+def over_zip(x, factors):
     for (a, b), c in zip(zip(factors, factors[1:]), factors):
         x = x * a - b
         opaque(c)
     return x
 
 
-def by_items(x, factors):
+def over_items(x, factors):
     table = {str(f): f for f in factors}
     for name, factor in table.items():
         opaque(name)
@@ -71,7 +71,7 @@ def nested(x, n):
     return x
 
 
-def leaves_early(x, factors):
+def breaks_early(x, factors):
     for factor in factors:
         opaque(factor)
         if factor > 2:
@@ -100,7 +100,7 @@ def pairs_from_one_iterator(x, factors):
     return x
 
 
-def two_names(x, factors):
+def iterator_under_two_names(x, factors):
     numbers = iter(factors)
     for a in numbers:
         opaque(a)
@@ -123,15 +123,15 @@ def dictionary_that_grows(x, factors):
     return x
 
 
-NUMBERS = [by_range, nested]
+NUMBERS = [over_a_range, nested]
 LISTS = [
-    by_enumerate, by_zip, by_items, backwards, leaves_early, grows, pairs_from_one_iterator,
-    two_names, strict, dictionary_that_grows,
+    over_enumerate, over_zip, over_items, backwards, breaks_early, grows, pairs_from_one_iterator,
+    iterator_under_two_names, strict, dictionary_that_grows,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", NUMBERS + LISTS, ids=lambda program: program.__name__)
-def test_a_loop_that_is_cut_goes_on_as_in_eager_mode(program):
+def test_loop_continues_after_a_split_as_in_eager_mode(program):
     fast = magpy.compile(program, backend="eager")
     sizes = [3, 3, 2, 4, 0, 1, 3]
     lists = [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 4.0], [], [2.0, 2.5, 2.0, 1.0], [3.0], [1, 2]]
@@ -141,32 +141,32 @@ def test_a_loop_that_is_cut_goes_on_as_in_eager_mode(program):
         assert_same((*outcome(fast, x, argument), argument), (*outcome(program, x, twin), twin))
 
 
-def test_rounds_of_a_loop_share_their_record():
-    fast = magpy.compile(by_range, backend="eager")
+def test_iterations_share_a_record():
+    fast = magpy.compile(over_a_range, backend="eager")
     x = torch.ones(2)
     outcome(fast, x, 20)
     known = magpy.cache_info(fast)
-    assert known.graphs <= 4, "the rounds differ in a number only"
-    assert_same(outcome(fast, x, 20), outcome(by_range, x, 20))
+    assert known.graphs <= 4, "the iterations differ in a number only"
+    assert_same(outcome(fast, x, 20), outcome(over_a_range, x, 20))
     info = magpy.cache_info(fast)
     assert (info.hits, info.records) == (1, known.records)
 
 
-def test_a_loop_of_many_cuts_does_not_nest():
-    fast = magpy.compile(by_range, backend="eager")
+def test_loop_with_many_splits_does_not_nest_frames():
+    fast = magpy.compile(over_a_range, backend="eager")
     x = torch.zeros(2)
     outcome(fast, x, 3)
-    known, limit = magpy.cache_info(fast).hits, sys.getrecursionlimit()
+    hits, limit = magpy.cache_info(fast).hits, sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + 200)
     try:
         for _ in range(2):
-            assert_same(outcome(fast, x, 250), outcome(by_range, x, 250))
+            assert_same(outcome(fast, x, 250), outcome(over_a_range, x, 250))
     finally:
         sys.setrecursionlimit(limit)
-    assert magpy.cache_info(fast).hits == known + 1
+    assert magpy.cache_info(fast).hits == hits + 1
 
 
-def test_iterator_that_the_caller_owns_is_advanced():
+def test_iterator_of_the_caller_is_advanced():
     def program(x, numbers):
         for n in numbers:
             x = x * n
@@ -182,7 +182,7 @@ def test_iterator_that_the_caller_owns_is_advanced():
     assert magpy.cache_info(fast).records >= 3
 
 
-def test_iterators_that_become_one_must_miss():
+def test_iterators_that_become_one_object_must_miss():
     def program(x, left, right):
         for a in left:
             for b in right:
@@ -198,7 +198,7 @@ def test_iterators_that_become_one_must_miss():
     assert list(one) == list(other)
 
 
-def test_list_that_grows_while_its_iterator_is_from_outside_must_not_be_foreseen():
+def test_growth_of_a_list_under_an_external_iterator_is_observed():
     def program(x, items, iterator):
         items.append(5.0)
         for item in iterator:

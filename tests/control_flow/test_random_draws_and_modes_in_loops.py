@@ -1,4 +1,4 @@
-"""Rounds of a loop that draw random numbers, switch gradients off and on, or make objects."""
+"""Iterations that draw random numbers, switch gradient mode or create objects."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def keeps_an_average(x):
     return h, average
 
 
-def takes_gradients_where_there_are_none(x):
+def enables_gradients_inside_no_grad(x):
     h, aside = x[0] * 0, x[0] * 0
     with torch.no_grad():
         for row in x:
@@ -76,12 +76,12 @@ def makes_objects(x):
 
 
 OPERATORS = [
-    drops_out, adds_noise, samples, keeps_an_average, takes_gradients_where_there_are_none,
+    drops_out, adds_noise, samples, keeps_an_average, enables_gradients_inside_no_grad,
     makes_objects,
 ]  # fmt: skip
 
 
-def leaves_gradients_off(x):
+def leaves_gradients_disabled(x):
     before, h = torch.is_grad_enabled(), x[0] * 0
     for row in x:
         h = h + row * 2
@@ -98,14 +98,14 @@ def seeds(x):
     return h
 
 
-def draws_from_its_own_generator(x):
+def draws_from_a_new_generator(x):
     h, source = x[0] * 0, torch.Generator().manual_seed(1)
     for row in x:
         h = h + torch.rand(3, generator=source) * row
     return h
 
 
-def draws_if_data_says_so(x):
+def draws_on_a_branch(x):
     h = x[0] * 0
     for row in x:
         if row.sum() > 0:
@@ -121,7 +121,7 @@ def keeps_the_object(x):
     return step.row
 
 
-def initialises_again(x):
+def calls_init_again(x):
     step = Step(x[0])
     for row in x:
         step.__init__(step.row + row)
@@ -147,7 +147,7 @@ def makes_no_new_object(x):
     return h, first.row
 
 
-def raises_where_gradients_are_off(x):
+def raises_under_no_grad(x):
     h = x[0] * 0
     for t in range(x.shape[0] + 1):
         with torch.no_grad():
@@ -156,25 +156,25 @@ def raises_where_gradients_are_off(x):
 
 
 OTHERS = [
-    leaves_gradients_off, seeds, draws_from_its_own_generator, draws_if_data_says_so,
-    keeps_the_object, initialises_again, makes_no_new_object, raises_where_gradients_are_off,
+    leaves_gradients_disabled, seeds, draws_from_a_new_generator, draws_on_a_branch,
+    keeps_the_object, calls_init_again, makes_no_new_object, raises_under_no_grad,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_every_number_of_such_rounds(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_trip_counts(program):
     loops.check_one_record(program)
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("training", [False, True], ids=loops.name)
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.name)
-def test_rounds_draw_and_switch_what_eager_does(program, training):
+@pytest.mark.parametrize("training", [False, True], ids=loops.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+def test_draws_and_modes_of_iterations_equal_eagers(program, training):
     loops.check(program, (5, 7, 2, 1, 9), training)
     assert torch.is_grad_enabled()
 
 
-def leaves_behind_its_draw(x):
+def exits_after_its_draw(x):
     y = x
     for _ in range(9):
         y = y - torch.rand(3)
@@ -183,7 +183,7 @@ def leaves_behind_its_draw(x):
     return y
 
 
-def draws_behind_its_exit(x):
+def draws_after_the_exit(x):
     y = x
     for _ in range(9):
         y = y - 1
@@ -193,7 +193,7 @@ def draws_behind_its_exit(x):
     return y
 
 
-def draws_when_it_leaves(x):
+def draws_at_the_exit(x):
     y = x
     for _ in range(9):
         y = y - 1
@@ -203,7 +203,7 @@ def draws_when_it_leaves(x):
     return y
 
 
-def leaves_where_gradients_are_off(x):
+def exits_under_no_grad(x):
     y = x
     for _ in range(9):
         with torch.no_grad():
@@ -217,12 +217,12 @@ def leaves_where_gradients_are_off(x):
 @pytest.mark.parametrize(
     "program",
     [
-        leaves_behind_its_draw, draws_behind_its_exit, draws_when_it_leaves,
-        leaves_where_gradients_are_off,
+        exits_after_its_draw, draws_after_the_exit, draws_at_the_exit,
+        exits_under_no_grad,
     ],
-    ids=loops.name,
+    ids=loops.case_id,
 )  # fmt: skip
-def test_loop_that_data_ends_draws_and_switches_what_eager_does(program):
+def test_draws_and_modes_of_a_loop_with_early_exit_equal_eagers(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for start in (2.5, -1.0, 4.5, 20.0, 0.5, 1.5):
         found = []
@@ -234,13 +234,13 @@ def test_loop_that_data_ends_draws_and_switches_what_eager_does(program):
                 result.sum().backward()
             found.append((result, leaf.grad, torch.get_rng_state(), torch.is_grad_enabled()))
         assert_same(*found)
-    if program is leaves_behind_its_draw:
+    if program is exits_after_its_draw:
         assert magpy.cache_info(fast) == (5, 1, 1, 1)
         (graph,) = magpy.explain(fast, torch.ones(3)).graphs
         assert any(node.target is for_loop_with_exits for node in graph.graph.nodes)
 
 
-def test_another_rate_or_mode_must_miss():
+def test_other_rate_or_mode_must_miss():
     def program(x, layer):
         h = x[0] * 0
         for row in x:
@@ -248,7 +248,7 @@ def test_another_rate_or_mode_must_miss():
         return h
 
     fast, layer = magpy.compile(program, backend="eager"), torch.nn.Dropout(0.3)
-    for i, (size, rate, training, takes) in enumerate(
+    for i, (size, rate, training, gradients) in enumerate(
         [(5, 0.3, True, True), (7, 0.3, True, True), (9, 0.3, True, True), (4, 0.3, False, True),
          (6, 0.6, True, True), (8, 0.6, True, False), (3, 0.3, True, True)]
     ):  # fmt: skip
@@ -258,15 +258,15 @@ def test_another_rate_or_mode_must_miss():
         for run in (fast, program):
             seed(i)
             x = torch.ones(size, 3, requires_grad=True)
-            with torch.set_grad_enabled(takes):
+            with torch.set_grad_enabled(gradients):
                 result = run(x, layer)
             found.append((result, result.requires_grad, torch.get_rng_state()))
         assert_same(*found)
-    assert magpy.cache_info(fast).hits, "the third call is like the second one"
+    assert magpy.cache_info(fast).hits, "the third call differs from the second in its size only"
 
 
 @pytest.mark.parametrize("program", [drops_out, keeps_an_average])
-def test_compiled_rounds_draw_and_switch_what_eager_does(program):
+def test_draws_and_modes_of_compiled_iterations_equal_eagers(program):
     fast = magpy.compile(program)
     for i, size in enumerate([5, 7, 12, 2]):
         found = []

@@ -1,14 +1,14 @@
-"""Rounds that read rows which earlier ones have written into a tensor of the function's own."""
+"""Iterations that read rows which earlier ones have written into a new tensor."""
 
 import pytest
 import torch
 
-from tests.control_flow.loops import check, check_one_record, name
+from tests.control_flow.loops import case_id, check, check_one_record
 
 WEIGHT = torch.tensor([[0.3, -0.2, 0.1], [0.4, 0.1, -0.3], [0.0, 0.2, 0.5]])
 
 
-def the_one_before(x):
+def previous_row(x):
     out = torch.zeros_like(x)
     out[0] = x[0]
     for t in range(1, x.shape[0]):
@@ -16,14 +16,14 @@ def the_one_before(x):
     return out
 
 
-def into_the_next(x):
+def written_to_the_next_row(x):
     out = torch.zeros(x.shape[0] + 1, 3)
     for t in range(x.shape[0]):
         out[t + 1] = torch.tanh(out[t] @ WEIGHT + x[t])
     return out
 
 
-def the_two_before(x):
+def two_previous_rows(x):
     out = torch.ones(x.shape[0] + 2, 3)
     for t in range(x.shape[0]):
         out[t + 2] = (out[t + 1] + out[t]) * 0.5 + x[t]
@@ -37,7 +37,7 @@ def columns(x):
     return out
 
 
-def numbers(x):
+def scalars(x):
     out = torch.zeros(x.shape[0] + 1)
     for t in range(x.shape[0]):
         out[t + 1] = out[t] * 0.5 + x[t].sum()
@@ -52,28 +52,28 @@ def backwards(x):
     return out[:-1]
 
 
-def of_another_type(x):
+def half_precision_rows(x):
     out = torch.zeros(x.shape[0] + 1, 3, dtype=torch.float16)
     for t in range(x.shape[0]):
         out[t + 1] = out[t].float() * 1.01 + x[t]
     return out
 
 
-def those_that_come_later(x):
+def later_rows(x):
     out = torch.full((x.shape[0] + 1, 3), 2.0)
     for t in range(x.shape[0]):
         out[t] = out[t + 1] * 0.5 + x[t]
     return out
 
 
-def of_every_second_round(x):
+def rows_of_every_second_iteration(x):
     out = torch.ones(x.shape[0] + 2, 3)
     for t in range(0, x.shape[0], 2):
         out[t + 2] = out[t] * 0.5 + out[t + 1] + x[t]
     return out
 
 
-def beside_a_state_and_a_list(x):
+def next_to_a_state_and_a_list(x):
     a, b, h = torch.zeros(x.shape[0] + 1, 3), torch.zeros(x.shape[0], 3), torch.ones(3)
     found = [x[0]]
     for t in range(x.shape[0]):
@@ -84,7 +84,7 @@ def beside_a_state_and_a_list(x):
     return a, b, h, found
 
 
-def by_how_they_lie(x):
+def strides_of_rows(x):
     out = torch.zeros(2, x.shape[0] + 1, 3)
     for t in range(x.shape[0]):
         row = out[:, t]
@@ -93,24 +93,25 @@ def by_how_they_lie(x):
 
 
 OPERATORS = [
-    the_one_before, into_the_next, the_two_before, columns, numbers, backwards, of_another_type,
-    those_that_come_later, of_every_second_round, beside_a_state_and_a_list, by_how_they_lie,
+    previous_row, written_to_the_next_row, two_previous_rows, columns, scalars, backwards,
+    half_precision_rows, later_rows, rows_of_every_second_iteration, next_to_a_state_and_a_list,
+    strides_of_rows,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=name)
-def test_one_record_serves_every_number_of_rounds(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=case_id)
+def test_one_record_serves_all_trip_counts(program):
     check_one_record(program)
 
 
-def its_own(x):
+def row_being_written(x):
     out = torch.ones(x.shape[0], 3)
     for t in range(1, x.shape[0]):
         out[t] = out[t] * 2 + out[t - 1]
     return out
 
 
-def its_own_behind_the_write(x):
+def row_read_after_its_write(x):
     out, total = torch.ones(x.shape[0], 3), torch.zeros(3)
     for t in range(1, x.shape[0]):
         out[t] = x[t] + out[t - 1]
@@ -126,7 +127,7 @@ def changed_in_place(x):
     return out
 
 
-def a_view_of_which_is_changed(x):
+def view_changed_in_place(x):
     out = torch.ones(x.shape[0], 3)
     for t in range(1, x.shape[0]):
         out[t - 1].view(3)[:2].mul_(2)
@@ -134,7 +135,7 @@ def a_view_of_which_is_changed(x):
     return out
 
 
-def added_to(x):
+def augmented_assignment(x):
     out = torch.ones(x.shape[0], 3)
     for t in range(1, x.shape[0]):
         out[t] += out[t - 1]
@@ -151,7 +152,7 @@ def kept_as_views(x):
     return out, before, found
 
 
-def from_the_end(x):
+def negative_index(x):
     out = torch.ones(x.shape[0], 3)
     for t in range(x.shape[0]):
         out[t] = x[t] + out[t - 1] * 0.5
@@ -173,14 +174,14 @@ def written_twice(x):
     return out
 
 
-def always_the_same(x):
+def constant_row(x):
     out = torch.ones(x.shape[0] + 1, 3)
     for t in range(x.shape[0]):
         out[t + 1] = x[t] + out[0] * 0.5
     return out
 
 
-def by_another_name(x):
+def read_through_a_view(x):
     out = torch.ones(x.shape[0] + 1, 3)
     other = out.view(-1, 3)
     for t in range(x.shape[0]):
@@ -188,7 +189,7 @@ def by_another_name(x):
     return out
 
 
-def on_one_side(x):
+def read_on_branches(x):
     out = torch.zeros(x.shape[0] + 1, 3)
     for t in range(x.shape[0]):
         h = out[t] * 2 if x[t].sum() > 0 else out[t] - 1
@@ -197,20 +198,20 @@ def on_one_side(x):
 
 
 UNROLLED = [
-    its_own, its_own_behind_the_write, changed_in_place, a_view_of_which_is_changed, added_to,
-    kept_as_views, from_the_end, beyond_the_end, written_twice, always_the_same, by_another_name,
-    on_one_side,
+    row_being_written, row_read_after_its_write, changed_in_place, view_changed_in_place,
+    augmented_assignment, kept_as_views, negative_index, beyond_the_end, written_twice,
+    constant_row, read_through_a_view, read_on_branches,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("training", [False, True], ids=name)
-@pytest.mark.parametrize("program", [*OPERATORS, *UNROLLED], ids=name)
-def test_each_number_of_rounds_gives_what_it_gives_in_eager_mode(program, training):
+@pytest.mark.parametrize("training", [False, True], ids=case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *UNROLLED], ids=case_id)
+def test_each_trip_count_equals_eager(program, training):
     check(program, (8, 9, 11, 4, 3, 2, 1, 12), training)
 
 
 @pytest.mark.parametrize("begin", [0, 1, 2])
-def test_where_the_loop_begins_decides_which_rows_were_there_before(begin):
+def test_start_of_the_loop_determines_the_initial_rows(begin):
     def program(x):
         out = torch.arange(3.0).expand(x.shape[0] + 2, 3) * x[0]
         for t in range(begin, x.shape[0]):

@@ -1,8 +1,8 @@
-"""Which tensor a branch has handed on, when a recording ends while the tensor lies anywhere.
+"""Substitute tensors for results of a branch, and their restoration when a recording ends.
 
-``x if x.sum() > 0 else x * 2`` gives ``x`` itself or a new tensor. While such a branch is recorded,
-the program has another tensor with the same memory for it; wherever the recording ends, it must
-have its own one, as far as it can ask.
+``x if x.sum() > 0 else x * 2`` is ``x`` itself or a new tensor. While such a branch is recorded,
+the program holds a substitute with the same memory; wherever the recording ends, every location
+that the program can inspect must hold the tensor itself again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 import magpy_like as magpy
 
 
-class Talks:
-    """A key whose hash talks to the world in the middle of native code."""
+class PrintingKey:
+    """A key whose hash prints in the middle of native code, and so splits the program."""
 
     def __init__(self, value):
         self.value = value
@@ -38,19 +38,19 @@ class Talks:
         return self.value < other.value
 
 
-def looks_up() -> int:
-    return {Talks(1): 0}[Talks(1)]
+def ends_in_a_lookup() -> int:
+    return {PrintingKey(1): 0}[PrintingKey(1)]
 
 
-def sorts() -> int:
-    return len(sorted([Talks(2), Talks(1)])) - 2
+def ends_in_a_sort() -> int:
+    return len(sorted([PrintingKey(2), PrintingKey(1)])) - 2
 
 
-def calls_back() -> int:
+def ends_in_a_callback() -> int:
     return sum(map(lambda _: len(repr(print(end=""))) - 4, [1]))
 
 
-def splits() -> int:
+def ends_in_a_split() -> int:
     return len(repr(print(end=""))) - 4
 
 
@@ -58,7 +58,7 @@ def nested(depth: int, end: Callable[[], int]) -> int:
     return end() if depth == 0 else nested(depth - 1, end) + 0
 
 
-def handed(x):
+def branch_result(x):
     return x if x.sum() > 0 else x * 2
 
 
@@ -75,20 +75,33 @@ class Slotted:
 
 
 def in_containers(x, end):
-    items, entries, nested_tuple = [1, handed(x)], {"a": handed(x)}, ((handed(x), 1),)
-    queue, holder, slotted = collections.deque([handed(x)]), Holder(), Slotted()
-    holder.y, slotted.y = handed(x), handed(x)
-    named = collections.namedtuple("named", "y")(handed(x))
+    items, entries, nested_tuple = (
+        [1, branch_result(x)],
+        {"a": branch_result(x)},
+        ((branch_result(x), 1),),
+    )
+    queue, holder, slotted = collections.deque([branch_result(x)]), Holder(), Slotted()
+    holder.y, slotted.y = branch_result(x), branch_result(x)
+    named = collections.namedtuple("named", "y")(branch_result(x))
     end()
-    places = (items[1], entries["a"], nested_tuple[0][0], queue[0], holder.y, slotted.y, named.y)
-    return [y is x for y in places], len({id(y) for y in places}), vars(holder)["y"] is x
+    locations = (items[1], entries["a"], nested_tuple[0][0], queue[0], holder.y, slotted.y, named.y)
+    return [y is x for y in locations], len({id(y) for y in locations}), vars(holder)["y"] is x
 
 
 def in_native_objects(x, end):
-    method, partial, part = handed(x).add, functools.partial(first, handed(x)), slice(handed(x))
-    iterators = iter([handed(x)]), iter((handed(x),)), zip([handed(x)], [1]), enumerate([handed(x)])
+    method, partial, part = (
+        branch_result(x).add,
+        functools.partial(first, branch_result(x)),
+        slice(branch_result(x)),
+    )
+    iterators = (
+        iter([branch_result(x)]),
+        iter((branch_result(x),)),
+        zip([branch_result(x)], [1]),
+        enumerate([branch_result(x)]),
+    )
     try:
-        raise ValueError(handed(x))
+        raise ValueError(branch_result(x))
     except ValueError as raised:
         error = raised
     end()
@@ -98,7 +111,7 @@ def in_native_objects(x, end):
 
 
 def in_functions(x, end):
-    y = handed(x)
+    y = branch_result(x)
 
     def asks():
         return y is x
@@ -107,14 +120,14 @@ def in_functions(x, end):
         end()
         return y is x
 
-    def by_default(y=handed(x)):
+    def by_default(y=branch_result(x)):
         return y is x
 
     def generates():
-        inner = handed(x)
+        inner = branch_result(x)
         yield 0
         yield inner is x
-        yield first(handed(x), (yield 1)) is x
+        yield first(branch_result(x), (yield 1)) is x
 
     generator = generates()
     next(generator)
@@ -126,45 +139,49 @@ def on_operand_stacks(x, end):
         return first(y, two(y))
 
     def two(y):
-        return first(y, first(handed(y), end()) is x) is x, 1
+        return first(y, first(branch_result(y), end()) is x) is x, 1
 
     def takes(*args, **kwargs):
         end()
         return args[0] is x, kwargs["y"] is x
 
     return (
-        first(handed(x), one(handed(x))) is x,
-        (handed(x), end())[0] is x,
-        [handed(x), end()][0] is x,
-        {"a": handed(x), "b": end()}["a"] is x,
-        handed(x) is (end(), x)[1],
-        takes(handed(x), y=handed(x)),
-        [y is x for y in (handed(x), x) if end() == 0],
+        first(branch_result(x), one(branch_result(x))) is x,
+        (branch_result(x), end())[0] is x,
+        [branch_result(x), end()][0] is x,
+        {"a": branch_result(x), "b": end()}["a"] is x,
+        branch_result(x) is (end(), x)[1],
+        takes(branch_result(x), y=branch_result(x)),
+        [y is x for y in (branch_result(x), x) if end() == 0],
     )
 
 
 def as_keys(x, end):
-    known = {handed(x): 1, id(handed(x)): 2}
-    members = {handed(x), x}
+    known = {branch_result(x): 1, id(branch_result(x)): 2}
+    members = {branch_result(x), x}
     end()
-    return x in known, known.get(x), known.get(id(x)), len(members), [x].count(handed(x))
+    return x in known, known.get(x), known.get(id(x)), len(members), [x].count(branch_result(x))
 
 
-def is_changed_in_place(x, end):
-    y = handed(x)
+def changed_in_place(x, end):
+    y = branch_result(x)
     end()
     y.add_(1)
     return x.tolist(), y.tolist(), y is x
 
 
 PROGRAMS = (
-    in_containers, in_native_objects, in_functions, on_operand_stacks, as_keys, is_changed_in_place,
+    in_containers, in_native_objects, in_functions, on_operand_stacks, as_keys, changed_in_place,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("ends", [looks_up, sorts, calls_back, splits], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "ends",
+    [ends_in_a_lookup, ends_in_a_sort, ends_in_a_callback, ends_in_a_split],
+    ids=lambda f: f.__name__,
+)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_a_tensor_that_a_branch_handed_on_is_the_one_that_it_is(program, ends):
+def test_substitutes_are_replaced_by_the_tensors_themselves(program, ends):
     for depth in (0, 2):
         fast = magpy.compile(program, backend="eager")
         for sign in (1.0, 1.0, -1.0, 1.0):
@@ -173,14 +190,18 @@ def test_a_tensor_that_a_branch_handed_on_is_the_one_that_it_is(program, ends):
             assert fast(torch.tensor([sign]), end) == expected
 
 
-def test_native_code_that_is_running_gives_back_the_tensors_that_it_holds():
+def test_tensors_held_by_running_native_code_are_restored():
     def program(x):
-        d, y = {}, handed(x)
-        d[Talks("stored")] = y
+        d, y = {}, branch_result(x)
+        d[PrintingKey("stored")] = y
         stored = next(iter(d.values()))
-        by_default = {}.get(Talks("missing"), handed(x))
-        kept = list(filter(lambda y: print(end="") is None and y is x, [handed(x), handed(x)]))
-        ordered = sorted([(0, handed(x)), (1, handed(x))], key=lambda p: (print(end=""), p[0])[1])
+        by_default = {}.get(PrintingKey("missing"), branch_result(x))
+        kept = list(
+            filter(lambda y: print(end="") is None and y is x, [branch_result(x), branch_result(x)])
+        )
+        ordered = sorted(
+            [(0, branch_result(x)), (1, branch_result(x))], key=lambda p: (print(end=""), p[0])[1]
+        )
         return stored is x, by_default is x, len(kept), [y is x for _, y in ordered]
 
     fast = magpy.compile(program, backend="eager")
@@ -188,7 +209,7 @@ def test_native_code_that_is_running_gives_back_the_tensors_that_it_holds():
         assert fast(torch.tensor([sign])) == program(torch.tensor([sign]))
 
 
-class ListOfItsOwn(list):
+class ListWithOwnMethods(list):
     def __setitem__(self, key, value):
         raise AssertionError("runs the program's code")
 
@@ -196,24 +217,24 @@ class ListOfItsOwn(list):
         raise AssertionError("runs the program's code")
 
 
-class QueueOfItsOwn(collections.deque):
-    __setitem__ = ListOfItsOwn.__setitem__
-    __iter__ = ListOfItsOwn.__iter__
+class QueueWithOwnMethods(collections.deque):
+    __setitem__ = ListWithOwnMethods.__setitem__
+    __iter__ = ListWithOwnMethods.__iter__
 
 
-class HolderOfItsOwn:
+class HolderWithProperty:
     @property
     def y(self):
         raise AssertionError("runs the program's code")
 
 
-def test_tensors_are_given_back_past_the_methods_of_what_holds_them():
+def test_tensors_are_restored_without_calling_methods_of_their_holders():
     def program(x):
-        items, queue, holder = ListOfItsOwn(), QueueOfItsOwn(), HolderOfItsOwn()
-        list.append(items, handed(x))
-        collections.deque.append(queue, handed(x))
-        vars(holder)["y"] = handed(x)
-        splits()
+        items, queue, holder = ListWithOwnMethods(), QueueWithOwnMethods(), HolderWithProperty()
+        list.append(items, branch_result(x))
+        collections.deque.append(queue, branch_result(x))
+        vars(holder)["y"] = branch_result(x)
+        ends_in_a_split()
         return items, queue, holder
 
     fast = magpy.compile(program, backend="eager")
@@ -224,19 +245,21 @@ def test_tensors_are_given_back_past_the_methods_of_what_holds_them():
         assert [y is x for y in (*found[:2], found[2]["y"])] == [sign > 0] * 3
 
 
-@pytest.mark.parametrize("ends", [splits, lambda: None], ids=["behind a split", "at the end"])
-def test_what_is_frozen_before_the_call_has_its_own_tensors(ends):
+@pytest.mark.parametrize(
+    "ends", [ends_in_a_split, lambda: None], ids=["after a split", "at the end"]
+)
+def test_tensors_in_containers_frozen_from_garbage_collection_are_restored(ends):
     items, queue, added = [None], collections.deque([None]), []
     table, holder = {"inner": {"x": None}}, types.SimpleNamespace(y=None)
 
     def program(x):
-        items[0] = table["inner"]["x"] = holder.y = queue[0] = handed(x)
-        added.append(handed(x))
+        items[0] = table["inner"]["x"] = holder.y = queue[0] = branch_result(x)
+        added.append(branch_result(x))
         ends()
         return x + 1
 
     fast = magpy.compile(program, backend="eager")
-    gc.freeze()  # hides containers from whoever looks for what refers to an object
+    gc.freeze()  # hides containers from a search for the referrers of an object
     try:
         for sign in (1.0, 1.0, -1.0, 1.0):
             x = torch.tensor([sign])

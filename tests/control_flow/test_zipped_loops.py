@@ -1,4 +1,4 @@
-"""Loops over several things at once, of which some are ranges: `zip(range(n), x)`."""
+"""Loops over several iterables at once, ranges among them: ``zip(range(n), x)``."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from tests.compare import assert_same
 from tests.control_flow import loops
 
 
-def with_rows_behind(x):
+def range_before_rows(x):
     h, n = x[0] * 0, x.shape[0]
     for i, y in zip(range(n), x):
         h = torch.tanh(h + y * i)
     return h, i
 
 
-def with_rows_before(x):
+def rows_before_range(x):
     n = x.shape[0]
     return torch.stack([y * i for y, i in zip(x * 2, range(1, n + 1))])
 
@@ -27,14 +27,14 @@ def ranges_alone(x):
     return h, i, j
 
 
-def from_behind(x):
+def reversed_ranges(x):
     h, n = x[0] * 0, x.shape[0]
     for y, i, j in zip(x.unbind(0)[1:], reversed(range(n)), range(n, 0, -1)):
         h = torch.tanh(h + y * x[i] * j)
     return h
 
 
-def by_twos(x):
+def range_with_a_step(x):
     h, n = x[0] * 0, x.shape[0]
     for i, j in zip(range(0, 2 * n, 2), range(n)):
         h = torch.tanh(h + x[j] * i)
@@ -62,7 +62,7 @@ def longer_than_the_rows(x):
     return h
 
 
-def beginning_otherwise(x):
+def first_iteration_differs(x):
     h = None
     for i, y in zip(range(x.shape[0]), x):
         h = y if h is None else torch.tanh(h + y * i)
@@ -80,12 +80,12 @@ def branching(x):
 
 
 OPERATORS = [
-    with_rows_behind, with_rows_before, ranges_alone, from_behind, by_twos, enumerated,
-    shorter_than_the_rows, longer_than_the_rows, beginning_otherwise, branching,
+    range_before_rows, rows_before_range, ranges_alone, reversed_ranges, range_with_a_step,
+    enumerated, shorter_than_the_rows, longer_than_the_rows, first_iteration_differs, branching,
 ]  # fmt: skip
 
 
-def beginning_otherwise_further_on(x):
+def first_iteration_differs_at_an_offset(x):
     h, n = None, x.shape[0]
     for i, j in zip(range(n // 2, n), range(n)):
         h = x[i] * i if h is None else torch.tanh(h + x[j] * i)
@@ -102,7 +102,7 @@ def strict(x):
     return h
 
 
-def kept(x):
+def zip_in_a_variable(x):
     h, pairs = x[0] * 0, zip(range(x.shape[0]), x)
     next(pairs)
     for i, y in pairs:
@@ -110,7 +110,7 @@ def kept(x):
     return h, list(pairs)
 
 
-def of_kept_ranges(x):
+def ranges_in_variables(x):
     n = x.shape[0]
     numbers, found = range(n), [range(n), x.size(0)]
     h = x[0] * len(numbers)
@@ -119,32 +119,32 @@ def of_kept_ranges(x):
     return h, found, numbers
 
 
-OTHERS = [beginning_otherwise_further_on, strict, kept, of_kept_ranges]
+OTHERS = [first_iteration_differs_at_an_offset, strict, zip_in_a_variable, ranges_in_variables]
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
-def test_one_record_serves_every_number_of_rounds(program):
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+def test_one_record_serves_all_trip_counts(program):
     loops.check_one_record(program)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.name)
-def test_several_things_are_gone_through_as_in_eager(program, training):
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+def test_zipped_loop_equals_eager(program, training):
     loops.check(program, (5, 7, 10, 2, 1, 9, 3), training)
 
 
-def counts_beside(x, n, begin):
+def range_from_arguments(x, n, begin):
     h = x[0] * 0
     for i, y in zip(range(begin, n), x):
         h = torch.tanh(h + y * i)
     return h
 
 
-def test_ranges_vary_apart_from_the_rows():
-    fast = magpy.compile(counts_beside, backend="eager")
+def test_ranges_vary_independently_of_the_rows():
+    fast = magpy.compile(range_from_arguments, backend="eager")
     x = torch.randn(12, 3)
     for n, begin in ((5, 0), (7, 0), (9, 0), (12, 2), (11, 3), (8, 1), (40, 5)):
-        assert_same(fast(x, n, begin), counts_beside(x, n, begin))
+        assert_same(fast(x, n, begin), range_from_arguments(x, n, begin))
     assert magpy.cache_info(fast) == (4, 3, 1, 1)
-    assert_same(fast(x, 3, 2), counts_beside(x, 3, 2))
-    assert magpy.cache_info(fast).misses == 4, "there is one round"
+    assert_same(fast(x, 3, 2), range_from_arguments(x, 3, 2))
+    assert magpy.cache_info(fast).misses == 4, "there is one iteration only"
