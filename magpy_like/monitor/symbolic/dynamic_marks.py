@@ -1,4 +1,4 @@
-"""Dimensions of tensors that the user has marked as dynamic."""
+"""Dimensions of tensors that the user marked as dynamic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ _marks = WeakIdKeyDictionary()  # tensors do not compare as keys should
 
 
 def mark_dimension(tensor: torch.Tensor, dim: int) -> None:
-    """From now on the dimension may vary. Raises IndexError: the tensor has no such dimension."""
+    """Mark a dimension as dynamic.
+
+    Raises:
+        IndexError: the tensor has no such dimension.
+    """
     if not -tensor.dim() <= dim < tensor.dim():
         raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {dim}")
     _marks.setdefault(tensor, set()).add(dim % tensor.dim())
@@ -24,5 +28,5 @@ def marked_dimensions(tensor: torch.Tensor) -> Collection[int]:
 
 
 def has_marked_tensors() -> bool:
-    """Whether a tensor that is alive has marked dimensions."""
+    """True if a live tensor has marked dimensions."""
     return bool(_marks)

@@ -1,4 +1,4 @@
-"""What lifted numbers are made of: numbers outside, draws, results of operators, arithmetic."""
+"""Expressions of lifted numbers: entry values, draws, numbers of the operator graph, arithmetic."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
 @dataclass(frozen=True, eq=False)
 class EntryValue:
-    """A number at a place outside, when the region is entered."""
+    """The value of an external variable when the region is entered."""
 
     node: ShadowNode
 
 
 @dataclass(frozen=True, eq=False)
 class Size:
-    """The size of one dimension of a tensor outside, when the region is entered."""
+    """The size of one dimension of an external tensor when the region is entered."""
 
     node: ShadowNode
     dim: int
@@ -48,7 +48,9 @@ class Address:
 
 @dataclass(frozen=True, eq=False)
 class DrawnValue:
-    """What the mock draws again, or one item of it; ``index`` counts the draws of a run."""
+    """The result of a call that the mock repeats, or one item of it.
+
+    ``index`` counts the repeated calls of a run."""
 
     index: int
     item: int | None = None
@@ -61,8 +63,8 @@ class Computed:
     operation: Callable[..., Any]
     operands: tuple[Any, ...]
     leaves: frozenset[Any] = field(init=False, repr=False)
-    """What it is computed from in the end. Kept, for an operand may be one of many expressions,
-    whose ways to it would be as many again at each step."""
+    """The expressions without operands that it is computed from. Stored, because an operand may be
+    shared: the number of paths to a leaf can double at each step."""
 
     def __post_init__(self) -> None:
         parts = frozenset[Any]().union(*map(leaves_of, self.operands))
@@ -71,14 +73,14 @@ class Computed:
 
 @dataclass(frozen=True, eq=False)
 class GraphNumber:
-    """A number that the operator graph computes, from a tensor's value."""
+    """A number that the operator graph computes from a tensor's value."""
 
     node: fx.Node
 
 
 @dataclass(frozen=True, eq=False)
 class PythonScalar:
-    """The number of Python's that a number of NumPy's stands for."""
+    """The Python number equal to a NumPy scalar."""
 
     number: Any
 
@@ -87,34 +89,33 @@ Expression = EntryValue | Size | Address | DrawnValue | Computed | GraphNumber |
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number of Python's that can be lifted. There are but two bools, so
-    those cannot."""
+    """True for Python numbers that can be lifted. Bools cannot: there are only two objects."""
     return type(value) in (int, float)
 
 
 def is_number_or_flag(value: Any) -> bool:
-    """Whether a value is one that is followed through the program where it varies between calls:
-    numbers by what objects they are, truths by where they are."""
+    """True for values that are tracked through the program where they vary between calls: numbers
+    by their identity, flags by their location."""
     return type(value) in (int, float, bool)
 
 
 def is_array_number(value: Any) -> bool:
-    """Whether a value is a number of NumPy's that one of Python's can stand for."""
+    """True for a NumPy scalar that equals a Python number."""
     return is_instance(value, np.integer | np.floating) and not is_instance(value, np.longdouble)
 
 
 def is_liftable(value: Any) -> bool:
-    """Whether a value can have an identity of its own: a number, or text with a character."""
+    """True if an equal object can have an identity of its own: numbers, and text not empty."""
     return is_number(value) or (type(value) is str and bool(value)) or is_array_number(value)
 
 
 def distinct_copy(value: Any) -> Any:
-    """An equal value with an identity of its own."""
+    """An equal object that is shared with no other use of the value."""
     return value.copy() if is_instance(value, np.generic) else fresh_plain(value)
 
 
 def leaves_of(expression: Any) -> frozenset[Expression]:
-    """What an expression is computed from in the end; nothing for a plain value."""
+    """The expressions without operands in an expression; none for a plain value."""
     if is_instance(expression, Computed):
         return expression.leaves
     if is_instance(expression, PythonScalar):
@@ -123,23 +124,24 @@ def leaves_of(expression: Any) -> frozenset[Expression]:
 
 
 def is_computable_at_entry(expression: Any) -> bool:
-    """Whether a guard can compute the expression before the region runs."""
+    """True if a guard can compute the expression before the region runs."""
     return not any(is_instance(part, DrawnValue | GraphNumber) for part in leaves_of(expression))
 
 
 def is_computable_before_graph(expression: Any) -> bool:
-    """Whether the mock can compute the expression before it runs the operator graph."""
+    """True if the mock can compute the expression before it runs the operator graph."""
     return not any(is_instance(part, GraphNumber) for part in leaves_of(expression))
 
 
 def depends_on_tensor(expression: Any) -> bool:
-    """Whether an expression is made of what tensors outside hold, which is likely to differ."""
+    """True if an expression depends on the data of external tensors, which is likely to differ."""
     parts = (part.node.type for part in leaves_of(expression) if is_instance(part, EntryValue))
     return any(issubclass(kind, torch.Tensor) for kind in parts)
 
 
 def needs_python_list(expression: Any) -> bool:
-    """Whether a number is computed of a list behind the operator graph, which so cannot have it."""
+    """True if a number is computed from a list and the operator graph's results: only Python can,
+    after the graph has run, so the graph cannot use it."""
     if not is_instance(expression, Computed) or is_computable_before_graph(expression):
         return False
     return any(
@@ -148,17 +150,17 @@ def needs_python_list(expression: Any) -> bool:
 
 
 def is_drawn(expression: Any) -> bool:
-    """Whether an expression is made of random numbers that the mock draws again."""
+    """True if an expression depends on random numbers that the mock draws again."""
     return any(is_instance(part, DrawnValue) for part in leaves_of(expression))
 
 
 def flag_as_number(flag: bool) -> int:
-    """What a bool counts as in arithmetic."""
+    """The number that a bool is in arithmetic."""
     return int(flag)
 
 
 def flag_as_tensor(flag: bool) -> torch.Tensor:
-    """The condition of an operator that runs one of two graphs: ``bool``, no dimensions."""
+    """The predicate of a conditional operator: ``bool``, no dimensions."""
     return _TRUE if flag else _FALSE
 
 
@@ -166,17 +168,17 @@ _TRUE, _FALSE = (torch.tensor(flag, device="cpu") for flag in (True, False))
 
 
 def choose_branch_value(flag: bool, one: Any, other: Any) -> Any:
-    """What a number is behind the two sides of a branch."""
+    """The value of a number after the two branches of a flag."""
     return one if flag else other
 
 
 def sum_of(*numbers: Any) -> Any:
-    """What ``sum`` makes of a list of these."""
+    """``sum`` of a list of these numbers."""
     return sum(numbers)
 
 
 class Untranslatable(Exception):
-    """A symbolic expression has a part that Python has no exact counterpart for."""
+    """A symbolic expression has a part without an exact counterpart in Python."""
 
 
 def _fold(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,7 +233,9 @@ _TRANSLATION: dict[Any, Callable[..., Any]] = {
 
 
 def from_sympy(expression: Any, symbol: Callable[[sympy.Symbol], Any]) -> Any:
-    """An expression over what ``symbol`` says the symbols stand for; a plain value if it has none.
+    """The expression of a SymPy expression; a plain value if it has no symbols.
+
+    ``symbol`` returns the expression of a symbol.
 
     Raises:
         Untranslatable: a part of it has no exact counterpart in Python.

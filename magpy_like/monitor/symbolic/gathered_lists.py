@@ -1,8 +1,8 @@
-"""Lists of as many tensors as a loop has rounds.
+"""Lists of the operator graph: lists with as many tensors as a loop has iterations.
 
-Once a loop is an operator, a list that its rounds have appended to is one node of the graph. A
-program that looks into it, or asks how long it is in a way that is not recorded, relies on the
-number of rounds of this run. Until then another call may have another number.
+Once a loop is an operator, a list that its iterations append to is one node of the graph. A program
+that inspects it, or reads its length in a way that is not recorded, relies on this run's trip
+count. Until then the trip count may vary between calls.
 """
 
 from __future__ import annotations
@@ -31,42 +31,45 @@ if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
 
 JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
-"""Operators that take such a list as it is."""
+"""Operators that accept such a list."""
 
 
 @dataclass
 class CarriedList:
-    """A list in a round that runs beside the program.
+    """A list in an isolated iteration.
 
-    Of what earlier rounds have put there, a round knows the elements by how far they are from the
-    end: any round finds others at the same distance, which rounds hand on to each other.
+    The iteration knows elements of earlier iterations by their distance from the end: every
+    iteration finds other elements there, which are loop-carried values.
     """
 
     value: list[Any]
     begin: Sequence[Any] = ()
-    """What the program has in it before the loop."""
+    """The elements before the loop."""
     index: int = 0
-    """The lifted number that the round is given."""
+    """The lifted index of the iteration."""
     carried: int = 0
-    """How many of the last elements stand for those of any round."""
+    """How many of the last elements are loop-carried."""
     grows: bool = False
-    """Whether it is known to grow."""
+    """Whether iterations are known to append to it."""
     elements_read: int = 0
-    """How many of them a round has asked for."""
+    """How many of the last elements an iteration has read."""
     grows_with_index: bool = False
-    """Whether it must grow as the index does, for a round looks up what is there by that."""
+    """Whether each iteration must append one element: an iteration reads it by its index."""
     length_is_read: bool = False
-    """Whether a round has asked how long it is."""
+    """Whether an iteration has read its length."""
     is_inspected: bool = False
     allowed = frozenset({list.append, list.extend, len})
-    """What takes it as its first argument without looking into it."""
+    """Functions that accept it as first argument without inspecting it."""
 
     def inspect(self, operators: OperatorGraph) -> None:
         self.is_inspected = True
 
     def read_element(self, key: int, follows_index: bool) -> bool:
-        """A round reads the element at ``key``, which is as much more than the index in any round,
-        or the same number in all of them. Whether it is what ``begin`` has there, in any round."""
+        """An iteration reads the element at ``key``.
+
+        ``follows_index``: the key exceeds the index by the same number in every iteration; else it
+        is a constant. Returns True if the element is that of ``begin`` in every iteration.
+        """
         distance = len(self.begin) - (key if key >= 0 else len(self.value) + key)
         if key >= 0 and not follows_index:
             self.is_inspected |= distance <= 0
@@ -77,11 +80,11 @@ class CarriedList:
 
     @property
     def assumed_constant_length(self) -> bool:
-        """Whether a round was told that it is as long as at first."""
+        """True if an iteration has read the length as a constant."""
         return self.length_is_read and not self.grows
 
     def length(self, context: Context) -> int:
-        """How long it is in any round: lifted, if it grows."""
+        """Its length in any iteration: lifted, if it grows."""
         self.length_is_read = True
         if not self.grows:
             return len(self.value)
@@ -94,51 +97,50 @@ class CarriedList:
 
     @staticmethod
     def takes(rec: Recording, elements: Any) -> bool:
-        """Whether it may be extended by these: by a list or tuple that the round has made."""
+        """True if it may be extended by these: a list or tuple created inside."""
         return type(elements) in (list, tuple) and rec.variables.node(elements) is None
 
 
 @dataclass
 class GraphList:
-    """A list behind its loop."""
+    """A list after its loop, or of the rows of a tensor: one node of the graph."""
 
     value: list[Any]
     node: fx.Node
     count: Any
-    """How many elements there are: a lifted number, or a plain one."""
+    """The number of elements, lifted or plain."""
     twin: torch.Tensor | None
-    """That of any element, if they are alike."""
+    """The twin of every element, if they have the same form."""
     specialize_length: Callable[[], None]
-    """The number of rounds must not vary."""
+    """Turns the number of elements into a constant."""
     elements_are_new: bool = True
-    """Whether the rounds have made all elements. Otherwise it depends on the number of rounds which
-    of them are other variables, too."""
+    """Whether all elements were created inside. Otherwise the trip count decides which elements are
+    other variables, too."""
     has_data_dependent_length: bool = False
-    """Whether data decides how many there are, and so which of them are other variables, too."""
+    """Whether the number of elements depends on data, and so which are other variables, too."""
     substitute: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """What the program has instead of an element, where data decides which other variable it is."""
+    """Returns the program's object for an element, where data decides which variable it is."""
     is_never_empty: bool = True
-    """Whether there is an element, however many rounds there are."""
+    """Whether there is an element for every trip count."""
     outlives_recording: bool = False
-    """Whether the recording ends here, and leaves it as a whole."""
+    """Whether the recording ends here, and the continuation receives the list as a whole."""
     allowed = frozenset(
         {len, *JOINS, list, tuple, sum, functools.reduce, map, zip, enumerate, reversed}
     )
-    """A loop of the graph may go through it for the last six; otherwise they look into it."""
+    """For the last six, a loop of the graph may iterate over it; otherwise they inspect it."""
 
     def __post_init__(self) -> None:
         self._items = [id(item) for item in self.value]
 
     def is_unchanged(self) -> bool:
-        """Whether nobody has changed the list since."""
+        """True if the list has not been changed since."""
         return list(map(id, self.value)) == self._items
 
     def inspect(self, operators: OperatorGraph) -> None:
-        """From here on it is a list like any other.
+        """Make it an ordinary list: its length becomes a constant, its elements nodes.
 
         Raises:
-            Split: data decides how long it is, which cannot be speculated on; or that is beside the
-                program, which has not come there yet.
+            Split: its length depends on data and cannot be speculated on, or the run is isolated.
         """
         if self.outlives_recording:
             return
@@ -155,14 +157,14 @@ class GraphList:
             raise LoopNotMergeable("reads a list whose length is lifted")
 
     def know(self, operators: OperatorGraph, position: int) -> None:
-        """The element at a position is a value of the graph from here on."""
+        """Make the element at a position a node of the graph."""
         item = self.value[position]
         if operators.node_of(item) is None:
             self._check(operators)
             operators.set_node(item, self._element(operators, position))
 
     def element(self, rec: Recording, position: int) -> torch.Tensor:
-        """What the program is to have for the element at a position, where data decides which."""
+        """The program's object for the element at a position, where data decides which it is."""
         assert self.substitute is not None
         found = self.substitute(self.value[position])
         rec.operators.set_node(found, self._element(rec.operators, position))
@@ -178,13 +180,12 @@ class GraphList:
 
 @dataclass
 class LiftedRange:
-    """A range of as many numbers, or what goes through it from its end, on the way to a loop over
-    several things at once."""
+    """A ``range`` with lifted bounds, or its reverse iterator, that ``zip`` will consume."""
 
     value: Any
     bounds: tuple[int, int, int]
     specialize_length: Callable[[], None]
-    """The numbers must not vary."""
+    """Turns the bounds into constants."""
     allowed = frozenset({zip, reversed})
 
     def inspect(self, operators: OperatorGraph) -> None:
@@ -196,7 +197,7 @@ Lists = Mapping[int, CarriedList | GraphList | LiftedRange]
 
 
 def inspected_lists(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Iterator[Any]:
-    """The lists that an instruction may look into: those that it takes off the stack."""
+    """The lists that an instruction may inspect: those among its operands."""
     name, stack = opcode.opname[step.opcode], step.stack
     depth = step.oparg if name in ("BUILD_LIST", "BUILD_TUPLE") else _DEPTHS.get(name, 3)
     taken, function = stack[max(len(stack) - depth, 0) :], None
@@ -211,14 +212,14 @@ def inspected_lists(step: Step, lists: Lists, follows: Callable[[Any], bool]) ->
     elif name == "GET_ITER" and is_instance(lists.get(id(taken[0])), GraphList):
         return  # a loop may begin
     elif name == "STORE_DEREF" and is_instance(lists.get(id(taken[-1])), GraphList):
-        return  # a comprehension may have it
+        return  # a comprehension may read it
     elif name in ("BINARY_SUBSCR", "BINARY_SLICE"):
         found = lists.get(id(taken[0]))
         is_number = name == "BINARY_SUBSCR" and type(taken[1]) is int
         if is_instance(found, GraphList) or (found is not None and is_number):
             return  # it depends on the key
     elif name in _TRUTHS and is_instance(lists.get(id(taken[-1])), CarriedList):
-        return  # the rule knows whether any round finds the same
+        return  # the rule decides if it is the same in every iteration
     elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
         if is_instance(lists.get(id(taken[0])), CarriedList):
             taken = taken[1:]
@@ -231,7 +232,7 @@ def inspected_lists(step: Step, lists: Lists, follows: Callable[[Any], bool]) ->
 _IN_PLACE_ADD = [name for name, _ in opcode._nb_ops].index("NB_INPLACE_ADD")  # type: ignore[attr-defined]
 _TRUTHS = frozenset(name for name in opcode.opmap if "_IF_" in name or name == "UNARY_NOT")
 ENDS = (0, -1)
-"""The elements that there are whatever the number of rounds is."""
+"""The elements that exist for every trip count."""
 _DEPTHS = {
     **dict.fromkeys(
         ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FAST", "IMPORT_NAME",
@@ -243,4 +244,4 @@ _DEPTHS = {
     ),
     **dict.fromkeys(("BINARY_SUBSCR", "BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2),
 }  # fmt: skip
-"""How many operands instructions take, where that is not three."""
+"""Numbers of operands of instructions, where not three."""

@@ -1,4 +1,4 @@
-"""Text that is made of lifted numbers is lifted with them, on its way to a log or a file."""
+"""Text formatted from lifted numbers: it is lifted too, so that logging it adds no guard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def formatted(value: Any, conversion: int, specification: str) -> str:
-    """What FORMAT_VALUE makes of a value."""
+    """The result of FORMAT_VALUE."""
     converted = _CONVERSIONS[conversion](value) if conversion else value
     return format(converted, specification)
 
@@ -15,10 +15,10 @@ _CONVERSIONS = (str, str, repr, ascii)
 
 
 def joined(*texts: str) -> str:
-    """What BUILD_STRING makes of texts."""
+    """The result of BUILD_STRING."""
     return "".join(texts)
 
 
 def percent(form: str, *values: Any) -> str:
-    """What ``%`` makes of a text and several values, or one."""
+    """``form % values`` with one value or several."""
     return form % values

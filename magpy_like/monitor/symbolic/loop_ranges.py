@@ -1,4 +1,4 @@
-"""Heads of loops whose rounds may share one graph: over a range, or over the rows of tensors."""
+"""Iterators of loops that may become operators: ranges, and rows of tensors or lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 Element = Callable[[Any, list[torch.Tensor]], Any]
-"""From a round's index and the rows of tensors to what a loop takes from its iterator."""
+"""From an iteration's index and the rows of tensors to the element of a loop's iterator."""
 
 ROW_ELEMENTS: dict[Any, Element] = {
     iter: lambda index, rows: rows[0],
@@ -31,19 +31,19 @@ ROW_ELEMENTS: dict[Any, Element] = {
     torch.unbind: lambda index, rows: rows[0],
     reversed: lambda index, rows: rows[0],
 }
-"""What a loop is given by the iterators of these."""
+"""Functions that create iterators over rows, and the iterators' elements."""
 LOOP_FUNCTIONS = (range, map, zip, *ROW_ELEMENTS)
 
 
 def index_element(index: Any, rows: list[torch.Tensor]) -> Any:
-    """What it is given by that of a ``range``."""
+    """The element of a ``range``'s iterator."""
     return index
 
 
 def begin_loop(
     context: Context, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether the loop over ``head(*args)`` is one operator of the graph now."""
+    """Try to make the loop over ``head(*args)`` an operator; returns True if it is one now."""
     if context.branching is None or kwargs or not args:
         return False
     if head is range:
@@ -83,7 +83,7 @@ def begin_loop(
 
 
 def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
-    """Those of the ``range`` of these arguments."""
+    """Start, stop and step of ``range(*args)``."""
     if not 0 < len(args) < 4 or any(type(arg) is not int for arg in args):
         return None
     start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
@@ -96,7 +96,7 @@ def _numbered(context: Context, value: Any) -> LiftedRange | None:
 
 
 def _element_of_several(context: Context, args: Sequence[Any]) -> Element:
-    """What the iterator of ``zip(*args)`` gives."""
+    """The element of ``zip(*args)``."""
     numbers = [_numbered(context, arg) for arg in args]
 
     def element(index: Any, rows: list[torch.Tensor]) -> Any:
@@ -124,8 +124,8 @@ def _is_zero(context: Context, number: int) -> bool:
 def record_range(
     context: Context, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
-    """Whether ``head(*args)`` is a range, or goes through one, that only ``zip`` is given: what to
-    do when it is made."""
+    """The completion of a call that creates a lifted range, or its reverse iterator, for ``zip``
+    alone; None for any other call."""
     if (
         context.branching is None
         or context.isolation.branch_run is not None
@@ -163,7 +163,7 @@ def _finish_numbers(context: Context, bounds: tuple[int, int, int], result: Any)
 
 
 def reversed_bounds(context: Context, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
-    """What goes through a range of step 1 from its end."""
+    """The bounds of the reversed range, for one of step 1."""
     start, stop, _ = bounds
     return (
         compute_lifted(context, operator.sub, stop, 1),
@@ -186,7 +186,7 @@ def compute_lifted(context: Context, operation: Callable[..., Any], *operands: A
 
 
 def trip_count(context: Context, bounds: tuple[int, int, int]) -> int:
-    """How many rounds there are, lifted if a bound is."""
+    """The trip count, lifted if a bound is."""
     start, stop, step = bounds
     if start == 0 and step == 1 and not context.lifted.any_lifted((start,)):
         return stop
@@ -203,13 +203,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True)
 class ReversedRows:
-    """A list of the graph, of which a loop is given the last element first."""
+    """A list of the graph, iterated in reverse."""
 
     rows: Any
 
 
 def _has_rows(context: Context, value: Any) -> bool:
-    """Whether a loop may be given the rows of a tensor, or the elements of a list of the graph."""
+    """True if a loop may iterate over a tensor's rows, or a list of the graph."""
     found = context.recording.operators.lists.get(id(value))
     if is_instance(found, GraphList):
         return not found.has_data_dependent_length and found.is_unchanged()
@@ -217,10 +217,10 @@ def _has_rows(context: Context, value: Any) -> bool:
 
 
 def _rows(context: Context, tensor: Any) -> Any:
-    """How many rows there are, lifted if that varies.
+    """The number of rows, lifted if it varies.
 
     Raises:
-        Split: data decides it.
+        Split: it depends on data.
     """
     found = context.recording.operators.lists.get(id(tensor))
     if is_instance(found, GraphList):
@@ -239,7 +239,7 @@ def _smaller(context: Context, one: int, other: int) -> int:
 
 
 def constant_offset(index: fx.Node, node: Any) -> int | None:
-    """The constant that has been added to ``index`` to make ``node``; None if it is no such sum."""
+    """The constant difference of ``node`` and ``index``; None if there is none."""
     if node is index:
         return 0
     if is_instance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:

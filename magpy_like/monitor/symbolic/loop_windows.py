@@ -1,9 +1,10 @@
-"""What rounds of a loop read at a distance from their index: slices of a tensor, as in
-``x[:, t : t + 1]``, and elements of a list of the graph, as in ``rows[t]`` and ``rows[n - 1 - t]``.
+"""Reads at a distance from a loop's index: slices of tensors and elements of lists.
 
-A slice has as many elements as there are, so its sizes depend on where it begins. They do not in a
-loop of which all slices lie inside the tensor: there it is ``torch.narrow``. Elements must be there
-in all rounds, too.
+Examples are ``x[:, t : t + 1]`` of a tensor, ``rows[t]`` and ``rows[n - 1 - t]`` of a graph list.
+
+The size of a slice depends on its start if it exceeds the tensor. In a loop whose slices all lie
+inside the tensor it is constant: there a slice is recorded as ``torch.narrow``. Elements must exist
+in all iterations, too.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """Places of a dimension or list, of which there are ``size``: those from ``begin`` up to, but
-    without, ``end``, as far behind ``times`` the index of a round."""
+    """The indices that an iteration reads of a dimension or list of length ``size``.
+
+    They range from ``begin`` up to, but without, ``end``, each added to ``times`` the loop's index.
+    """
 
     size: Any
     begin: Any
@@ -47,17 +50,17 @@ class Window:
 
 @dataclass
 class IndexedReads:
-    """What a round reads by its ``index``."""
+    """The reads of an iteration by its ``index``."""
 
     index: fx.Node
     windows: list[Window] = field(default_factory=list)
     elements: bool = False
-    """Whether it is given elements of lists."""
+    """Whether it reads elements of lists."""
 
 
 def record_narrow(context: Context, token: Any) -> None:
-    """Have what reads a slice of a tensor recorded as one of a constant number of elements, should
-    it be such a one; the round is told."""
+    """Record the read of a slice as ``torch.narrow`` if an iteration reads a constant number of
+    elements; note it in the iteration's reads."""
     reads = context.isolation.branch_run.reads if context.isolation.branch_run is not None else None
     if reads is None or token is None:
         return
@@ -92,7 +95,7 @@ def record_narrow(context: Context, token: Any) -> None:
 
 
 def read_indexed_element(context: Context, given: GraphList, key: int) -> Token | None:
-    """The element of a list of the graph at ``key``, should a round read it: the round is told."""
+    """The completion of an iteration's read of a graph list at ``key``; None outside of loops."""
     reads, size = (
         context.isolation.branch_run.reads if context.isolation.branch_run is not None else None,
         len(given.value),
@@ -121,8 +124,8 @@ def _finish_take(
 
 
 def _place(context: Context, index: fx.Node, number: int) -> tuple[Any, Any]:
-    """What ``number`` is in any round: as far behind so many times its ``index``, where the
-    distance is known before the loop; None twice if it is no such number."""
+    """``number`` as a linear function of the index: the factor, and the offset, which is known
+    before the loop; None twice if it is not linear."""
     return _linear(context, index, context.lifted.expression(number) or number) or (None, None)
 
 
@@ -153,7 +156,7 @@ _SUMS = {
 
 
 def _computed(context: Context, operation: Any, left: Any, right: Any) -> Any:
-    """A sum or difference, of which nothing is recorded where it is the first operand."""
+    """A sum or difference; adding the constant 0 records nothing."""
     return (
         left
         if type(right) is int and right == 0 and not context.lifted.any_lifted((right,))

@@ -1,5 +1,5 @@
-"""The least value of a number of the graph, such as the index of a loop's rounds: some questions
-about the number have one answer for whatever it is."""
+"""Lower bounds of numbers of the graph, such as a loop's index: they decide some conditions on the
+number for every value."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ MIRRORED: dict[Any, Callable[[Any, Any], Any]] = {
     operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt,
     operator.ge: operator.le, operator.eq: operator.eq, operator.ne: operator.ne,
 }  # fmt: skip
-"""Comparisons, and those that ask the same with the operands in the other order."""
+"""Comparisons, and their equivalents with exchanged operands."""
 
 
 class LowerBounds:
-    """Those that are known."""
+    """The known lower bounds of one run."""
 
     def __init__(self) -> None:
         self._least: dict[Expression, int] = {}
         self._later: dict[Expression, int] = {}
 
     def note(self, number: Expression, least: int, later: int | None = None) -> None:
-        """A number is ``least`` or more; ``later`` is the least from the second round of a loop on,
-        of which the first round may go its own way."""
+        """A number is ``least`` or more; from a loop's second iteration on it is ``later`` or more.
+
+        The first iteration may take a path of its own."""
         self._least[number] = least
         if later is not None:
             self._later[number] = later
 
     def bound(self, part: Any) -> Any:
-        """That of a number or an expression; None where it is not known."""
+        """The lower bound of a number or an expression; None if it is not known."""
         return part if type(part) in (int, float) else self._least.get(part)
 
     def is_decided(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
-        """Whether a question has one answer for all values from the least one up."""
+        """True if a condition has one truth value for all numbers within the bounds."""
         return _have_one_answer(question, parts, self._least)
 
     def is_decided_after_first(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
-        """The same from the second round on."""
+        """The same from the second iteration on."""
         return _have_one_answer(question, parts, self._later)
 
 
@@ -56,6 +57,6 @@ def _have_one_answer(
         return least > 0
     if len(parts) != 2 or question not in MIRRORED or type(parts[1]) not in (int, float):
         return False
-    # Between the ends only "equal" may have another answer, and there at one value.
+    # Between the ends only equality may have another truth value, at one number.
     same = question(least, parts[1]) == question(math.inf, parts[1])
     return bool(same and (question not in (operator.eq, operator.ne) or parts[1] < least))

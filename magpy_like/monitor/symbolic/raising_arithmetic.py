@@ -1,7 +1,7 @@
-"""Which arithmetic may raise an exception for other numbers of the same types.
+"""Arithmetic that may raise an exception for other numbers of the same types.
 
-A program may catch it, or end with it: so a mock does such arithmetic before it has any effect,
-whether or not it has a use for the result, and the program runs as it is written when it raises.
+The program may catch the exception or end with it. So a mock does such arithmetic before it has any
+effect, whether or not it uses the result; if it raises, the program runs as it is written.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NEVER = {
     math.isnan, math.isinf, math.isfinite, math.isclose, math.copysign, math.fabs, math.degrees,
     math.radians, math.atan, math.atan2, math.asinh, math.tanh, math.erf, math.erfc, math.hypot,
 }  # fmt: skip
-"""What never raises for numbers of one type."""
+"""Functions that never raise for numbers of one type."""
 _OF_FLOATS = frozenset(filter(callable, vars(math).values()))
-"""What makes a ``float`` of an integer first."""
+"""Functions that convert an integer to ``float`` first."""
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
 _SHIFTS = {operator.lshift, operator.rshift}
 _ROUNDS = {int, round, math.floor, math.ceil}
@@ -44,10 +44,10 @@ def may_raise(
     parts: tuple[Any, ...],
     least: Callable[[Any], Any],
 ) -> bool:
-    """Whether ``operation`` may raise for some numbers of the types of ``operands``.
+    """True if ``operation`` may raise for some numbers of the types of ``operands``.
 
-    ``parts`` are the operands with expressions for those that may be others; ``least`` gives the
-    least value of one, None where that is not known.
+    ``parts`` are the operands, with expressions for lifted ones; ``least`` returns the lower bound
+    of one, None if it is not known.
     """
     if is_instance(operation, LiftedCall):
         return True
@@ -74,7 +74,7 @@ def may_raise(
 
 
 def _may_be_huge(value: Any, part: Any) -> bool:
-    """Whether a number may be an integer that no ``float`` can be, and no text is made of."""
+    """True if a number may be an integer too large for ``float`` and for conversion to text."""
     return type(value) is int and any(
         is_instance(leaf, EntryValue | DrawnValue) for leaf in leaves_of(part)
     )
@@ -87,5 +87,5 @@ def _power_may_raise(
     if len(parts) > 2 or exponent is None or exponent < 0:
         return True
     if type(operands[0]) is type(operands[1]) is int:
-        return parts[1] is not operands[1]  # its size is the exponent's
+        return parts[1] is not operands[1]  # its size depends on the exponent
     return not (parts[0] is operands[0] and 0 < operands[0] <= 1)

@@ -1,8 +1,7 @@
-"""Pure native calls that are given lifted numbers: the mock makes them again.
+"""Pure native calls with lifted numbers as arguments: the mock repeats them.
 
-Whatever native code makes of numbers and text without an effect, it makes again of others. Its
-result is lifted when it is a number, text, or a tuple of those; where it is a truth or nothing, it
-is what the program goes on by, whatever the numbers are.
+Native code without effects computes the result again for other numbers and text. A number, text, or
+a tuple of those is lifted; a bool or ``None`` becomes a guard on the result, not on the numbers.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from magpy_like.native.instance_checks import is_instance
 
 
 class ResultTypeChanged(TypeError):
-    """A function has made something of another type of other numbers."""
+    """A function returned another type for other numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class LiftedCall:
-    """A call as a function of the numbers among its arguments that may be others.
+    """A call as a function of its lifted arguments.
 
-    ``args`` and ``kwargs`` have ``LIFTED`` where those belong, in the order of the program's text.
-    ``kind`` is the type that the result must have; None where types of arguments decide it.
+    ``args`` and ``kwargs`` have ``LIFTED`` in place of those, in the call's order. ``kind`` is the
+    required type of the result; None if the arguments' types determine it.
     """
 
     operation: Callable[..., Any]
@@ -58,8 +57,8 @@ class LiftedCall:
 
 @dataclass(frozen=True, eq=False)
 class RaisingNumpyFunction:
-    """A function of NumPy's that raises where it would warn, at a place that a mock does not have:
-    the program is to do that itself."""
+    """A NumPy function that raises where it would warn: a warning names a line of the program, so
+    the program must issue it itself."""
 
     operation: Callable[..., Any]
 
@@ -76,10 +75,10 @@ class RaisingNumpyFunction:
 _STRICT: dict[str, Any] = dict.fromkeys(("warn", "call", "print", "log"), "raise") | {
     "ignore": "ignore", "raise": "raise",
 }  # fmt: skip
-"""What is done about an error in the place of what a program has said."""
+"""The handling of a floating-point error, by the program's setting."""
 
 LIFTED = object()
-"""Stands for a number that is given to a function of several."""
+"""Placeholder of a lifted argument."""
 
 
 def _filled(form: Any, given: Iterator[Any]) -> Any:
@@ -93,7 +92,7 @@ def _filled(form: Any, given: Iterator[Any]) -> Any:
 
 
 Function = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function, and the numbers and text that it is given."""
+"""A function, and its lifted arguments."""
 
 
 def as_lifted_call(
@@ -103,9 +102,11 @@ def as_lifted_call(
     kwargs: Mapping[str, Any],
     lifted: Callable[[Any], bool],
 ) -> Function | None:
-    """A call as a function of what is ``lifted`` of its arguments, such as numbers; None for one
-    that is not known to do nothing but compute with numbers, text and containers of them, or is
-    given nothing that is lifted."""
+    """A call as a function of its lifted arguments.
+
+    None if no argument is lifted, or the call is not known to do no more than compute with numbers,
+    text and containers of them. ``lifted`` is true for lifted values.
+    """
     if not _only_computes(annotation, operation):
         return None
     if operation in (max, min) and len(args) == 1 and type(args[0]) in (list, tuple) and args[0]:
@@ -116,7 +117,7 @@ def as_lifted_call(
             return None
         if found and annotation.input(position).value_read is not ValueRead.ALL:
             return None
-    in_one = kwargs or not all(map(_is_leaf, args))  # which of several it is can be asked
+    in_one = kwargs or not all(map(_is_leaf, args))  # a selection is guarded
     if operation in _COMPARE and in_one and len({type(leaf) for leaf in _leaves_of(args)}) > 1:
         return None
     return lifted_call(operation, args, kwargs, lifted)
@@ -128,7 +129,7 @@ def lifted_call(
     kwargs: Mapping[str, Any],
     lifted: Callable[[Any], bool],
 ) -> Function | None:
-    """The same for an operation that is known to compute, and no more."""
+    """The same for an operation known to do no more than compute."""
     found: list[Any] = []
     if not _collect([*args, *kwargs.values()], lifted, found) or not found:
         return None
@@ -142,7 +143,7 @@ def lifted_call(
 
 
 def with_result_type(operation: Callable[..., Any], numbers: tuple[Any, ...], result: Any) -> Any:
-    """``operation``, or one of results that have the type that ``result``, for ``numbers``, has."""
+    """``operation``, restricted to results of the type of ``result``."""
     if has_determined_type(operation):
         return operation
     if is_instance(operation, LiftedCall):
@@ -161,9 +162,9 @@ def _only_computes(annotation: Annotation, operation: Any) -> bool:
     ):
         return False
     if is_instance(operation, type) and issubclass(operation, tuple):
-        return False  # it has its elements as they are, such as torch.Size
+        return False  # such as torch.Size: it keeps its elements
     if is_instance(operation, NUMPY_FUNCTIONS):
-        return True  # what it may change is an array, and no number
+        return True  # it may change arrays, but no number
     inputs = (annotation.default_input, *annotation.inputs.values())
     return not any(given.in_place for given in inputs)
 
@@ -180,14 +181,14 @@ _OF_PYTHON = ("builtins", "_operator", "math")
 
 
 def is_python_function(operation: Any) -> bool:
-    """Whether a native operation is one of Python's own."""
+    """True for functions of ``builtins``, ``operator`` and ``math``."""
     owner = getattr(operation, "__objclass__", operation)
     return getattr(owner, "__module__", "") in _OF_PYTHON
 
 
 def has_determined_type(operation: Any) -> bool:
-    """Whether the types of what a function is given decide that of its result. Powers are looked
-    after elsewhere."""
+    """True if the types of the arguments determine the type of the result. Powers are handled
+    elsewhere."""
     if is_instance(operation, LiftedCall):
         operation = operation.operation
     if getattr(operation, "__name__", "") in ("__pow__", "__rpow__", "getitem"):
@@ -196,7 +197,7 @@ def has_determined_type(operation: Any) -> bool:
 
 
 _COMPARE = (max, min, sorted)
-"""Functions that give numbers they are given, of their types."""
+"""Functions that return some of their arguments."""
 
 
 def _leaves_of(value: Any) -> Iterator[Any]:
@@ -215,7 +216,7 @@ _LEAVES = frozenset({int, float, bool, complex, str, bytes, range, type(None)})
 
 
 def _collect(value: Any, lifted: Callable[[Any], bool], found: list[Any]) -> bool:
-    """Whether a value is of nothing but leaves; ``found`` gets those that are lifted."""
+    """True if a value consists of leaves only; appends the lifted ones to ``found``."""
     if _is_leaf(value):
         if is_liftable(value) and lifted(value):
             found.append(value)
@@ -242,10 +243,10 @@ def _form(value: Any, lifted: Callable[[Any], bool]) -> Any:
 
 
 def is_number_sequence(operation: Callable[..., Any], result: Any) -> bool:
-    """Whether a result is a tuple or list of as many numbers of the same types at every call."""
+    """True if a result is a tuple or list of the same number and types of numbers at every call."""
     several = type(result) in (tuple, list) and bool(result) and all(map(is_number, result))
     return several and has_determined_type(operation)
 
 
 GUARDED_RESULTS = frozenset({bool, np.bool_, type(None), str, bytes, type(NotImplemented)})
-"""Types of results that are compared by value, and are the same for many numbers."""
+"""Types of results that become guards: compared by value, and equal for many numbers."""

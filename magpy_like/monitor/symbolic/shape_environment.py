@@ -1,8 +1,8 @@
-"""A shape environment whose guards are what results depend on.
+"""Shape environment without guards on the choice of a convolution algorithm.
 
-Before torch knows what memory format a convolution gives, it chooses the algorithm: oneDNN, or for
-small filters and less than 16 images ATen's own. On the CPU both give the same format, by the same
-rule. A guard there would cut what one record can serve in two.
+To know the memory format of a convolution's result, torch chooses the algorithm: oneDNN, or ATen's
+own for small filters and less than 16 images. On the CPU both return the same format, by the same
+rule. A guard there would split one record's calls in two.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, SymNode
 from magpy_like.torch_compat.fake_tensors import META_KERNELS_MODULE
 
 _MANY_IMAGES = 16
-"""From so many on, torch takes oneDNN for filters of any size, whatever the number of threads."""
+"""From this batch size on, torch chooses oneDNN for filters of any size and any thread count."""
 
 
 class Sizes(ShapeEnv):
-    """``ShapeEnv`` without guards on which of two equivalent algorithms convolves."""
+    """``ShapeEnv`` without guards that choose between two equivalent convolution algorithms."""
 
     def evaluate_sym_node(self, sym_node: SymNode, *args: Any, **kwargs: Any) -> sympy.Basic:
         if _only_chooses_an_algorithm(sym_node.expr):
@@ -32,12 +32,12 @@ class Sizes(ShapeEnv):
 
 
 def _only_chooses_an_algorithm(expression: Any) -> bool:
-    """Whether a relation is asked to choose how to convolve on a CPU."""
+    """True if torch evaluates a relation to choose a convolution algorithm on the CPU."""
     if not isinstance(expression, sympy.core.relational.Relational):
         return False
     if _MANY_IMAGES not in expression.args or not torch.backends.mkldnn.enabled:
         return False
-    if not torch.backends.mkldnn.is_available():  # then NNPACK, whose results lie otherwise
+    if not torch.backends.mkldnn.is_available():  # then NNPACK, whose results have another layout
         return False
     caller = _caller()
     if caller.f_globals["__name__"] != META_KERNELS_MODULE:
@@ -53,7 +53,7 @@ def _only_chooses_an_algorithm(expression: Any) -> bool:
 
 
 def _caller() -> types.FrameType:
-    """Who asks, outside of torch's symbolic numbers."""
+    """The frame that evaluates the relation, outside of torch's symbolic numbers."""
     frame: Any = sys._getframe(2)
     while frame.f_globals.get("__name__", "").startswith(("torch.fx.experimental.", __name__)):
         frame = frame.f_back

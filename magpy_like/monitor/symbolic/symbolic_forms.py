@@ -1,7 +1,7 @@
-"""Operators that torch writes with sizes as plain numbers, written with operators that do not.
+"""Symbolic forms of operators that torch implements with sizes as plain numbers.
 
-Where sizes vary, such an operator would fix them: at its symbolic run, and again when a backend
-traces the graph.
+Where sizes vary, such an operator would specialize them: in the symbolic run, and again when a
+backend traces the graph.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def setitem(tensor: Tensor, key: Any, value: Any) -> None:
 
 
 def _select(tensor: Tensor, key: Any) -> tuple[Tensor, tuple[Any, ...]]:
-    """What the numbers in a key select, and the rest of the key."""
+    """The view that the numbers in a key select, and the rest of the key."""
     parts = key if is_instance(key, tuple) else (key,)
     unnamed = tensor.dim() - sum(part is not None and part is not ... for part in parts)
     rest: list[Any] = []
@@ -61,7 +61,7 @@ def _select(tensor: Tensor, key: Any) -> tuple[Tensor, tuple[Any, ...]]:
 
 
 def is_basic_key(key: Any) -> bool:
-    """Whether a key of numbers, slices and the like selects a view."""
+    """True if a key of numbers, slices, ``None`` and ``...`` selects a view."""
     parts = key if type(key) is tuple else (key,)
     return all(
         part is None or part is ... or type(part) in (int, slice) or is_instance(part, np.integer)

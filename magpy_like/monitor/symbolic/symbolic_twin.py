@@ -1,10 +1,9 @@
-"""The symbolic twin of a monitor run: each operator runs a second time, on sizes that may vary.
+"""The symbolic twin of a monitor run: each operator also runs on symbolic sizes.
 
-While a record has dynamic dimensions, every node of the operator graph has a *twin* beside the real
-result: a fake tensor whose sizes are expressions of one ``ShapeEnv``, or a ``torch.SymInt``. What
-the program and torch's operators ask of those becomes guards of the ``ShapeEnv``. Where an operator
-has no symbolic counterpart, the sizes that it looked at are fixed instead (section 6 of the design;
-the PyTorch 2 paper, section 3.6).
+While a record has dynamic dimensions, every node of the operator graph has a *twin*: a fake tensor
+whose sizes are expressions of one ``ShapeEnv``, or a ``torch.SymInt``. Conditions that the program
+and torch's operators evaluate on twins become guards of the ``ShapeEnv``. Where an operator has no
+symbolic counterpart, its sizes are specialized instead (PyTorch 2, section 3.6).
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _ask_for_devices() -> None:
-    """Let torch find out, in a thread that never ends, that there is no CUDA device.
+    """Let torch detect, in a thread that never ends, that there is no CUDA device.
 
-    It keeps what stands in for one with the thread that asks first; torch 2.11 crashes when that
-    thread has ended.
+    It ties the replacement of a device to the thread that queries first; torch 2.11 crashes when
+    that thread has ended.
     """
 
     def ask() -> None:
@@ -83,7 +82,7 @@ _NATIVE = (types.BuiltinFunctionType, types.MethodDescriptorType, OpOverload)
 
 
 class _OnTwins(TorchDispatchMode):
-    """Operators run on twins alone: one that is given no fake tensor would run, and write."""
+    """Replaces all tensors by twins: an operator without fake arguments would run, and write."""
 
     def __init__(self, fixed: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -109,7 +108,7 @@ class _OnTwins(TorchDispatchMode):
 
 
 class SymbolicTwin:
-    """Fake tensors and symbolic numbers of one run, and the guards that they gather."""
+    """The fake tensors and symbolic numbers of one run, and their guards."""
 
     def __init__(
         self,
@@ -117,30 +116,33 @@ class SymbolicTwin:
         account: Callable[[], None] = lambda: None,
         locate: Callable[[], str] = lambda: "",
     ) -> None:
-        """``size_in_graph(node, dim)`` makes a graph node for a size of an operator's result;
-        ``account()`` is called when operators have run that are none of the program's, and
-        ``locate()`` says where the program is."""
+        """
+        Args:
+            size_in_graph: adds a graph node for one size of a node's result.
+            account: called after operators have run that are not the program's.
+            locate: returns the program's position.
+        """
         self.env = Sizes(assume_static_by_default=False, duck_shape=False, specialize_zero_one=True)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.sources: dict[sympy.Symbol, Any] = {}
-        """What each symbol stands for: a number outside, or one of the operator graph."""
+        """The expression of each symbol; for sizes that depend on data, a node and a dimension."""
         self.numbers: dict[Any, Any] = {}
-        """Symbolic numbers of what is known at entry, by expression."""
+        """Symbolic numbers, by the expression of their value."""
         self.inputs: dict[int, torch.Tensor] = {}
-        """Twins of tensors from outside with dynamic dimensions, by the id of their node."""
+        """Twins of external tensors with dynamic dimensions, by the id of their ShadowNode."""
         self.checks: dict[int, TensorCheck] = {}
         self.inner_dims: dict[int, tuple[int, ...]] = {}
-        """For each of their dimensions, see :func:`inner_dimensions`."""
+        """For each of their dimensions, the next inner one: see :func:`inner_dimensions`."""
         self._layouts: dict[int, tuple[list[Any], list[Any]]] = {}
-        """Sizes and strides of these."""
+        """Their symbolic sizes and strides."""
         self._size_in_graph, self.account, self.locate = size_in_graph, account, locate
         self.guard_locations: dict[int, str] = {}
-        """Where the program was when a guard came up, by the guard's position."""
+        """The program's position at each guard, by the guard's index."""
 
-    # --- what comes from outside -----------------------------------------------------------------
+    # --- external values -------------------------------------------------------------------------
 
     def add_number(self, source: Any, value: Any, *, size: bool) -> Any:
-        """A symbolic number for one outside; 0 and 1 are sizes like no others."""
+        """A symbolic number for an external one; as a ``size`` it is not 0 or 1."""
         origin = SymbolName(f"number_{len(self.sources)}")
         if is_instance(value, float):
             symbol = self.env.create_unspecified_symbol(value, origin, DimDynamic.DYNAMIC)
@@ -160,7 +162,7 @@ class SymbolicTwin:
         return number
 
     def add_unbacked_number(self, source: Any, value: Any) -> Any:
-        """A symbolic number for one that no guard knows: nothing may be relied on of it."""
+        """An unbacked symbolic number, for one that no guard can check."""
         if is_instance(value, float):
             self.numbers[source] = self.env.create_unbacked_symfloat()
         else:
@@ -172,9 +174,9 @@ class SymbolicTwin:
     def add_tensor(
         self, node: ShadowNode, tensor: torch.Tensor, dims: Collection[int]
     ) -> TensorCheck | None:
-        """Give a tensor from outside a twin, of which ``dims`` may vary; returns its guard.
+        """Create the twin of an external tensor whose ``dims`` are dynamic; returns its guard.
 
-        None when no dimension can: sizes 0 and 1 are what they are.
+        None if no dimension may: sizes 0 and 1 are specialized.
         """
         if not is_ordinary(tensor) or not any(tensor.shape[i] > 1 for i in dims):
             return None
@@ -203,16 +205,16 @@ class SymbolicTwin:
             )
 
     def has_dynamic_sizes(self, shadow_id: int) -> bool:
-        """Whether a tensor from outside may have other sizes."""
+        """True if an external tensor may have other sizes at the next call."""
         sizes, _ = self._layouts.get(shadow_id, ((), ()))
         return any(map(self.is_dynamic, sizes))
 
     def is_dynamic(self, size: Any) -> bool:
-        """Whether a size may be another one at the next call."""
+        """True if a size may differ at the next call."""
         return is_instance(size, torch.SymInt) and not self.env.replace(size.node.expr).is_number
 
     def example_input(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor like the one outside when the region was entered."""
+        """A fake tensor like the external one when the region was entered."""
         return (
             self._make(shadow_id, tensor)
             if self.has_dynamic_sizes(shadow_id)
@@ -220,12 +222,12 @@ class SymbolicTwin:
         )
 
     def static_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A twin whose sizes are those of the tensor."""
+        """A twin with constant sizes."""
         with self._unobserved(), torch.inference_mode(False):
             return self.mode.from_tensor(tensor, static_shapes=True)
 
     def add_placeholder(self, node: fx.Node, tensor: torch.Tensor, shadow_id: int) -> None:
-        """A placeholder's twin."""
+        """Set the twin of a placeholder."""
         twin = self.inputs.get(shadow_id)
         if twin is None:
             try:
@@ -244,13 +246,20 @@ class SymbolicTwin:
         repeatable: bool = True,
         of_data: bool = False,
     ) -> bool:
-        """Run a node of the graph on twins; whether its twin is known now.
+        """Run a node of the graph on twins; returns True if its twin is known now.
 
-        Where torch cannot, or finds other sizes than the real run, the sizes that went in are
-        fixed, and so are those that came out, unless they depend on data as well.
+        Where torch cannot, or computes other sizes than the real run, the sizes of arguments and
+        results are specialized, unless they depend on data.
+
+        Args:
+            node: the node.
+            constants: the values of ``get_attr`` nodes.
+            result: the result of the real run.
+            repeatable: whether a second call does no more than to compute.
+            of_data: whether the result's sizes depend on data.
         """
         if node.target in SETTERS:
-            return True  # the program has switched the modes already
+            return True  # the program has already switched the modes
         try:
             if node.op == "get_attr":
                 value = constants[str(node.target)]
@@ -282,7 +291,7 @@ class SymbolicTwin:
         return True
 
     def _outer_tensors_as_twins(self, node: fx.Node) -> contextlib.AbstractContextManager[Any]:
-        """Around a node: tensors that the code of a function knows by itself have twins, too."""
+        """A context that replaces tensors in a Python function's closure or globals by twins."""
         known = node.op == "call_method" or is_instance(node.target, _NATIVE)
         return contextlib.nullcontext() if known else _OnTwins(self.static_fake)
 
@@ -296,8 +305,10 @@ class SymbolicTwin:
         kwargs: Any,
         result: torch.Tensor,
     ) -> bool:
-        """The same for an operator that joins ``count`` tensors like ``element`` along a dimension;
-        whether its twin is known now."""
+        """The same for an operator that joins ``count`` tensors like ``element`` along a dimension.
+
+        Returns True if its twin is known now.
+        """
         if element is None or not is_instance(count, int | torch.SymInt):
             return False
         try:
@@ -317,7 +328,7 @@ class SymbolicTwin:
         return True
 
     def apply(self, function: Callable[[Any], Any], twin: Any) -> Any:
-        """What a function gives for a twin, of which no size is asked."""
+        """Apply a function that queries no size to a twin."""
         with self._unobserved():
             return function(twin)
 
@@ -349,7 +360,7 @@ class SymbolicTwin:
             raise ValueError("an operator gives other sizes than its symbolic run")
 
     def note_sources(self, node: fx.Node, twin: Any) -> None:
-        """Sizes and numbers that depend on data are known when the graph runs."""
+        """Note the symbols of sizes and numbers that depend on data: the graph computes them."""
         if is_instance(twin, torch.Tensor):
             for dim, size in enumerate(twin.shape):
                 symbol = _new_symbol(size)
@@ -362,25 +373,25 @@ class SymbolicTwin:
 
     @contextlib.contextmanager
     def _unobserved(self) -> Iterator[None]:
-        """What runs on twins must leave no trace in the program's own run.
+        """Run operators on twins without a trace in the program's own run.
 
-        Nothing is drawn on fake tensors. To put generators back would rewind other threads' too.
+        Fake tensors draw no random numbers. Resetting generators would affect other threads.
         """
         try:
             with self.mode, enable_python_dispatcher():
                 yield
         finally:
-            self.env.pending_fresh_unbacked_symbols.clear()  # they are found in the results
+            self.env.pending_fresh_unbacked_symbols.clear()  # they are read from the results
             self.note_location()
             self.account()
 
-    # --- questions -------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------
 
     def expression(self, number: Any) -> Any:
-        """What a symbolic number is made of; a plain number when it cannot vary.
+        """The expression of a symbolic number; a plain number if it cannot vary.
 
         Raises:
-            Untranslatable: it has parts that Python cannot compute.
+            Untranslatable: Python cannot compute a part of it.
         """
         return from_sympy(self.env.simplify(number.node.expr), self.source_of)
 
@@ -393,7 +404,7 @@ class SymbolicTwin:
         return found
 
     def specialize(self, value: Any) -> bool:
-        """All sizes and numbers in ``value`` must not vary; False when data decides some."""
+        """Turn all sizes and numbers in ``value`` into constants; False if one depends on data."""
         for number in _numbers_in(value):
             try:
                 int(number) if is_instance(number, torch.SymInt) else float(number)
@@ -403,21 +414,21 @@ class SymbolicTwin:
         return True
 
     def note_location(self) -> None:
-        """Remember where the program is, if it has just relied on something new."""
+        """Store the program's position if a guard has just been added."""
         if len(self.env.guards) > len(self.guard_locations):
             where = self.locate()
             for i in range(len(self.guard_locations), len(self.env.guards)):
                 self.guard_locations[i] = where
 
     def specialization_location(self, symbol: sympy.Symbol) -> str:
-        """Where the program first relied on a number being what it is; empty when not known."""
+        """The position at which the program specialized a number; empty if not known."""
         for i, guard in enumerate(self.env.guards):
             if symbol in guard.expr.free_symbols and is_instance(guard.expr, sympy.Eq):
                 return self.guard_locations.get(i, "")
         return ""
 
     def only_value(self, symbol: sympy.Symbol) -> int | None:
-        """The only value that a symbol may have, or None."""
+        """The constant that a symbol was specialized to, or None."""
         known = self.env.replace(symbol)
         return int(known) if is_instance(known, sympy.Integer) else None
 
@@ -427,11 +438,11 @@ _DATA_DECIDES = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
-"""What torch raises where only data could tell."""
+"""Exceptions that torch raises where a result depends on data."""
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than its sizes, strides, dtype and device."""
+    """True if sizes, strides, dtype and device describe a tensor completely."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
@@ -446,7 +457,7 @@ def _inner_first(tensor: torch.Tensor) -> list[int]:
 
 
 def inner_dimensions(tensor: torch.Tensor) -> list[int]:
-    """For each dimension the next inner one, where the stride is its size times its stride."""
+    """For each dimension the next inner one whose size times stride is its stride, or -1."""
     order = _inner_first(tensor)
     inner = [-1] * tensor.dim()
     for a, b in itertools.pairwise(order):
@@ -456,14 +467,14 @@ def inner_dimensions(tensor: torch.Tensor) -> list[int]:
 
 
 def hint(number: Any) -> Any:
-    """The value that a symbolic number had in the real run; None when data decides it."""
+    """The value of a symbolic number in the real run; None if it depends on data."""
     if not is_instance(number, SYMBOLIC):
         return number
     return number.node.hint if number.node.has_hint() else None
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two sizes are the same number or expression."""
+    """True if two sizes are the same number or expression."""
     if is_instance(one, int) and is_instance(other, int):
         return one == other
     return is_instance(one, torch.SymInt) and is_instance(other, torch.SymInt) and (
@@ -484,8 +495,8 @@ def _new_symbol(number: Any) -> sympy.Symbol | None:
 
 
 def has_dynamic_form(tensor: torch.Tensor) -> bool:
-    """Whether the form of a twin is not the same in all calls: its sizes, or, of a row of a larger
-    tensor, its strides alone."""
+    """True if a twin's sizes or strides are symbolic. Those of a row of a larger tensor can have
+    symbolic strides alone."""
     return any(True for _ in _numbers_in(tensor))
 
 

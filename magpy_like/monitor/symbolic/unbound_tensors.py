@@ -1,8 +1,8 @@
-"""Tensors that the program takes apart into rows, as many as a size says that varies.
+"""Tensors unbound into rows along a dimension whose size varies.
 
-What ``x.unbind(1)``, ``x.split(1)`` or ``x.chunk(len(x))`` gives is one list of the graph then, of
-which a loop goes through the elements, or that an operator joins again. Whoever looks at it in
-another way relies on the size.
+The result of ``x.unbind(1)``, ``x.split(1)`` or ``x.chunk(len(x))`` is one list of the graph, over
+which a loop may iterate and which an operator may join again. Any other inspection specializes the
+size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def unbind_into_list(
     context: Context, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> bool:
-    """Whether ``result`` is a list of the graph now."""
+    """Try to make ``result`` a list of the graph; returns True if it is one now."""
     name, rec = getattr(operation, "__name__", ""), context.recording
     if name not in _NAMES or kwargs.keys() - {"dim"} or context.isolation.branch_run is not None:
         return False
@@ -81,7 +81,8 @@ def _is_size(context: Context, number: int, size: torch.SymInt) -> bool:
 
 
 def slice_list(context: Context, given: GraphList, key: slice) -> Token | None:
-    """``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if that is one again."""
+    """The completion of ``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if the
+    result is one too; else None."""
     ends = key.start, key.stop, key.step
     plain = all(
         type(end) in (int, types.NoneType) for end in ends
@@ -101,7 +102,7 @@ def slice_list(context: Context, given: GraphList, key: slice) -> Token | None:
         or context.isolation.branch_run is not None
     ):
         return None
-    fewest = sum(left_out) + 1  # none at all is told from others by more than its length
+    fewest = sum(left_out) + 1  # an empty list differs in more than its length
     if len(given.value) < fewest:
         return None
     context.lifted.guards.require_truth(operator.ge, (given.count, fewest))
@@ -116,13 +117,13 @@ _BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
 
 
 def _turned(context: Context, given: GraphList, result: Any) -> None:
-    """``result`` has the elements of a list of the graph, the last one first."""
+    """Register ``result``, a reversed list of the graph."""
     operators = context.recording.operators
     _derived(context, given, operators.add_reversed(given.node), given.count, result)
 
 
 def _finish_first(context: Context, _: None, result: Any) -> None:
-    """A list of one tensor is like any other."""
+    """A list of one tensor is an ordinary list."""
 
 
 def _finish_slice(context: Context, taken: tuple[GraphList, slice, Any], result: Any) -> None:
@@ -133,7 +134,7 @@ def _finish_slice(context: Context, taken: tuple[GraphList, slice, Any], result:
 
 
 def finish_copy(context: Context, made: tuple[GraphList, type], result: Any) -> None:
-    """``result`` is a list or tuple of the elements of a list of the graph."""
+    """Register ``result``, a list or tuple of the elements of a list of the graph."""
     given, kind = made
     node = context.recording.operators.graph.call_function(kind, (given.node,))
     node.meta[LIST] = True

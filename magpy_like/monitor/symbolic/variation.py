@@ -1,4 +1,4 @@
-"""What may differ at later calls, so that a monitor run must not take it for what it is."""
+"""Variation between calls: the values that a monitor run must not turn into constants."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from magpy_like.annotation.schema import RelationKind
 from magpy_like.refgraph import Relation
 
 Path = tuple[Relation, ...]
-"""A way from the arguments, or from an object that is the same at every call, to a variable."""
+"""An access path to a variable, from the arguments or an object that is the same at every call."""
 
 
 def argument_path(key: int | str) -> Path:
-    """The place of an argument, by position or keyword."""
+    """The access path of an argument, by position or keyword."""
     return (Relation(RelationKind.LOCAL, key),)
 
 
 @dataclass(frozen=True)
 class Variation:
-    """``numbers`` are the places (see ``Recording.place``) whose numbers are lifted, ``dims`` gives
-    the dimensions that may vary of a tensor at a place; None when no tensor has any. ``lengths``
-    are the places of lists of which a record must not hold as many elements as there are, so that
-    the program is cut where one is joined; ``counts`` those of all lists and deques that have had
-    other lengths.
-    ``varied`` gives the dimensions that have differed between calls; None for all of ``dims``."""
+    """The external values that a run must not turn into constants, by access path."""
 
     numbers: frozenset[Path] = frozenset()
+    """Paths of numbers to lift."""
     dims: Callable[[Path, torch.Tensor], Collection[int]] | None = None
+    """Returns a tensor's dynamic dimensions; None if no tensor has any."""
     lengths: frozenset[Path] = frozenset()
+    """Paths of lists whose length must not become a constant: the program splits where an operator
+    joins one."""
     counts: frozenset[Path] = frozenset()
+    """Paths of lists and deques that have had other lengths."""
     varied: Mapping[Path, Collection[int]] | None = None
+    """The dimensions that have differed between calls; None for all of ``dims``."""
 
     def has_varied(self, path: Path, dim: int) -> bool:
+        """True if a dynamic dimension has differed between calls."""
         return self.varied is None or dim in self.varied.get(path, ())
 
 

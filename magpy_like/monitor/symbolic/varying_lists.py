@@ -1,9 +1,9 @@
-"""Lists from outside that a record holds for as values, whatever they hold by then.
+"""External lists whose contents vary between calls.
 
-A list that grows from call to call, or in which a program counts at places that vary, is another
-one every time. The mock has what it held at entry: how long it was, and, where it is of nothing but
-numbers, the numbers. Changes make another value of it, and are made again on the list itself, in
-the program's order. Whoever looks at it in another way relies on all that it holds.
+A list that grows from call to call, or in which a program counts at indices that vary, differs at
+every call. The mock reads its length at entry and, if it holds numbers only, the numbers. A change
+results in a new expression for the contents, and is repeated on the list itself in the program's
+order. Any other inspection adds a guard on all contents.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ NUMBERS = frozenset({int, float})
 
 @dataclass
 class ListValue:
-    """What a list or deque from outside is, as the program has left it."""
+    """The current value of an external list or deque, as expressions."""
 
     at_entry: Expression
     length: Expression
     contents: Expression | None
-    """None where the program has put in more than numbers that the mock knows."""
+    """None if the program has stored anything but numbers that the mock knows."""
     is_asked_for_types: bool = False
     added: int = 0
-    """How many elements the program has put behind all others."""
+    """How many elements the program has appended last."""
 
 
 @dataclass(frozen=True, eq=False)
 class MutatedCopy:
-    """A change of a list, as a function of the list that gives another one."""
+    """A mutation as a function: returns a changed copy of the list."""
 
     operation: Callable[..., Any]
 
@@ -60,18 +60,18 @@ class MutatedCopy:
 
 
 def types_in(items: Any) -> str:
-    """Which types of numbers a list holds; whether it holds anything else."""
+    """The types of a list's numbers as text; "others" if it holds anything else."""
     kinds = set(map(type, items))
     return ", ".join(sorted(kind.__name__ for kind in kinds)) if kinds <= NUMBERS else "others"
 
 
 def length_after(length: int, most: int) -> int:
-    """How long a deque is that has no more elements than it may."""
+    """The length of a deque whose maximal length is ``most``."""
     return min(length, most)
 
 
 def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
-    """What a list is known by; ``begin`` says that it is to be, though its length does not vary."""
+    """The tracked value of a list, or None. ``begin``: track it even if its length is constant."""
     if type(container) not in KINDS or rec.running.depth or rec.operators.is_isolated:
         return None
     node = rec.variables.node(container)
@@ -87,14 +87,14 @@ def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue
 
 
 def _known(rec: Recording, operation: Any, parts: tuple[Any, ...], length: int) -> Expression:
-    """The expression for a length, which the operator graph may be given."""
+    """The expression of a length, which may become an input of the operator graph."""
     number = Computed(operation, parts)
     rec.lifted.identities.values[number] = length
     return number
 
 
 def number_list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
-    """The same of a list of nothing but numbers, of these types at every call."""
+    """The same for a list of numbers only, whose types the guard checks."""
     value = list_value(rec, container, begin)
     if value is None or value.contents is None or not container:
         return None
@@ -113,13 +113,13 @@ def number_list_value(rec: Recording, container: Any, begin: bool = False) -> Li
 
 
 def list_contents(rec: Recording, value: Any) -> Expression | None:
-    """The expression for a list of numbers that varies; None for anything else."""
+    """The expression of a list of numbers that varies; None for anything else."""
     found = number_list_value(rec, value) if type(value) in KINDS else None
     return None if found is None else found.contents
 
 
 def has_varying_lists(context: Context) -> bool:
-    """Whether there may be such lists."""
+    """True if there may be lists that vary."""
     rec = context.recording
     known = rec.reads.list_values or context.varying.counts or context.varying.numbers
     return bool(known) and not rec.running.depth and context.isolation.branch_run is None
@@ -128,7 +128,7 @@ def has_varying_lists(context: Context) -> bool:
 def record_mutation(
     rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]
 ) -> None:
-    """A change is about to be made that the mock makes again on the list itself."""
+    """Record a mutation before it happens; the mock repeats it on the list itself."""
     container = node.variable
     value = list_value(rec, container)
     if value is None:
@@ -156,7 +156,7 @@ def _after(rec: Recording, operation: Any, contents: Expression, *args: Any) -> 
 
 
 def read_item(context: Context, container: Any, key: Any) -> Token | None:
-    """``container[key]``, of a list of numbers that varies, or at a key that does."""
+    """The completion of ``container[key]`` if a list of numbers, or the key, varies."""
     rec = context.recording
     if (
         type(container) not in KINDS
@@ -167,7 +167,7 @@ def read_item(context: Context, container: Any, key: Any) -> Token | None:
     varies = context.lifted.is_lifted(key)
     if not (varies or has_varying_lists(context)):
         return None
-    # At a key that a tensor gives, the graph can have an element of a list that is always the same.
+    # At a key from a tensor, the graph can compute an element of a list that does not vary.
     begins = varies and type(container) is list
     begins = begins and (
         context.lifted.is_computable_before_graph(key) or rec.inspections.items_vary(container)
@@ -188,7 +188,7 @@ def _finish_take(context: Context, taken: tuple[Expression, Any, int], result: A
 
 
 def write_item(context: Context, target: Any, key: Any, number: Any) -> Token | None:
-    """``target[key] = number``, in a list of numbers, at a key that varies."""
+    """The completion of ``target[key] = number`` in a list of numbers, at a key that varies."""
     rec = context.recording
     if type(target) is not list or type(key) is not int or context.isolation.branch_run is not None:
         return None
@@ -211,11 +211,11 @@ def write_item(context: Context, target: Any, key: Any, number: Any) -> Token | 
 
 
 POPS = {list.pop: -1, deque.pop: -1, deque.popleft: 0}
-"""Methods that give an element and remove it, and where it is unless they are told."""
+"""Methods that remove and return an element, and its default index."""
 
 
 def pop(context: Context, operation: Any, container: Any, *keys: Any) -> Token | None:
-    """``container.pop(…)``, of a list of numbers that varies."""
+    """The completion of ``container.pop(…)``, of a list of numbers that varies."""
     rec = context.recording
     value, node = number_list_value(rec, container), rec.variables.node(container)
     key = keys[0] if keys else POPS[operation]
@@ -246,7 +246,7 @@ def _finish_nothing(context: Context, _: None, top: Any) -> None:
 
 
 def read_length(context: Context, container: Any) -> Token | None:
-    """``len(container)``, of one whose length varies."""
+    """The completion of ``len(container)``, of one whose length varies."""
     if context.isolation.branch_run is not None:
         return None
     value = list_value(context.recording, container)

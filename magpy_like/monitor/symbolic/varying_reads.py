@@ -1,4 +1,4 @@
-"""Numbers that the program reads from outside and that vary between calls: they are lifted."""
+"""Reads of external numbers that vary between calls: they are lifted."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def can_vary(value: Any) -> bool:
-    """Whether a number or text from outside may be another one, and other than itself: NaN is found
-    in a list by which object it is."""
+    """True if an external number or text can be lifted. NaN cannot: it differs from itself, and
+    lists find it by identity."""
     return is_liftable(value) and bool(value == value)
 
 
