@@ -1,12 +1,11 @@
-"""Bools that vary between calls: flags (section 6.2).
+"""Lifted flags: bools that vary between calls (MagPy, section 6.2).
 
-There is only one ``True``, so that a flag cannot be told from its equals by what object it is. It
-is told by where it is: the monitor knows which locals of open frames hold it, which instructions
-read it from outside, and which ones take it from there. Such an instruction makes a number of the
-graph of it, or branches on it, or hands it on to the locals of a function. Anything else settles
-the flag: the guard asks for its value, as for that of any other argument. That is right at any time
-before the record is made, so a flag is settled first and followed afterwards wherever it is not
-clear what comes next.
+There is only one ``True``, so a flag has no identity of its own. The monitor tracks its location:
+the locals of active frames that hold it, the instructions that read it from outside, and those that
+consume it. Such an instruction converts it to a number of the graph, branches on it, or passes it
+to the locals of a function. Anything else specializes the flag: the guard checks its value, as that
+of any other argument. Specializing is correct at any time before the record is made, so where the
+next consumer is not known a flag is specialized first and tracked again later.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ if TYPE_CHECKING:
 FlagArguments = Mapping[int | str, ShadowNode]
 """The flags among the arguments of a call, by position or keyword."""
 BranchFlag = tuple[ShadowNode, bool] | None
-"""The flag that a branch is on, and what it is on one side."""
+"""The flag that a branch tests, and its value on one of the two paths."""
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """An open frame: which of its locals hold flags, by slot."""
+    """An active frame: its locals that hold flags, by slot."""
 
     code: types.CodeType
-    """The program's own code."""
+    """The program's code."""
     shift: int
-    """By how much the offsets in the frame's code exceed those in ``code``."""
+    """The difference of offsets in the frame's code and in ``code``."""
     slots: Mapping[int, ShadowNode]
 
 
 @dataclass(frozen=True)
 class _Call:
-    """Flags on their way into a function, settled until they have come there."""
+    """Flags among the arguments of a pending call, specialized until the function is entered."""
 
     caller: int
     code: types.CodeType
@@ -77,31 +76,31 @@ class LiftedFlags:
     def __init__(self, rec: Recording) -> None:
         self._rec = rec
         self._specialized: set[int] = set()
-        """Ids of the nodes of flags whose values count."""
+        """Ids of the ShadowNodes of flags whose values are guarded."""
         self._frames: dict[int, _Frame] = {}
         """By the id of the frame."""
         self._forwarders: dict[int, FlagArguments] = {}
-        """By the id of the frame, what a module's ``__call__`` will hand on to another function."""
+        """By the id of the frame, the flags that a module's ``__call__`` will pass on."""
         self._call: _Call | None = None
         self._sides: dict[int, _Frame] = {}
-        """By the id of their code, frames in which sides of branches will run."""
+        """By the id of their code, frames in which branches will run in isolation."""
         self._numbers: dict[int, Computed] = {}
         self._tensors: dict[int, torch.Tensor] = {}
         self._known: dict[int, ShadowNode] = {}
         self._coming: dict[int, dict[int, dict[int, ShadowNode]]] = {}
-        """By the id of the frame and the offset of the instruction that will take them, flags that
-        were read from outside, by their depths there."""
+        """By the id of the frame and the offset of the consuming instruction, flags that were read
+        from outside, by their depths on the operand stack."""
         self._constant: dict[int, bool] = {}
-        """By the ids of their nodes, flags that have one value in the side that runs."""
+        """By the ids of their nodes, flags that are constant in the running branch."""
 
-    # --- where flags are -------------------------------------------------------------------------
+    # --- locations of flags ----------------------------------------------------------------------
 
     def enter_region(self, frame: types.FrameType, given: FlagArguments, bound: int) -> None:
-        """The program has been entered, with flags among its arguments, which count from 0 behind
+        """The region is entered with flags among its arguments, whose positions count from 0 after
         the ``bound`` ones of the function."""
         for node in given.values():
             self._know(node)
-            self._rec.reads.just_read.add(node.node_id)  # as often as they were: as arguments only
+            self._rec.reads.just_read.add(node.node_id)  # read as arguments only
         self._arrive(frame, _moved(given, bound))
 
     def _know(self, node: ShadowNode) -> None:
@@ -110,8 +109,8 @@ class LiftedFlags:
             self._numbers[node.node_id] = Computed(flag_as_number, (EntryValue(node),))
 
     def read(self, context: Context, step: Step, node: ShadowNode, value: bool) -> Token:
-        """An instruction reads a bool that varies between calls, on which nothing relies: follow it
-        where it is clear what takes it."""
+        """An instruction reads a bool that varies between calls and is not guarded: track it if its
+        consumer is known."""
         if node.node_id not in self._constant and self._taker(context, step) is None:
             self._know(node)
             self.specialize(node)
@@ -119,7 +118,7 @@ class LiftedFlags:
         return _finish_reading, (step, node, value)
 
     def finish_reading(self, context: Context, step: Step, node: ShadowNode) -> Any:
-        """It has: gives what to put in place of its result."""
+        """The read is complete: returns the replacement of its result, or None."""
         self._know(node)
         self._open(node)
         context.watch_numbers()
@@ -136,8 +135,10 @@ class LiftedFlags:
         return None
 
     def _taker(self, context: Context, step: Step) -> tuple[int, int, int | None] | None:
-        """Where goes what an instruction reads, if it is followed there, and the local that it is
-        stored to."""
+        """The consumer of a value that an instruction reads, if it can be tracked there.
+
+        Its offset, the value's depth on the operand stack, and the slot of the local it is stored
+        to."""
         uses = local_uses(step.code)
         found = uses.reads.get(step.offset)
         if found is None:
@@ -146,11 +147,11 @@ class LiftedFlags:
         if name != "STORE_FAST":
             return (*found, None)
         if context.isolation.branch_run is not None or argument not in uses.stored_once:
-            return None  # the other side of a branch may leave a constant there
+            return None  # the other branch may leave a constant there
         return (*found, argument)
 
     def enter(self, frame: types.FrameType) -> None:
-        """A function has been entered."""
+        """A function has been entered: map the flags of the pending call to its locals."""
         if not self._known:
             return
         self._frames.pop(id(frame), None)
@@ -178,7 +179,7 @@ class LiftedFlags:
                 self._specialize(given.values())
 
     def specialize_pending_call(self) -> None:
-        """A function has been entered that is not followed."""
+        """A function that is not monitored has been entered."""
         if self._call is not None:
             self._specialize(self._call.given.values())
             self._call = None
@@ -198,18 +199,18 @@ class LiftedFlags:
             else:
                 self.specialize(node)
         for given in self._forwarders.values():
-            self._specialize(given.values())  # the other function was not seen to begin
+            self._specialize(given.values())  # the other function was not monitored
         open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._specialized}
         for node in {node.node_id: node for node in open_ones.values()}.values():
             if node.node_id in self._rec.reads.just_read:
                 self._open(node)
             else:
-                self.specialize(node)  # the program has read it in another way since
+                self.specialize(node)  # the program has read it otherwise since
         if open_ones:
             self._frames[id(frame)] = _Frame(code, 0, open_ones)
 
     def in_frame(self, frame: types.FrameType | None) -> Mapping[int, ShadowNode]:
-        """The flags in the locals of an open frame, by slot."""
+        """The flags in the locals of an active frame, by slot."""
         found = self._frames.get(id(frame))
         if found is None:
             return {}
@@ -223,8 +224,11 @@ class LiftedFlags:
         shift: int,
         known: BranchFlag,
     ) -> None:
-        """A side of a branch in ``frame`` is about to run, as ``code``, which is the program's
-        ``own`` code behind ``shift`` bytes. The flag ``known`` is a constant there."""
+        """A branch in ``frame`` is about to run in isolation, as ``code``.
+
+        That is the program's ``own`` code preceded by ``shift`` bytes. The flag ``known`` is
+        constant there.
+        """
         self._sides.pop(id(code), None)
         slots = self.in_frame(frame)
         if known is not None:
@@ -234,27 +238,27 @@ class LiftedFlags:
             self._sides[id(code)] = _Frame(own, shift, slots)
 
     def end_branch(self, code: types.CodeType, known: BranchFlag) -> None:
-        """It has come to its end."""
+        """The branch has ended."""
         self._sides.pop(id(code), None)
         if known is not None:
             del self._constant[known[0].node_id]
 
-    # --- what becomes of them --------------------------------------------------------------------
+    # --- uses of flags ---------------------------------------------------------------------------
 
     def specialize(self, node: ShadowNode) -> None:
-        """The program goes on by the value of a flag."""
+        """Guard the value of a flag."""
         if node.node_id in self._known:
             self._specialized.add(node.node_id)
             self._close(node)
             self._rec.reads.just_read.discard(node.node_id)
 
     def specialize_all(self) -> None:
-        """Nobody follows the flags any further."""
+        """Guard the values of all flags: they are no longer tracked."""
         for node in self._known.values():
             self.specialize(node)
 
     def _close(self, node: ShadowNode) -> None:
-        """Let nothing but its guard rely on a flag's value, for now."""
+        """Guard a flag's value for now; the guard can still be dropped."""
         if Fact.VALUE not in node.facts:
             node.facts.add(Fact.VALUE)
             self._rec.reads.just_read.add(node.node_id)
@@ -267,10 +271,10 @@ class LiftedFlags:
         self._rec.lifted.external.nodes.add(node.node_id)
 
     def condition(self, node: ShadowNode) -> torch.Tensor:
-        """The flag as a tensor of the operator graph."""
+        """The flag as an input tensor of the operator graph."""
         tensor = self._tensors.get(node.node_id)
         if tensor is None:
-            with disable_current_modes():  # those of a side make tensors without data
+            with disable_current_modes():  # those of a branch create tensors without data
                 tensor = torch.tensor(bool(node.first.value), device="cpu")
             self._tensors[node.node_id] = tensor
         if self._rec.operators.node_of(tensor) is None:
@@ -278,7 +282,7 @@ class LiftedFlags:
         return tensor
 
     def on_instruction(self, context: Context, step: Step) -> Step:
-        """An instruction is about to run; gives it with other operands where it takes flags."""
+        """An instruction is about to run: returns it, with numbers for flags among its operands."""
         found = self._arrived(step)
         frame = self._frames.get(id(step.frame))
         if frame is not None:
@@ -287,18 +291,18 @@ class LiftedFlags:
                 {depth: frame.slots[slot] for depth, slot in consumers if slot in frame.slots}
             )
         for node in found.values():
-            if Fact.VALUE in node.facts:  # the program has read it in another way since
+            if Fact.VALUE in node.facts:  # the program has read it otherwise since
                 self.specialize(node)
         found = {d: node for d, node in found.items() if node.node_id not in self._specialized}
         return self._take(context, step, found) if found else step
 
     def _arrived(self, step: Step) -> dict[int, ShadowNode]:
-        """The flags that an instruction takes which were read from outside before it."""
+        """The operands of an instruction that are flags read from outside before."""
         coming = self._coming.get(id(step.frame))
         if coming is None:
             return {}
         read = local_uses(step.code).reads.get(step.offset)
-        if read is not None:  # what was read there before has not come to where it went
+        if read is not None:  # the earlier read there has not reached its consumer
             coming.get(read[0], {}).pop(read[1], None)
         return coming.pop(step.offset, {})
 
@@ -307,7 +311,7 @@ class LiftedFlags:
         if name == "CALL":
             return self._pass_on(context, step, found)
         if "NONE" in name or (name == "IS_OP" and any(v is None for v in step.stack[-2:])):
-            return step  # it is none, whatever it is
+            return step  # neither value is None
         if name.startswith("POP_JUMP"):
             try:
                 if context.branching is None:
@@ -330,7 +334,7 @@ class LiftedFlags:
     def _count(
         self, context: Context, step: Step, found: dict[int, ShadowNode], depths: list[int]
     ) -> Step:
-        """The operands at these depths are numbers from here on."""
+        """Replace the flags at these depths by numbers."""
         stack = list(step.stack)
         for depth in depths:
             number = context.lift(int(stack[-depth]), self._numbers[found[depth].node_id])
@@ -375,15 +379,15 @@ def _finish_reading(context: Context, read: tuple[Step, ShadowNode, bool], resul
 
 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-"""Functions whose calls do not run them."""
+"""Code flags of functions whose calls do not run them."""
 _FORWARDERS = tuple(function.__code__ for function in MODULE_CALLS)
-"""Functions of torch's that hand all arguments on but the first, as they are, to the first function
-that they call: unless there are hooks, a module's ``forward``."""
+"""Functions of torch that pass all arguments but the first, unchanged, to the first function that
+they call: a module's ``forward``, unless there are hooks."""
 
 
 def _bound_before(caller: types.FrameType, frame: types.FrameType) -> int | None:
-    """How many arguments a function called by one of those is given before the caller's; None when
-    it is called for something else."""
+    """The number of arguments that a function called by one of those receives before the caller's;
+    None if it is called for another purpose."""
     if caller.f_code is _FORWARDERS[0]:
         return 1 if frame.f_code is _FORWARDERS[1] else None
     function = _local(caller, "forward_call")
@@ -406,7 +410,7 @@ def _moved(given: FlagArguments, by: int) -> FlagArguments:
 
 
 def _slot(code: types.CodeType, key: int | str) -> int:
-    """The local that an argument is in; -1 for one that is in a tuple or dictionary there."""
+    """The slot of an argument; -1 for one in ``*args`` or ``**kwargs``."""
     if code.co_flags & _LATER:
         return -1
     if is_instance(key, int):
@@ -417,12 +421,12 @@ def _slot(code: types.CodeType, key: int | str) -> int:
 
 
 def _is_arithmetic(operation: Any, other: Any) -> bool:
-    """Whether a flag may be 0 or 1 instead: with a bool it may make another bool."""
+    """True if a flag may be replaced by 0 or 1: with a bool the result may be a bool."""
     if is_instance(other, torch.Tensor):
         return operation in _WITH_TENSORS and other.dtype is not torch.bool
     return is_number(other) and operation in _WITH_NUMBERS
 
 
 _WITH_TENSORS = {operator.add, operator.mul, operator.truediv, operator.iadd, operator.imul}
-"""Subtraction of a bool is an error of torch's."""
+"""Torch raises an error for the subtraction of a bool."""
 _WITH_NUMBERS = {*_WITH_TENSORS, operator.sub, operator.isub, operator.floordiv, operator.pow}

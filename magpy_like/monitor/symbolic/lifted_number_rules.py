@@ -1,4 +1,4 @@
-"""What instructions do to lifted numbers: compute with them, or settle what they are."""
+"""Rules of instructions on lifted numbers: they compute with them or specialize them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _compute(context: Context, operation: Any, operands: tuple[Any, ...]) -> Tok
 
 
 def _repeated(context: Context, operation: Any, operands: tuple[Any, ...]) -> Function | None:
-    """An instruction on numbers, text and containers of them as a function of those that vary."""
+    """An instruction on numbers, text and containers of them, as a function of the lifted ones."""
     function = lifted_call(operation, operands, {}, context.lifted.is_lifted)
     if function is not None:
         for operand in operands:
@@ -89,8 +89,7 @@ def _compare(context: Context, step: Step) -> Token:
 def _becomes_branch(
     context: Context, step: Step, operation: Any, operands: tuple[Any, ...]
 ) -> bool:
-    """Whether a round of a loop, or a side of a branch, goes on by numbers of the graph, and that
-    is an operator now."""
+    """True if an isolated run branches on numbers of the graph, by an operator from now on."""
     if (
         context.isolation.branch_run is None
         or context.branching is None
@@ -103,7 +102,7 @@ def _becomes_branch(
 def _contains(context: Context, step: Step) -> Token:
     item, container = step.stack[-2:]
     if getattr(type(container), "__contains__", None) is dict.__contains__:
-        context.lifted.specialize((item, tuple(dict.keys(container))))  # its values say nothing
+        context.lifted.specialize((item, tuple(dict.keys(container))))  # its values are not read
         return None
     return _ask(context, operator.contains, (container, item))
 
@@ -117,8 +116,8 @@ def _identify(context: Context, step: Step) -> Token:
 
 
 def give_back(context: Context, step: Step, count: int) -> None:
-    """The objects that numbers from outside were are told apart: the topmost operands become those
-    again. Such numbers are not lifted after all."""
+    """Replace the topmost operands by the external objects of their numbers: the program compares
+    identities. Such numbers are specialized."""
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
         found = context.lifted.external.original(value)
         if found is not value:
@@ -153,7 +152,7 @@ def _ask(context: Context, operation: Any, operands: tuple[Any, ...]) -> Token:
 
 
 def _specialize(*depths: int) -> Callable[[Context, Step], Token]:
-    """The rule that the operands at these depths (1: the topmost) must not differ."""
+    """The rule that specializes the operands at these depths (1: the topmost)."""
 
     def specialize(context: Context, step: Step) -> Token:
         context.lifted.specialize([step.stack[-depth] for depth in depths])
@@ -163,7 +162,7 @@ def _specialize(*depths: int) -> Callable[[Context, Step], Token]:
 
 
 def _index(container: int, *keys: int) -> Callable[[Context, Step], Token]:
-    """The rule for a container and keys at these depths: those of a tensor are on the graph."""
+    """The rule that specializes the keys at these depths, unless the container is a tensor."""
 
     def specialize(context: Context, step: Step) -> Token:
         if not is_instance(step.stack[-container], torch.Tensor):
@@ -174,11 +173,11 @@ def _index(container: int, *keys: int) -> Callable[[Context, Step], Token]:
 
 
 def _take(context: Context, step: Step) -> Token:
-    """An item at a key that varies: a number of a list or tuple varies with it."""
+    """An item at a lifted key: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
     rows = context.recording.operators.lists.get(id(container))
     if is_instance(rows, GraphList) or (rows is not None and type(key) is int):
-        return None  # whoever reads it asks which element that is in any round
+        return None  # the read's own rule computes the element of any iteration
     if type(container) is np.ndarray and random_draws.is_element_index(container, key):
         derived = random_draws.repeat_array_call(context, operator.getitem, (container, key), {})
         if derived is not None:
@@ -198,14 +197,14 @@ def _take(context: Context, step: Step) -> Token:
 
 
 def _put(context: Context, step: Step) -> Token:
-    """An item is stored at a key that varies."""
+    """An item is stored at a lifted key."""
     value, target, key = step.stack[-3:]
     stored = varying_lists.write_item(context, target, key, value)
     return _index(2, 1)(context, step) if stored is None else stored
 
 
 def _item(container: Any, key: Any) -> Any:
-    """What is at a place of a list or tuple; None where there is nothing, or another container."""
+    """An item of a list or tuple; None if there is none, or for any other container."""
     if type(container) not in (list, tuple) or type(key) is not int:
         return None
     return container[key] if -len(container) <= key < len(container) else None
@@ -253,7 +252,7 @@ def _attribute(context: Context, step: Step) -> Token:
 
 
 def _is_called(step: Step, value: Any) -> bool:
-    """Whether an instruction finds a method of a number or text, which is called next."""
+    """True if an instruction looks up a method of a number or text, which is called next."""
     finds = opcode.opname[step.opcode] == "LOAD_METHOD" or (
         sys.version_info >= (3, 12) and step.oparg & 1
     )
@@ -264,7 +263,7 @@ _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def _store_attribute(context: Context, step: Step) -> Token:
-    if is_plain(step.stack[-1]):  # a fraction is one value, whatever it keeps
+    if is_plain(step.stack[-1]):  # a fraction is a plain value with attributes
         context.lifted.specialize(step.stack[-2])
     return None
 
@@ -273,7 +272,7 @@ _TAKE_APART = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTE
 
 
 def _specialized_by() -> dict[int, Callable[[Context, Step], Token]]:
-    """What instructions do with lifted numbers on the stack, where it is more than moving them."""
+    """The rules of instructions that do more with lifted numbers than to move them, by opcode."""
     table: dict[str, Callable[[Context, Step], Token]] = {
         "BINARY_OP": _compute_binary,
         "UNARY_POSITIVE": _compute_unary,

@@ -1,7 +1,7 @@
-"""Tensors of one element that are formatted as text: as the numbers that they hold.
+"""Tensors of one element formatted as text.
 
-That is what torch makes of ``f"{loss:.3f}"``. The number stays one of the graph, so that the text
-is known by an expression until something looks at it: the program splits there, and not before.
+Torch formats them as their number, as in ``f"{loss:.3f}"``. The number stays one of the graph, and
+the text is lifted: the program splits where something inspects the text, and not before.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 def _has_number(value: Any) -> bool:
-    """Whether torch formats a tensor as the number that it holds."""
+    """True if torch formats a tensor as its number."""
     if type(value) is not torch.Tensor or value.dim() or value.dtype not in REAL_NUMBERS:
         return False
     return all(lookup_in_type(torch.Tensor, name) is own for name, own in _OWN.items())
 
 
 _OWN = {name: lookup_in_type(torch.Tensor, name) for name in ("__format__", "__float__", "item")}
-"""How torch formats a tensor, unless somebody else has put other methods there."""
+"""The methods by which torch formats a tensor; they may have been replaced."""
 
 
 def _number(context: Context, tensor: torch.Tensor, read: Any) -> Any:
-    """What ``read(tensor)`` gives, as a number of the graph; which no program has called.
+    """``read(tensor)`` as a number of the graph: a call that the program has not made.
 
     Raises:
         Split: the tensor is of unknown origin.
@@ -57,8 +57,7 @@ def _is_seen(context: Context) -> bool:
 
 
 def format_field(context: Context, step: Step) -> Token | None:
-    """A field of an f-string is about to be made: what to do with its text, None if no number is
-    formatted there."""
+    """The completion of an f-string's field; None if it formats no tensor as a number."""
     specified = bool(step.oparg & 4)
     depth, specification = (2, step.stack[-1]) if specified else (1, "")
     value = step.stack[-depth]
@@ -70,8 +69,7 @@ def format_field(context: Context, step: Step) -> Token | None:
 
 
 def format_percent(context: Context, step: Step) -> Token | None:
-    """``text % values`` is about to be computed: what to do with its result, None for a program
-    that goes on as it is written."""
+    """The completion of ``text % values``; None if it formats no tensor as a number."""
     form, given = step.stack[-2:]
     values = given if type(given) is tuple else (given,)
     if type(form) is not str or not _is_seen(context):
@@ -96,7 +94,7 @@ def format_percent(context: Context, step: Step) -> Token | None:
 
 
 def _kinds(form: str) -> list[str] | None:
-    """The letters of the fields of a text, in order; None where they take other than one value."""
+    """The conversions of a text's fields, in order; None if one does not take a single value."""
     kinds = []
     for match in re.finditer(r"%([-#0 +\d.]*)(.?)", form, re.DOTALL):
         if match[2] != "%" or match[1]:
@@ -111,8 +109,8 @@ _LETTERS = frozenset("eEfFgGdisr")
 def format_arguments(
     context: Context, step: Step, function: Any, args: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """``format(*args)`` or ``str.format(*args)`` is about to be called: what it is called with, and
-    gives the same text of."""
+    """The arguments of ``format`` or ``str.format``, with numbers in place of tensors where the
+    text is the same."""
     tensors = [value for value in args if is_instance(value, torch.Tensor)]
     if not tensors or not all(map(_has_number, tensors)) or not _is_seen(context):
         return args
@@ -129,7 +127,7 @@ def format_arguments(
 
 
 def _plain_fields(form: str) -> bool:
-    """Whether a text takes its values as they are: no ``!r``, and nothing of theirs."""
+    """True if a text formats values directly: no ``!r``, no attribute or item."""
     try:
         parts = list(string.Formatter().parse(form))
     except ValueError:

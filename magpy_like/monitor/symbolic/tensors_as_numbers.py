@@ -1,6 +1,7 @@
-"""Tensors where torch wants a number, as in ``x[:n]`` and ``torch.zeros(n)``: it reads their value.
+"""Tensors as arguments where torch expects numbers, as in ``x[:n]`` and ``torch.zeros(n)``.
 
-The operator graph is to do the same in so many words, for sizes of results follow from it.
+Torch reads their value implicitly. The operator graph does so explicitly, because sizes of results
+follow from it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SUBSCRIPTS = {
 def read_number_arguments(
     operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: Read
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an operator with what ``read`` gives for tensors that count as numbers."""
+    """The arguments of an operator, with ``read(tensor)`` for tensors in place of numbers."""
     if not any(map(_may_count, (*args, *kwargs.values()))):
         return args, kwargs
     if operation in _SUBSCRIPTS:
@@ -66,7 +67,7 @@ def read_number_arguments(
 
 
 def dimension_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """What an operator is given to tell dimensions by, which decides how many its results have."""
+    """The arguments of an operator that name dimensions: they decide the rank of its results."""
     given = dict(inputs_of(args, kwargs))
     parameters = _parameters(operation, args, kwargs)
     return [given[key] for key, found in parameters.items() if any(map(_is_dimension, found))]
@@ -79,7 +80,7 @@ def _is_dimension(parameter: Any) -> bool:
 
 def _may_count(value: Any) -> bool:
     if is_instance(value, torch.Tensor):
-        with DisableTorchFunctionSubclass():  # parameters of no size yet would raise
+        with DisableTorchFunctionSubclass():  # uninitialized parameters would raise
             return value.numel() == 1 and value.dtype in REAL_NUMBERS and not value.requires_grad
     if type(value) in (tuple, list):
         return any(map(_may_count, value))
@@ -93,7 +94,7 @@ def _bounds(part: slice) -> tuple[Any, Any, Any]:
 def _with_bounds(part: Any, read: Read) -> Any:
     """
     Raises:
-        Split: a bound has a type that the operator graph reads no numbers of.
+        Split: the operator graph cannot read a number from a bound of its dtype.
     """
     if type(part) is not slice:
         return part
@@ -110,7 +111,7 @@ def _with_bounds(part: Any, read: Read) -> Any:
 
 
 def _schemas(operation: Any) -> Sequence[Any]:
-    """What torch says of the parameters of an operator; nothing if it is none of torch's own."""
+    """The schemas of an operator; none if it is not torch's own."""
     if is_instance(operation, OpOverload):
         return (operation._schema,)
     if is_instance(operation, OpOverloadPacket):
@@ -119,7 +120,7 @@ def _schemas(operation: Any) -> Sequence[Any]:
 
 
 def _is_of_torch(operation: Any) -> bool:
-    """TorchScript has operators by the names of what lists and dictionaries do, too."""
+    """True for torch's functions: TorchScript has operators with names of list methods, too."""
     if is_instance(operation, types.MethodDescriptorType):
         return issubclass(operation.__objclass__, TensorBase)
     if not is_instance(operation, types.BuiltinFunctionType):
@@ -136,7 +137,7 @@ def _schemas_of(name: str) -> Sequence[Any]:
 def _parameters(
     operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[int | str, list[Any]]:
-    """Which parameters take each argument, of all the overloads that take them all."""
+    """The parameters of each argument, in all overloads that accept the arguments."""
     found: dict[int | str, list[Any]] = {}
     for schema in _schemas(operation):
         for key, parameter in _bind(schema, args, kwargs).items():
@@ -145,14 +146,16 @@ def _parameters(
 
 
 def _bind(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
-    """The parameter that takes each argument; none when the arguments do not fit."""
+    """The parameter of each argument; none if the schema does not accept the arguments."""
     places = [p for p in schema.arguments if not p.kwarg_only]
     names = {p.name: p for p in schema.arguments}
     found: dict[int | str, Any] = {}
     for i, value in enumerate(args):
         if i >= len(places) and not (places and "List[int]" in str(places[-1].type)):
             return {}
-        found[i] = places[min(i, len(places) - 1)]  # view(2, n): a list's numbers one by one
+        found[i] = places[
+            min(i, len(places) - 1)
+        ]  # view(2, n): the numbers of a list as separate arguments
         if not _fits(str(found[i].type), value):
             return {}
     for name, value in kwargs.items():
@@ -167,7 +170,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[i
 
 
 _OTHER_NAMES = {"input": "self", "axis": "dim", "keepdims": "keepdim"}
-"""What Python calls some parameters."""
+"""Python's names of some parameters."""
 _OF_CONSTRUCTORS = {"dtype", "device", "layout", "requires_grad", "pin_memory", "out", "generator"}
 
 
