@@ -33,27 +33,27 @@ def same(function: Callable[..., Any], *args: Any, dynamic: bool | None = None, 
     args = torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(torch.get_default_device()), args
     )
-    mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
-    got, wanted = compiled(function, dynamic=dynamic)(*mine), function(*theirs)
-    torch.testing.assert_close(got, wanted, equal_nan=True, **kw)
-    torch.testing.assert_close(mine, theirs, equal_nan=True, **kw)
-    for a, b in zip(tensors(got), tensors(wanted), strict=True):
+    compiled_args, eager_args = copy.deepcopy(args), copy.deepcopy(args)
+    actual, expected = compiled(function, dynamic=dynamic)(*compiled_args), function(*eager_args)
+    torch.testing.assert_close(actual, expected, equal_nan=True, **kw)
+    torch.testing.assert_close(compiled_args, eager_args, equal_nan=True, **kw)
+    for a, b in zip(tensors(actual), tensors(expected), strict=True):
         assert a.stride() == b.stride()
 
 
 def same_gradients(function: Callable[..., Any], *args: torch.Tensor) -> None:
     """Forward, and the gradient of every argument under one random upstream gradient."""
-    mine = [a.detach().clone().requires_grad_() for a in args]
-    theirs = [a.detach().clone().requires_grad_() for a in args]
+    compiled_args = [a.detach().clone().requires_grad_() for a in args]
+    eager_args = [a.detach().clone().requires_grad_() for a in args]
     seeding.seed(0)
-    got = compiled(function)(*mine)
+    actual = compiled(function)(*compiled_args)
     seeding.seed(0)
-    wanted = function(*theirs)
-    torch.testing.assert_close(got, wanted, equal_nan=True)
-    upstream = torch.randn_like(wanted)
-    got.backward(upstream)
-    wanted.backward(upstream)
-    for a, b in zip(mine, theirs, strict=True):
+    expected = function(*eager_args)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    upstream = torch.randn_like(expected)
+    actual.backward(upstream)
+    expected.backward(upstream)
+    for a, b in zip(compiled_args, eager_args, strict=True):
         torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
 
 

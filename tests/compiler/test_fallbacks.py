@@ -42,10 +42,10 @@ def is_eagers_with_one_warning(match, function, *args):
         results = [fast(*args) for _ in range(2)]
     said = [str(w.message) for w in caught if issubclass(w.category, MagpyWarning)]
     assert len(said) == 1 and match in said[0], said
-    wanted = function(*args)
+    expected = function(*args)
     for result in results:
-        assert result.layout == wanted.layout
-        torch.testing.assert_close(dense(result), dense(wanted))
+        assert result.layout == expected.layout
+        torch.testing.assert_close(dense(result), dense(expected))
     with pytest.raises(CompileError, match="runs through ATen"):
         compiled(function, *args, strict=True)(*args)
 

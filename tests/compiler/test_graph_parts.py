@@ -156,11 +156,11 @@ def test_rounds_of_other_forms_are_as_in_eager(body):
     for count, rounds in ((4, 3), (4, 5), (2, 3), (7, 1), (4, 3)):
         weight = torch.linspace(0.1, 1.0, 3)
         result, *parts = run(weight, count, rounds)
-        wanted = torch.ones(count, 2) - 0.5
-        assert_same(parts, [wanted, wanted.clone()])
+        expected = torch.ones(count, 2) - 0.5
+        assert_same(parts, [expected, expected.clone()])
         for index in range(rounds):
-            (wanted,) = body()(index, wanted, weight)
-        assert_same(result, wanted)
+            (expected,) = body()(index, expected, weight)
+        assert_same(result, expected)
 
 
 def test_what_makes_tensors_of_given_sizes_does_not_part_operators():

@@ -42,11 +42,11 @@ def test_memory_that_holds_negatives_or_conjugates():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for function in (lambda y: y + 1, lambda y: (y * 2, y.sum())):
-            got = compile_fx(fx.symbolic_trace(function), [negative])(negative)
-            torch.testing.assert_close(got, function(negative))
+            actual = compile_fx(fx.symbolic_trace(function), [negative])(negative)
+            torch.testing.assert_close(actual, function(negative))
         conjugate = z.conj()
-        got = compile_fx(torch.fx.symbolic_trace(lambda z: z + 1), [conjugate])(conjugate)
-        torch.testing.assert_close(got, conjugate + 1)
+        actual = compile_fx(torch.fx.symbolic_trace(lambda z: z + 1), [conjugate])(conjugate)
+        torch.testing.assert_close(actual, conjugate + 1)
     assert any("negative view" in str(warning.message) for warning in caught)
     same(lambda z: z.conj().imag + z.real, z)
     same(lambda z: (z.conj() * 2, z.conj().imag.exp(), z.conj().real - 1), z)
@@ -367,13 +367,13 @@ def test_a_place_that_is_not_there_raises_what_eager_raises(name):
     for last in (1, 0, -1, -5, 2, 99, -99):
         index = torch.tensor([0, last])
         try:
-            wanted = PLACES[name](x, index)
+            expected = PLACES[name](x, index)
         except (IndexError, RuntimeError) as error:
             with pytest.raises(type(error)) as found:
                 call(x, index)
             assert type(found.value) is type(error)
         else:
-            torch.testing.assert_close(call(x, index), wanted, equal_nan=True)
+            torch.testing.assert_close(call(x, index), expected, equal_nan=True)
 
 
 def test_truths_are_shifted_as_numbers():
@@ -382,8 +382,8 @@ def test_truths_are_shifted_as_numbers():
 
     mask, n = torch.tensor([True, False]), torch.tensor([1, 2], dtype=torch.uint8)
     call = compile_fx(fx.symbolic_trace(shifted), [n, mask, n], options={"strict": True})
-    for got, wanted in zip(call(n, mask, n), shifted(n, mask, n), strict=True):
-        torch.testing.assert_close(got, wanted)
+    for actual, expected in zip(call(n, mask, n), shifted(n, mask, n), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_results_that_show_one_memory_are_as_many_tensors_as_in_eager():
@@ -392,13 +392,13 @@ def test_results_that_show_one_memory_are_as_many_tensors_as_in_eager():
         return y, y.view_as(y), y[:], y, y.t().t(), y.detach(), y.view(-1), y.view(-1), x * 1
 
     with torch.no_grad():
-        got, wanted = (f(X.clone()) for f in (compiled(shown), shown))
-    torch.testing.assert_close(got, wanted)
-    for k, tensor in enumerate(wanted):
-        same_object = [a is tensor for a in wanted]
-        assert [a is got[k] for a in got] == same_object
-        same_memory = [a.data_ptr() == tensor.data_ptr() for a in wanted]
-        assert [a.data_ptr() == got[k].data_ptr() for a in got] == same_memory
+        actual, expected = (f(X.clone()) for f in (compiled(shown), shown))
+    torch.testing.assert_close(actual, expected)
+    for k, tensor in enumerate(expected):
+        same_object = [a is tensor for a in expected]
+        assert [a is actual[k] for a in actual] == same_object
+        same_memory = [a.data_ptr() == tensor.data_ptr() for a in expected]
+        assert [a.data_ptr() == actual[k].data_ptr() for a in actual] == same_memory
 
 
 def results_of_methods(x):
@@ -415,11 +415,11 @@ def results_made_of_arguments(x):
 @pytest.mark.parametrize("function", [results_of_methods, results_made_of_arguments])
 def test_one_object_that_is_returned_several_times_is_one_object(function):
     x = seeded(3)
-    got = compile_fx(fx.symbolic_trace(function), [x.clone()])(x.clone())
-    wanted = function(x.clone())
-    torch.testing.assert_close(got, wanted)
-    for a, b in zip(got, wanted):
-        assert [a is other for other in got] == [b is other for other in wanted]
+    actual = compile_fx(fx.symbolic_trace(function), [x.clone()])(x.clone())
+    expected = function(x.clone())
+    torch.testing.assert_close(actual, expected)
+    for a, b in zip(actual, expected):
+        assert [a is other for other in actual] == [b is other for other in expected]
 
 
 @pytest.mark.parametrize(
@@ -521,10 +521,10 @@ def test_random_numbers_are_eagers():
 
     x = torch.randn(6, 10)
     torch.manual_seed(3)
-    got = compiled(f)(x)
+    actual = compiled(f)(x)
     after = torch.rand(1)
     torch.manual_seed(3)
-    torch.testing.assert_close(got, f(x))
+    torch.testing.assert_close(actual, f(x))
     assert torch.equal(after, torch.rand(1))
 
 
@@ -592,8 +592,8 @@ def test_sums_of_one_element_begin_with_zero():
         return x.sum(1), x.mean(1), x.cumsum(1), x.logcumsumexp(1), x.cumprod(1), x.amax(1)
 
     x = torch.full((2, 1), -0.0)
-    for got, wanted in zip(compiled(function)(x), function(x), strict=True):
-        assert got.signbit().tolist() == wanted.signbit().tolist()
+    for actual, expected in zip(compiled(function)(x), function(x), strict=True):
+        assert actual.signbit().tolist() == expected.signbit().tolist()
 
 
 def test_scans_in_every_layout():

@@ -43,11 +43,11 @@ def _outcome(function, x, n):
 def test_each_call_has_eagers_result_and_gradient(name):
     call = compile_fx(fx.symbolic_trace(PROGRAMS[name]), [X.clone().requires_grad_(), NUMBERS[0]])
     for n in NUMBERS:
-        got, wanted = _outcome(call, X, n), _outcome(PROGRAMS[name], X, n)
-        if isinstance(wanted, type):
-            assert got is wanted
+        actual, expected = _outcome(call, X, n), _outcome(PROGRAMS[name], X, n)
+        if isinstance(expected, type):
+            assert actual is expected
         else:
-            torch.testing.assert_close(got, wanted)
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -56,14 +56,14 @@ def test_none_of_it_runs_through_aten_as_a_whole(name):
     call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": True})
     for n in NUMBERS:
         try:
-            wanted = PROGRAMS[name](X, n)
+            expected = PROGRAMS[name](X, n)
         except Exception as error:
             with pytest.raises(type(error)):
                 call(X, n)
         else:
             result = call(X, n)
             (result,) = result if isinstance(result, (tuple, list)) else (result,)
-            torch.testing.assert_close(result, wanted)
+            torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_an_index_into_no_elements_raises(name):
     call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": name in LOOKED_UP})
     for n in NUMBERS:
         try:
-            wanted = program(X, n)
+            expected = program(X, n)
         except (IndexError, RuntimeError):  # of no elements, some operators raise another one
             assert not (n > 2).any()
             with pytest.raises((IndexError, RuntimeError)):
                 call(X, n)
         else:
-            torch.testing.assert_close(call(X, n), wanted)
+            torch.testing.assert_close(call(X, n), expected)
 
 
 def test_a_reflection_of_too_few_elements_raises():
@@ -150,13 +150,13 @@ def test_an_image_without_pixels_is_not_resized(mode, how):
     call = compile_fx(fx.symbolic_trace(resized), [X, NUMBERS[0]])
     for n in NUMBERS:
         try:
-            wanted = resized(X, n)
+            expected = resized(X, n)
         except RuntimeError as error:
             with pytest.raises(RuntimeError) as found:
                 call(X, n)
             assert str(found.value) == str(error)
         else:
-            torch.testing.assert_close(call(X, n), wanted)
+            torch.testing.assert_close(call(X, n), expected)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -164,5 +164,5 @@ def test_elements_that_no_mask_chooses_have_a_gradient_of_zeros(count):
     pairs = fx.symbolic_trace(lambda x: torch.combinations(x, 2).exp())  # of one element: none
     x = torch.linspace(1, 2, count).requires_grad_()
     call = compile_fx(pairs, [x], options={"strict": True})
-    got, wanted = (torch.autograd.grad(f(x).sum(), x) for f in (call, pairs))
-    torch.testing.assert_close(got, wanted)
+    actual, expected = (torch.autograd.grad(f(x).sum(), x) for f in (call, pairs))
+    torch.testing.assert_close(actual, expected)

@@ -47,8 +47,8 @@ def test_inference_equals_eager(entry, device):
     for seed in range(2):  # the second call runs the compiled graph
         args, kwargs = entry.inputs(model, seed, batch=2)
         with torch.no_grad():
-            got, wanted = tensors(fast(*args, **kwargs)), tensors(model(*args, **kwargs))
-        for a, b in zip(got, wanted, strict=True):
+            actual, expected = tensors(fast(*args, **kwargs)), tensors(model(*args, **kwargs))
+        for a, b in zip(actual, expected, strict=True):
             assert a.stride() == b.stride()
             # Dozens of layers on random weights amplify rounding.
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, b.abs().max().item()))
@@ -78,8 +78,8 @@ def test_training_equals_eager(entry, device):
             )  # fmt: skip
             optimizer.step()
         seen.append((outputs, gradients, owner.state_dict()))
-    for got, wanted in zip(*seen, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(*seen, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert magpy.cache_info(fast).records == 1
 
 
@@ -91,8 +91,10 @@ def test_inference_takes_no_more_memory_than_eager(entry, device):
     with torch.no_grad():
         for call in (model, fast, fast):
             call(*args, **kwargs)  # what is allocated once
-        eager, mine = (peak_bytes(lambda c=c: c(*args, **kwargs), device) for c in (model, fast))
-    assert mine <= eager
+        eager_peak, fast_peak = (
+            peak_bytes(lambda c=c: c(*args, **kwargs), device) for c in (model, fast)
+        )
+    assert fast_peak <= eager_peak
 
 
 @zoo([m for m in STATIC if m.trains], fast={"BERT", "ResNet-18"})
@@ -107,6 +109,6 @@ def test_training_takes_no_more_memory_than_eager(entry, device):
 
     for call in (model, fast, fast):
         step(call)  # what is allocated once
-    eager, mine = (peak_bytes(lambda c=c: step(c), device) for c in (model, fast))
+    eager_peak, fast_peak = (peak_bytes(lambda c=c: step(c), device) for c in (model, fast))
     outputs = tensors(model(*args, **kwargs)) if KEEPS_INCOMING else []
-    assert mine <= eager + sum(t.nbytes for t in outputs if t.requires_grad)
+    assert fast_peak <= eager_peak + sum(t.nbytes for t in outputs if t.requires_grad)

@@ -57,8 +57,8 @@ def test_inference_at_several_sizes_is_one_compilation(entry):
     for seed, size in enumerate(SIZES):
         args, kwargs = inputs(entry, model, seed, *size)
         with torch.no_grad():
-            got, wanted = tensors(fast(*args, **kwargs)), tensors(model(*args, **kwargs))
-        for a, b in zip(got, wanted, strict=True):
+            actual, expected = tensors(fast(*args, **kwargs)), tensors(model(*args, **kwargs))
+        for a, b in zip(actual, expected, strict=True):
             assert a.stride() == b.stride()
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, b.abs().max().item()))
     assert was_compiled_once(fast)

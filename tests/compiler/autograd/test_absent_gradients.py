@@ -33,8 +33,8 @@ def same_for_each(function, given, **how):
     """Whichever results are used, by turns."""
     fast = compiled(function)
     for used in subsets(len(function(*given))):
-        mine, theirs = (gradients(call, used, given, **how) for call in (fast, function))
-        torch.testing.assert_close(mine, theirs)
+        actual, expected = (gradients(call, used, given, **how) for call in (fast, function))
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
@@ -110,8 +110,8 @@ def test_parts_whose_sizes_vary(dynamic):
     for size in (5, 7, 4):
         for used in subsets(3):
             given = leaves((size, size), (size, size))
-            mine, theirs = (gradients(call, used, given) for call in (fast, function))
-            torch.testing.assert_close(mine, theirs)
+            actual, expected = (gradients(call, used, given) for call in (fast, function))
+            torch.testing.assert_close(actual, expected)
 
 
 class _Noisy(torch.autograd.Function):

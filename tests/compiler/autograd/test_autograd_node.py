@@ -62,11 +62,11 @@ def test_what_changes_its_arguments_runs_nothing_of_aot_autograd_and_counts_each
     assert not [file for file in ran if "_functorch" in file]
     assert steps == 2
     assert steps._version == version + 1
-    theirs = torch.zeros(3), torch.ones(3)
-    mine = torch.zeros(3), torch.ones(3)
-    got = traced(normed, x, *mine)(x, *mine)
-    expected = normed(x, *theirs)
-    torch.testing.assert_close([got, *mine], [expected, *theirs])
+    eager_statistics = torch.zeros(3), torch.ones(3)
+    statistics = torch.zeros(3), torch.ones(3)
+    actual = traced(normed, x, *statistics)(x, *statistics)
+    expected = normed(x, *eager_statistics)
+    torch.testing.assert_close([actual, *statistics], [expected, *eager_statistics])
 
 
 def test_the_graph_of_the_backward_pass_may_be_kept_whenever():
@@ -136,10 +136,10 @@ def test_gradients_that_cannot_be_differentiated_again_say_so(program, made):
 def test_gradients_come_in_as_they_read_in_any_form(form, compile):
     x, w = given()
     upstream = form(leaf(3, 3, seed=2).detach())
-    mine = torch.autograd.grad(compile(scaled)(x, w), [x, w], upstream)
+    actual = torch.autograd.grad(compile(scaled)(x, w), [x, w], upstream)
     dense = upstream.to_dense() if upstream.layout is not torch.strided else upstream
-    theirs = torch.autograd.grad(scaled(x, w), [x, w], dense)
-    torch.testing.assert_close(mine, theirs)
+    expected = torch.autograd.grad(scaled(x, w), [x, w], dense)
+    torch.testing.assert_close(actual, expected)
 
 
 def given():
@@ -152,8 +152,8 @@ def test_conjugate_gradients_come_in_as_they_read():
 
     x = leaf(3, 2)
     upstream = torch.view_as_complex(leaf(3, 2, seed=1).detach()).conj()
-    mine = torch.autograd.grad(compile_fx(fx.symbolic_trace(program), [x])(x), [x], upstream)
-    torch.testing.assert_close(mine, torch.autograd.grad(program(x), [x], upstream))
+    actual = torch.autograd.grad(compile_fx(fx.symbolic_trace(program), [x])(x), [x], upstream)
+    torch.testing.assert_close(actual, torch.autograd.grad(program(x), [x], upstream))
 
 
 class First(torch.autograd.Function):
@@ -194,10 +194,10 @@ def test_results_without_gradients_ask_for_none():
         return x.sin(), x.argmax(), x.detach().cos()
 
     x = leaf(3)
-    got, expected = traced(program, x)(x), program(x)
-    assert [t.requires_grad for t in got] == [t.requires_grad for t in expected]
-    torch.testing.assert_close(got, expected)
-    got[0].sum().backward()
+    actual, expected = traced(program, x)(x), program(x)
+    assert [t.requires_grad for t in actual] == [t.requires_grad for t in expected]
+    torch.testing.assert_close(actual, expected)
+    actual[0].sum().backward()
     torch.testing.assert_close(x.grad, x.cos())
 
 
@@ -228,11 +228,11 @@ class Stashed(torch.autograd.Function):
 
 def test_tensors_saved_by_any_way_come_back_in_their_places():
     x, w = leaf(3), leaf(3, seed=1)
-    mine, theirs = (
+    actual, expected = (
         torch.autograd.grad(call(x, w).sum(), [x, w])
         for call in (compiled(Stashed.apply), Stashed.apply)
     )
-    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_sizes_that_vary_reach_the_backward_pass():
@@ -243,11 +243,11 @@ def test_sizes_that_vary_reach_the_backward_pass():
     fast = magpy.compile(program, dynamic=True)
     for rows in (3, 5, 8):
         x = leaf(rows, 4, seed=rows)
-        mine, theirs = (
+        actual, expected = (
             torch.autograd.grad(sum(t.sin().sum() for t in call(x, w)), [x, w])
             for call in (fast, program)
         )
-        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(actual, expected)
     assert magpy.cache_info(fast).hits == 2
 
 
@@ -264,9 +264,9 @@ def test_a_graph_traced_under_autocast_has_all_casts():
             results = call(x, w)
             gradients = torch.autograd.grad(results[0].sum(), [x, w])
         if call is fast:
-            mine = results, gradients
-    torch.testing.assert_close(mine[0], results)
-    torch.testing.assert_close(mine[1], gradients, rtol=1e-2, atol=1e-2)
+            actual = results, gradients
+    torch.testing.assert_close(actual[0], results)
+    torch.testing.assert_close(actual[1], gradients, rtol=1e-2, atol=1e-2)
 
 
 def test_a_graph_that_turns_gradients_on_has_them_whatever_the_caller_says():

@@ -48,8 +48,8 @@ def test_tangents_go_through(compile, function, requires_grad, warm):
     if warm:
         fast(x, w)
     for _ in range(2):
-        wanted = with_tangent(function, x, w, tangent)
-        torch.testing.assert_close(with_tangent(fast, x, w, tangent), wanted)
+        expected = with_tangent(function, x, w, tangent)
+        torch.testing.assert_close(with_tangent(fast, x, w, tangent), expected)
     torch.testing.assert_close(fast(x, w), function(x, w))
 
 
@@ -95,5 +95,5 @@ def test_transforms_of_a_compiled_graph_are_eagers(compile, transform, requires_
     x, w, tangent = inputs(requires_grad)
     fast = compile(program, x, w)
     for _ in range(2):
-        wanted = transform(program, x, w, tangent)
-        torch.testing.assert_close(transform(fast, x, w, tangent), wanted)
+        expected = transform(program, x, w, tangent)
+        torch.testing.assert_close(transform(fast, x, w, tangent), expected)

@@ -62,11 +62,11 @@ def test_a_copy_of_what_the_program_writes_to_later(function, trains, layout):
 def test_operators_that_check_for_errors_write_to_nothing():
     """They are told to run in order, by an operator of which nothing is known."""
     x = seeded(4, 4).requires_grad_()
-    (got,), (wanted,) = (
+    (actual,), (expected,) = (
         torch.autograd.grad(call(x).sum(), x)
         for call in (compiled(torch.linalg.inv), torch.inverse)
     )
-    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(actual, expected)
 
 
 @layouts
@@ -90,8 +90,8 @@ def test_an_argument_that_nobody_writes_to_is_saved_itself(layout):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         result = call(x)[0]
     assert kept == [x.data_ptr()]
-    (got,) = torch.autograd.grad(result.sum(), x)
-    torch.testing.assert_close(got, 2 * x.detach().cos())
+    (actual,) = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(actual, 2 * x.detach().cos())
 
 
 def test_writes_to_what_a_saved_view_shows_are_noticed():

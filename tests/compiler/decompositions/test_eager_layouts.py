@@ -148,10 +148,10 @@ def test_loops_over_transposed_and_broadcast_arguments(name):
         other = other[drawn.choice([0, slice(0, 1), (slice(None), slice(0, 1))])]
         for args in ((one, other), (other, one), (one.transpose(0, 2), other.mT)):
             try:
-                wanted = program(*args)
+                expected = program(*args)
             except RuntimeError:  # of shapes that do not go together
                 continue
-            assert promised(program, *args) == [wanted.stride()]
+            assert promised(program, *args) == [expected.stride()]
 
 
 @pytest.mark.parametrize(("shape", "order"), PERMUTED)
@@ -241,8 +241,8 @@ def test_what_is_unique_along_a_dimension(unique, dim):
     x = torch.arange(3).repeat_interleave(2).reshape(6, 1, 1) + torch.tensor([[1, 2, 2, 1]])
     x = x.to(torch.get_default_device())
     fast = magpy.compile(program, fullgraph=True, options={"strict": True})
-    for got in (fast(x), fast(x)):
-        for mine, theirs in zip(got, program(x), strict=True):
-            assert mine.stride() == theirs.stride()
-            torch.testing.assert_close(mine, theirs)
+    for results in (fast(x), fast(x)):
+        for actual, expected in zip(results, program(x), strict=True):
+            assert actual.stride() == expected.stride()
+            torch.testing.assert_close(actual, expected)
     assert magpy.cache_info(fast).hits == 1

@@ -42,9 +42,9 @@ def test_images_of_any_size_give_eagers_result(shape, fast=[]):
         fast.append(compiled(lambda x: pooled(x, weight), dynamic=True))
     image = torch.linspace(-1, 1, 3 * shape[0] * shape[2] * shape[3]).reshape(shape)
     with torch.no_grad():
-        got, wanted = fast[0](image), pooled(image, weight)
-    assert got.stride() == wanted.stride()
-    torch.testing.assert_close(got, wanted)
+        actual, expected = fast[0](image), pooled(image, weight)
+    assert actual.stride() == expected.stride()
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_size_and_what_is_made_of_it_share_a_name():
@@ -80,11 +80,11 @@ def test_gradients_at_any_size_are_eagers():
     fast = compiled(lambda x: pooled(x, weight).square().sum(), dynamic=True)
     for shape in [(2, 3, 33, 35), (3, 3, 9, 12)]:
         image = torch.linspace(-1, 1, 3 * shape[0] * shape[2] * shape[3]).reshape(shape)
-        got, wanted = (
+        actual, expected = (
             torch.autograd.grad(loss(image), weight)
             for loss in (fast, lambda x: pooled(x, weight).square().sum())
         )
-        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(actual, expected)
 
 
 GROWN = TruncToInt(1.3 * ToFloat(A))

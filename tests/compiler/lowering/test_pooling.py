@@ -93,10 +93,10 @@ def test_windows_at_random_distances():
     special[1, 2] = -float("inf")
     for given in (x, special):
         torch.manual_seed(0)
-        wanted = pooled(given, volume)
+        expected = pooled(given, volume)
         torch.manual_seed(0)
-        got = compiled(pooled)(given, volume)
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+        actual = compiled(pooled)(given, volume)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     assert through_aten(lambda *tensors: pooled(*tensors), x, volume) == ["aten.rand.default"]
     same_gradients(lambda x: F.fractional_max_pool2d(x, 3, (6, 5)).sin(), x)
     same_gradients(lambda x: F.fractional_max_pool3d(x, 2, (4, 5, 3)).sin(), volume)

@@ -64,17 +64,17 @@ def same_as_eager(layer, x, train, caplog, *more):
     with torch.set_grad_enabled(train):
         fast(x, *more)
         torch.manual_seed(3)
-        got = pytree.tree_leaves(fast(x, *more))
+        actual = pytree.tree_leaves(fast(x, *more))
         torch.manual_seed(3)
-        wanted = pytree.tree_leaves(layer(x, *more))
-        torch.testing.assert_close(got, wanted)
-        assert [t.stride() for t in got] == [t.stride() for t in wanted]
+        expected = pytree.tree_leaves(layer(x, *more))
+        torch.testing.assert_close(actual, expected)
+        assert [t.stride() for t in actual] == [t.stride() for t in expected]
         if train:
             parameters = list(layer.parameters())
-            mine, theirs = (
+            actual_gradients, expected_gradients = (
                 torch.autograd.grad(sum(t.square().sum() for t in results), parameters)
-                for results in (got, wanted)
+                for results in (actual, expected)
             )
-            torch.testing.assert_close(mine, theirs)
+            torch.testing.assert_close(actual_gradients, expected_gradients)
     assert magpy.cache_info(fast).hits == 1
     assert "raised" not in caplog.text

@@ -40,8 +40,10 @@ def main() -> None:
     count, problems, begin = 0, [], time.time()
     for name in names:
         op = operators()[name]
-        wanted = [torch.float32] if options.gradients else dtypes
-        ran, found = sweep(op, wanted, compile_fx, gradient=options.gradients, limit=options.limit)
+        swept_dtypes = [torch.float32] if options.gradients else dtypes
+        ran, found = sweep(
+            op, swept_dtypes, compile_fx, gradient=options.gradients, limit=options.limit
+        )
         count += ran
         problems += found
         for problem in found[:3]:

@@ -332,10 +332,10 @@ def _run(function: Any, inputs: list[torch.Tensor], gradient: bool) -> list[torc
         outputs = list(function(*inputs))
         results: list[torch.Tensor | None] = [*outputs, *inputs]
         if gradient:
-            wanted = [t for t in inputs if t.requires_grad]
+            differentiable = [t for t in inputs if t.requires_grad]
             roots = [out for out in outputs if out.requires_grad]
             results += torch.autograd.grad(
-                roots, wanted, [_cotangent(out) for out in roots], allow_unused=True
+                roots, differentiable, [_cotangent(out) for out in roots], allow_unused=True
             )
     return [None if t is None else t.detach() for t in results]
 

@@ -101,8 +101,8 @@ def test_images_of_varying_size_become_channels_last_and_no_size_is_guarded():
     assert strides(gm, "relu")[1] == 1
     assert image.fake_mode.shape_env.guards == guards
     for given in (IMAGE, IMAGE[:1, :, :, :40].contiguous()):
-        got, wanted = gm(given, WEIGHT, NEXT), block(given, WEIGHT, NEXT)
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+        actual, expected = gm(given, WEIGHT, NEXT), block(given, WEIGHT, NEXT)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_operators_between_convolutions_do_not_run_on_sizes_that_vary(monkeypatch):
@@ -154,10 +154,10 @@ def test_images_of_any_size_give_eagers_result(after):
     for image in (IMAGE, seeded(3, 5, 7, 9)):
         with torch.no_grad():
             seed(0)
-            got = tensors(fast(image))
+            actual = tensors(fast(image))
             seed(0)
-            wanted = tensors(function(image))
-        for a, b in zip(got, wanted, strict=True):
+            expected = tensors(function(image))
+        for a, b in zip(actual, expected, strict=True):
             assert a.stride() == b.stride()
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
@@ -237,8 +237,8 @@ def backward(results, at):
     return torch.autograd.grad(parts, at, [torch.randn(y.shape) for y in parts])
 
 
-def assert_alike(got, wanted):
-    for a, b in zip(tensors(got), tensors(wanted), strict=True):
+def assert_alike(actual, expected):
+    for a, b in zip(tensors(actual), tensors(expected), strict=True):
         assert (a.stride(), a.dtype) == (b.stride(), b.dtype)
         assert (a.double() - b.double()).norm() <= 1e-5 * b.double().norm()
 
@@ -255,9 +255,9 @@ def with_gradients(after):
 def test_whatever_follows_gives_eagers_gradients(after):
     function = with_gradients(after)
     given = IMAGE.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
-    got, wanted = compiled(function)(*given), function(*given)
-    assert_alike(got, wanted)
-    assert_alike(backward(got, given), backward(wanted, given))
+    actual, expected = compiled(function)(*given), function(*given)
+    assert_alike(actual, expected)
+    assert_alike(backward(actual, given), backward(expected, given))
 
 
 def test_images_of_any_size_give_eagers_gradients():
@@ -265,9 +265,9 @@ def test_images_of_any_size_give_eagers_gradients():
     fast, weight = compiled(function, dynamic=True), WEIGHT.clone().requires_grad_()
     for image in (IMAGE, seeded(3, 5, 8, 9)):
         given = image.clone().requires_grad_(), weight
-        got, wanted = fast(*given), function(*given)
-        assert_alike(got, wanted)
-        assert_alike(backward(got, given), backward(wanted, given))
+        actual, expected = fast(*given), function(*given)
+        assert_alike(actual, expected)
+        assert_alike(backward(actual, given), backward(expected, given))
 
 
 def joint_graphs(monkeypatch):

@@ -28,16 +28,18 @@ def assert_eagers(program, *images, dynamic=False):
     """The results, and the gradients if they are floats."""
     fast = compiled(program, dynamic=dynamic)
     for x in images:
-        mine, theirs = (x.clone().requires_grad_(x.is_floating_point()) for _ in range(2))
-        got, wanted = fast(mine), program(theirs)
-        assert torch.equal(got, wanted)
-        assert got.stride() == wanted.stride()
+        compiled_image, eager_image = (
+            x.clone().requires_grad_(x.is_floating_point()) for _ in range(2)
+        )
+        actual, expected = fast(compiled_image), program(eager_image)
+        assert torch.equal(actual, expected)
+        assert actual.stride() == expected.stride()
         if x.is_floating_point():
-            upstream = torch.empty_like(wanted).copy_(image(*wanted.shape))
-            (ours,) = torch.autograd.grad(got, mine, upstream)
-            (eagers,) = torch.autograd.grad(wanted, theirs, upstream)
-            torch.testing.assert_close(ours, eagers)
-            assert ours.stride() == eagers.stride()
+            upstream = torch.empty_like(expected).copy_(image(*expected.shape))
+            (actual_gradient,) = torch.autograd.grad(actual, compiled_image, upstream)
+            (expected_gradient,) = torch.autograd.grad(expected, eager_image, upstream)
+            torch.testing.assert_close(actual_gradient, expected_gradient)
+            assert actual_gradient.stride() == expected_gradient.stride()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,13 +49,13 @@ def test_lines_of_all_lengths(mode, dtype):
     for old in range(1, 65):
         line = image(1, 1, old, dtype=dtype)
         for new in range(1, 65):
-            got = nearest_pixels.resize(line, [new], exact, None)
-            assert torch.equal(got, F.interpolate(line, new, mode=mode)), (old, new)
+            actual = nearest_pixels.resize(line, [new], exact, None)
+            assert torch.equal(actual, F.interpolate(line, new, mode=mode)), (old, new)
         for factor in FACTORS:
             if new := int(old * factor):
-                got = nearest_pixels.resize(line, [new], exact, [factor])
-                wanted = F.interpolate(line, scale_factor=factor, mode=mode)
-                assert torch.equal(got, wanted), (old, factor)
+                actual = nearest_pixels.resize(line, [new], exact, [factor])
+                expected = F.interpolate(line, scale_factor=factor, mode=mode)
+                assert torch.equal(actual, expected), (old, factor)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -133,6 +135,8 @@ def test_a_gpu_adds_each_gradient_to_the_last_pixel_that_starts_before(exact):
             starts = [
                 math.ceil(numpy.float32(float(step) * pixel - before)) for pixel in range(old + 1)
             ]
-            wanted = [sum(start <= pixel for start in starts) - 1 for pixel in range(new)]
-            (got,) = nearest_pixels._gradient_indices(image(1, 1, new), [old], [new], exact, [None])
-            assert got.tolist() == wanted
+            expected = [sum(start <= pixel for start in starts) - 1 for pixel in range(new)]
+            (actual,) = nearest_pixels._gradient_indices(
+                image(1, 1, new), [old], [new], exact, [None]
+            )
+            assert actual.tolist() == expected

@@ -48,8 +48,8 @@ def test_what_is_written_through_an_overlapping_view_is_what_eager_writes(show, 
     )
     fast = magpy.compile(function)
     for _ in range(2):
-        mine, theirs = copy.deepcopy((x, x))
-        assert_same((fast(mine), mine), (function(theirs), theirs))
+        actual, expected = copy.deepcopy((x, x))
+        assert_same((fast(actual), actual), (function(expected), expected))
 
 
 @pytest.mark.parametrize("write", [first, lambda v: v[0].mul_(2)])
@@ -60,8 +60,8 @@ def test_an_argument_that_overlaps_is_written_as_eager_writes(write):
 
     fast = magpy.compile(function)
     for _ in range(2):
-        mine, theirs = torch.ones(3).expand(2, 3), torch.ones(3).expand(2, 3)
-        assert_same((fast(mine), mine), (function(theirs), theirs))
+        actual, expected = torch.ones(3).expand(2, 3), torch.ones(3).expand(2, 3)
+        assert_same((fast(actual), actual), (function(expected), expected))
 
 
 def test_copies_of_overlapping_views_and_what_they_show_are_written_in_the_graph():

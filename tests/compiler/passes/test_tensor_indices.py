@@ -73,12 +73,15 @@ def test_gives_what_eager_mode_gives(function):
     graph = torch.fx.symbolic_trace(function)
     fast = compile_fx(graph, list(inputs()))
     for seed in range(3):
-        mine, theirs = inputs(), inputs()
+        compiled_inputs, eager_inputs = inputs(), inputs()
         shift = torch.arange(5.0).roll(seed)
-        results = [fast(mine[0], mine[1] + shift), function(theirs[0], theirs[1] + shift)]
+        results = [
+            fast(compiled_inputs[0], compiled_inputs[1] + shift),
+            function(eager_inputs[0], eager_inputs[1] + shift),
+        ]
         results = [r if isinstance(r, tuple | list) else (r,) for r in results]
         assert_same(list(results[0]), list(results[1]))
-        assert_same(mine[0], theirs[0])
+        assert_same(compiled_inputs[0], eager_inputs[0])
 
 
 STRICT = {"strict": True}
@@ -128,12 +131,12 @@ def test_a_module_may_change_what_a_subscript_gives():
 @pytest.mark.full
 def test_detection_is_compiled_and_equal_to_eager_mode():
     torch.manual_seed(0)
-    mine, images = PROGRAMS["detection"]()
-    theirs = copy.deepcopy(mine)
-    fast = magpy.compile(mine, options=STRICT)
+    model, images = PROGRAMS["detection"]()
+    eager_model = copy.deepcopy(model)
+    fast = magpy.compile(model, options=STRICT)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         for image in images[:8]:
-            for actual, expected in zip(fast(*image), theirs(*image), strict=True):
+            for actual, expected in zip(fast(*image), eager_model(*image), strict=True):
                 torch.testing.assert_close(actual, expected)
     assert magpy.cache_info(fast).hits >= 4

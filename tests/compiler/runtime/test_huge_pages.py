@@ -32,10 +32,10 @@ def advised(tensor):
 @pytest.mark.parametrize("size", [(ROWS, 1024), (ROWS + 1, 1024), (3, ROWS, 512)])
 def test_a_large_tensor_asks_for_huge_pages_and_is_an_ordinary_tensor(size):
     stride = torch.empty(size, device="meta").stride()
-    got = huge_pages.empty_large(size, stride, torch.float32)
-    assert (tuple(got.shape), got.stride(), got.dtype) == (size, stride, torch.float32)
-    assert got.untyped_storage().nbytes() == got.nbytes
-    assert advised(got) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
+    actual = huge_pages.empty_large(size, stride, torch.float32)
+    assert (tuple(actual.shape), actual.stride(), actual.dtype) == (size, stride, torch.float32)
+    assert actual.untyped_storage().nbytes() == actual.nbytes
+    assert advised(actual) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
 
 
 def test_a_smaller_tensor_does_not(monkeypatch):

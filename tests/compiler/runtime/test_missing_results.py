@@ -23,15 +23,15 @@ def test_an_lstm_runs_as_it_was_compiled(train, grad):
     torch.manual_seed(0)
     if torch.get_default_device().type == "cuda":
         train |= grad  # cuDNN has no gradients for a layer in evaluation
-    theirs = nn.LSTM(4, 3, num_layers=2, bidirectional=True).train(train)
-    mine, x = copy.deepcopy(theirs), torch.randn(5, 2, 4)
-    mine.flatten_parameters()  # cuDNN warns of weights that lie apart, as a copy's do
+    expected = nn.LSTM(4, 3, num_layers=2, bidirectional=True).train(train)
+    actual, x = copy.deepcopy(expected), torch.randn(5, 2, 4)
+    actual.flatten_parameters()  # cuDNN warns of weights that lie apart, as a copy's do
     fast = magpy.compile(program, backend="magpy")
     with warnings.catch_warnings(), torch.set_grad_enabled(grad):
         warnings.simplefilter("error", UserWarning)  # says where a graph keeps raising
         for _ in range(4):
             left = []
-            for run, layer in ((fast, mine), (program, theirs)):
+            for run, layer in ((fast, actual), (program, expected)):
                 layer.zero_grad()
                 out, state = run(layer, x)
                 if grad:

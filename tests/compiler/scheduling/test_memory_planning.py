@@ -68,10 +68,10 @@ def test_gradients_see_what_the_forward_pass_saved():
         p = a @ b
         return (p.sigmoid() * p).tanh()
 
-    mine, theirs = ([m.requires_grad_() for m in matrices(2)] for _ in range(2))
-    compiled(function)(*mine).sum().backward()
-    function(*theirs).sum().backward()
-    for a, b in zip(mine, theirs, strict=True):
+    actual, expected = ([m.requires_grad_() for m in matrices(2)] for _ in range(2))
+    compiled(function)(*actual).sum().backward()
+    function(*expected).sum().backward()
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
 
 
@@ -147,8 +147,8 @@ def test_a_dense_block_that_is_computed_again_takes_less_memory_than_in_eager():
         return torch.cat(maps, 1)
 
     weights = [torch.randn(SIZE * (k + 1), SIZE) / SIZE for k in range(12)]
-    eager, mine = gradient_peaks(function, *matrices(1), *weights)
-    assert mine < 0.8 * eager
+    eager, actual = gradient_peaks(function, *matrices(1), *weights)
+    assert actual < 0.8 * eager
 
 
 def test_what_is_returned_is_made_when_it_is_computed():

@@ -13,8 +13,8 @@ def every_half():
 
 def test_every_number_is_read_and_written_as_it_is():
     x = every_half()
-    got = compiled(lambda x: torch.where(x == 1, x, x.roll(0)))(x)
-    assert torch.equal(got.nan_to_num(7).view(torch.int16), x.nan_to_num(7).view(torch.int16))
+    actual = compiled(lambda x: torch.where(x == 1, x, x.roll(0)))(x)
+    assert torch.equal(actual.nan_to_num(7).view(torch.int16), x.nan_to_num(7).view(torch.int16))
 
 
 def test_results_are_rounded_to_even_and_overflow_as_eagers():
@@ -22,10 +22,10 @@ def test_results_are_rounded_to_even_and_overflow_as_eagers():
     x = every_half()
     for y in (x.roll(1), x.flip(0), torch.full_like(x, 2**-9), torch.full_like(x, 3.1e-3)):
         # The first result of each is an intermediate value, rounded without being stored.
-        got = compiled(lambda x, y: ((x + y).float(), (x * y).float(), x + y))(x, y)
-        wanted = ((x + y).float(), (x * y).float(), x + y)
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
-        for a, b in zip(got, wanted, strict=True):
+        actual = compiled(lambda x, y: ((x + y).float(), (x * y).float(), x + y))(x, y)
+        expected = ((x + y).float(), (x * y).float(), x + y)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(actual, expected, strict=True):
             a, b = a[~b.isnan()], b[~b.isnan()]
             assert torch.equal(a.signbit(), b.signbit())
 

@@ -56,8 +56,8 @@ def test_logarithms_of_sums_of_powers_are_as_exact_as_their_type():
     among_none = F.pad(one[:: 64 + 1], (14, 23), value=-float("inf"))
     for rows in one, many, among_none:
         result = compiled(lambda x: x.log_softmax(-1))(rows)
-        wanted = rows.double().log_softmax(-1).float()
-        torch.testing.assert_close(result, wanted, rtol=2e-7, atol=4e-7, equal_nan=True)
+        expected = rows.double().log_softmax(-1).float()
+        torch.testing.assert_close(result, expected, rtol=2e-7, atol=4e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("function", [torch.erf, torch.tanh, F.gelu])

@@ -196,10 +196,10 @@ LAYOUTS = {
 }
 
 
-def exact(function, got, x):
+def exact(function, results, x):
     """Within what rounding leaves of the result in double precision."""
-    for mine, wanted in zip(got, function(x.double()), strict=True):
-        torch.testing.assert_close(mine.double(), wanted, rtol=3e-5, atol=0)
+    for actual, expected in zip(results, function(x.double()), strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=0)
 
 
 @pytest.mark.parametrize("scale, shift", [(1, 3), (1, 1000), (0.01, 1e4), (1e-18, 3e-18)], ids=str)

@@ -60,11 +60,11 @@ def test_rows_that_meet_add_up_in_order_on_every_number_of_threads(threads, size
     for dim in range(len(size)):
         i = torch.randint(0, size[dim], (70,))
         s = torch.randn(*size[:dim], 70, *size[dim + 1 :]).mul(99).to(dtype)
-        wanted, exact = x.clone(), [slice(None)] * dim
+        expected, exact = x.clone(), [slice(None)] * dim
         for k, place in enumerate(i):
-            wanted[(*exact, place)] += s[(*exact, k)]
-        got = compiled(along(dim))(x, i, s)
-        assert torch.equal(got, wanted)
+            expected[(*exact, place)] += s[(*exact, k)]
+        actual = compiled(along(dim))(x, i, s)
+        assert torch.equal(actual, expected)
 
 
 def test_elements_that_meet_add_up_in_order_on_every_number_of_threads(threads):

@@ -52,11 +52,11 @@ def test_any_number_of_threads_gives_the_result(threads):
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
-            got = [fast(x) for _ in range(2)]
+            actual = [fast(x) for _ in range(2)]
     finally:
         torch.set_num_threads(before)
-    torch.testing.assert_close(got[0], centred(x), rtol=1e-4, atol=1e-4)
-    assert torch.equal(*got)  # in a fixed order
+    torch.testing.assert_close(actual[0], centred(x), rtol=1e-4, atol=1e-4)
+    assert torch.equal(*actual)  # in a fixed order
 
 
 def test_nan_and_infinity_are_seen_in_every_part():

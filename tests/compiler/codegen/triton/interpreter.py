@@ -191,5 +191,5 @@ class Interpreted:
                 raise
 
 
-def load_many(wanted: Sequence[Any]) -> list[Interpreted]:
-    return [Interpreted(source) for source, _, _ in wanted]
+def load_many(sources: Sequence[Any]) -> list[Interpreted]:
+    return [Interpreted(source) for source, _, _ in sources]

@@ -101,7 +101,7 @@ def test_a_graph_that_was_compiled_before_is_found_with_its_kernels(monkeypatch,
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
     loaded, lowered = [], []
     monkeypatch.setattr(
-        triton_launch, "load_many", lambda wanted: loaded.append(wanted) or [print] * len(wanted)
+        triton_launch, "load_many", lambda kernels: loaded.append(kernels) or [print] * len(kernels)
     )
     run = Graph.run
     monkeypatch.setattr(Graph, "run", lambda self: lowered.append(self) or run(self))
@@ -115,8 +115,8 @@ def test_a_graph_that_was_compiled_before_is_found_with_its_kernels(monkeypatch,
     assert len(lowered) == 1
     first, second = loaded
     assert len(first) > 1
-    assert [tuple(map(str, wanted)) for wanted in first] == [tuple(map(str, w)) for w in second]
-    assert [wanted[0] for wanted in first] == [wanted[0] for wanted in second]
+    assert [tuple(map(str, kernel)) for kernel in first] == [tuple(map(str, k)) for k in second]
+    assert [kernel[0] for kernel in first] == [kernel[0] for kernel in second]
 
 
 def test_what_a_graph_folded_is_kept_on_its_device():
