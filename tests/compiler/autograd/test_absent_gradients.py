@@ -1,4 +1,4 @@
-"""Gradients where not all results were used are eager's: values, None, draws, and the memory."""
+"""Backward passes with absent gradients: values, None, random draws and memory equal eager's."""
 
 import functools
 import itertools
@@ -18,28 +18,28 @@ def leaves(*sizes):
     return [leaf.div(2).to(torch.get_default_device()).requires_grad_() for leaf in made]
 
 
-def gradients(call, used, given, **how):
-    """Of the sum of the results of ``used`` places; each one counts differently."""
-    results = call(*given)
+def gradients(call, used, inputs, **options):
+    """The gradients of a weighted sum of the results with the indices ``used``."""
+    results = call(*inputs)
     total = sum((results[k] * (k + 1)).sum() for k in used)
-    return torch.autograd.grad(total, given, allow_unused=True, **how)
+    return torch.autograd.grad(total, inputs, allow_unused=True, **options)
 
 
 def subsets(count):
     return [used for n in range(1, count + 1) for used in itertools.combinations(range(count), n)]
 
 
-def same_for_each(function, given, **how):
-    """Whichever results are used, by turns."""
+def assert_same_for_each_subset(function, inputs, **options):
+    """Compares the gradients with eager's for every nonempty set of used results."""
     fast = compiled(function)
-    for used in subsets(len(function(*given))):
-        actual, expected = (gradients(call, used, given, **how) for call in (fast, function))
+    for used in subsets(len(function(*inputs))):
+        actual, expected = (gradients(call, used, inputs, **options) for call in (fast, function))
         torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_what_only_unused_results_are_made_of_has_no_gradient(used, dynamic):
+def test_inputs_of_unused_results_only_have_no_gradient(used, dynamic):
     def function(x, y, w, v):
         shared = x @ w
         return shared.tanh(), (shared * y).sum(), y.exp() * v
@@ -55,7 +55,7 @@ def test_what_only_unused_results_are_made_of_has_no_gradient(used, dynamic):
     torch.testing.assert_close(gradients(compiled(function, dynamic=dynamic)), gradients(function))
 
 
-def test_results_used_one_after_the_other_have_each_their_gradients():
+def test_each_result_has_its_gradients_in_successive_backward_passes():
     def function(x, y):
         return x.exp(), y.exp()
 
@@ -68,23 +68,23 @@ def test_results_used_one_after_the_other_have_each_their_gradients():
     torch.testing.assert_close(x.grad, x.exp())
 
 
-def test_views_and_changed_arguments_among_the_results():
+def test_unused_views_and_mutated_arguments_have_no_gradient():
     def function(x, y):
         product = x @ y
         return product.t(), product.exp().view(-1), y.sin(), x.view(-1)
 
-    same_for_each(function, leaves((3, 3), (3, 3)))
+    assert_same_for_each_subset(function, leaves((3, 3), (3, 3)))
 
     def changing(x, y):
         x = x * 1
         x.add_(y.sin())
         return x.exp(), x, y * 2
 
-    same_for_each(changing, leaves((3, 3), (3, 3)))
+    assert_same_for_each_subset(changing, leaves((3, 3), (3, 3)))
 
 
-def test_an_infinity_behind_an_unused_result_stays_there():
-    """The gradient of a root at 0: times zero it is not a number."""
+def test_infinite_gradient_of_unused_result_does_not_become_nan():
+    """The gradient of a square root at 0 is infinite; times zero it is NaN."""
     x = torch.zeros(4, requires_grad=True)
     torch.testing.assert_close(
         gradients(compiled(lambda x: (x.sqrt(), x * 2)), (1,), [x]), (torch.full_like(x, 4),)
@@ -99,8 +99,8 @@ def test_an_infinity_behind_an_unused_result_stays_there():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_parts_whose_sizes_vary(dynamic):
-    """The gradient of the whole has zeros where a part has none."""
+def test_unused_parts_of_varying_size_have_zero_gradients(dynamic):
+    """The gradient of the whole tensor has zeros where a part has no gradient."""
 
     def function(x, y):
         first, second = (x @ y).split([2, y.shape[1] - 2], 1)
@@ -109,13 +109,13 @@ def test_parts_whose_sizes_vary(dynamic):
     fast = magpy.compile(function, dynamic=dynamic)
     for size in (5, 7, 4):
         for used in subsets(3):
-            given = leaves((size, size), (size, size))
-            actual, expected = (gradients(call, used, given) for call in (fast, function))
+            inputs = leaves((size, size), (size, size))
+            actual, expected = (gradients(call, used, inputs) for call in (fast, function))
             torch.testing.assert_close(actual, expected)
 
 
 class _Noisy(torch.autograd.Function):
-    """One result; its gradient is more than the one that comes in times something."""
+    """One result; its gradient is random and not a multiple of the incoming gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -126,8 +126,8 @@ class _Noisy(torch.autograd.Function):
         return grad * torch.rand(grad.shape, device=grad.device) + torch.rand_like(grad) + 1
 
 
-class _Two(torch.autograd.Function):
-    """Two results; the gradient of each is taken for zeros where there is none."""
+class _TwoResults(torch.autograd.Function):
+    """Two results; an absent gradient of either arrives as zeros."""
 
     @staticmethod
     def forward(ctx, x):
@@ -142,42 +142,42 @@ def _noisy(x, y):
     return _Noisy.apply(x * y).exp(), y * x
 
 
-def _two(x, y):
-    one, other = _Two.apply(x * y)
+def _two_results(x, y):
+    one, other = _TwoResults.apply(x * y)
     return one.exp(), other.sin(), y * 2
 
 
-@pytest.mark.parametrize("function", [_noisy, _two])
+@pytest.mark.parametrize("function", [_noisy, _two_results])
 @pytest.mark.parametrize("compiler", [magpy.compile, compiled])
-def test_a_function_of_ones_own_is_asked_where_eager_asks_it(function, compiler):
+def test_custom_function_runs_backward_when_eager_runs_it(function, compiler):
     fast = compiler(function)
-    given = leaves((3,), (3,))
+    inputs = leaves((3,), (3,))
     for used in subsets(2 if function is _noisy else 3) * 2:
         seen = []
         for call in (fast, function):
             torch.manual_seed(3)
-            seen.append((gradients(call, used, given), torch.rand(2)))
+            seen.append((gradients(call, used, inputs), torch.rand(2)))
         torch.testing.assert_close(*seen)
 
 
 @pytest.mark.parametrize("compiler", [magpy.compile, compiled])
-def test_a_function_of_ones_own_before_what_is_compiled_is_asked_where_eager_asks_it(compiler):
-    """Autograd calls what has made an argument whether or not a gradient comes of it."""
+def test_custom_function_before_the_graph_runs_backward_when_eager_runs_it(compiler):
+    """Autograd runs the node of an argument whether or not it receives a gradient."""
 
     def function(one, other, y):
         return one.exp(), y * 2, other.detach() + y
 
     fast = compiler(function)
-    given = leaves((3,), (3,))
+    inputs = leaves((3,), (3,))
     for used in subsets(3) * 2:
         seen = []
         for call in (fast, function):
             torch.manual_seed(3)
 
             def whole(x, y, call=call):
-                return call(_Noisy.apply(x * y) * 2, _Two.apply(x)[1], y)
+                return call(_Noisy.apply(x * y) * 2, _TwoResults.apply(x)[1], y)
 
-            seen.append((gradients(whole, used, given), torch.rand(2)))
+            seen.append((gradients(whole, used, inputs), torch.rand(2)))
         torch.testing.assert_close(*seen)
 
 
@@ -191,26 +191,28 @@ class _NoGradient(torch.autograd.Function):
         return None
 
 
-def test_what_comes_in_may_be_nothing_at_all():
+def test_all_incoming_gradients_may_be_absent():
     fast = compiled(lambda x: (x.exp(), x.sin()))
     (x,) = leaves((3,))
     sum(_NoGradient.apply(result).sum() for result in fast(x)).backward()
     assert x.grad is None
 
 
-def test_each_of_many_sets_of_results():
+def test_gradients_equal_eager_beyond_the_variant_limit():
     def function(*xs):
         return [x.exp() * xs[0] for x in xs]
 
     assert len(subsets(4)) > absent_gradients.MAX_BACKWARD_VARIANTS
-    same_for_each(function, leaves(*[(3,)] * 4))
+    assert_same_for_each_subset(function, leaves(*[(3,)] * 4))
 
 
-def test_gradients_that_are_to_have_gradients_are_themselves_eagers():
-    same_for_each(lambda x, y: (x * y, y.sin()), leaves((3,), (3,)), create_graph=True)
+def test_gradients_with_create_graph_equal_eager():
+    assert_same_for_each_subset(
+        lambda x, y: (x * y, y.sin()), leaves((3,), (3,)), create_graph=True
+    )
 
 
-def test_an_unused_result_takes_no_memory(device):
+def test_unused_result_takes_no_memory(device):
     def one(x, w):
         return (x @ w).tanh()
 
@@ -218,12 +220,12 @@ def test_an_unused_result_takes_no_memory(device):
         return (x @ w).tanh(), (x @ w).exp()
 
     def backward(call):
-        result = call(*given)
+        result = call(*inputs)
         result = result if isinstance(result, torch.Tensor) else result[0]
-        pass_through = functools.partial(torch.autograd.grad, result.sum(), given)
+        pass_through = functools.partial(torch.autograd.grad, result.sum(), inputs)
         return peak_bytes(pass_through, device)
 
-    given = leaves((300, 300), (300, 300))
+    inputs = leaves((300, 300), (300, 300))
     calls = compiled(one), compiled(both)
     for _ in range(2):
         alone, beside = map(backward, calls)

@@ -1,4 +1,4 @@
-"""Which GPUs a graph is on, and on whose streams: with no GPU, streams are stood in for."""
+"""The GPUs of a graph and the streams of its backward pass, with stubs for the streams."""
 
 import pytest
 import torch
@@ -17,24 +17,24 @@ def streams(monkeypatch):
 
 
 @pytest.mark.parametrize("another", [0, 1])
-def test_gradients_on_several_gpus_are_eagers_on_other_streams(streams, another):
+def test_gradients_on_several_gpus_run_eagerly_on_other_streams(streams, gpu):
     run = on_default_streams(lambda x: "compiled", lambda x: "eager", {0, 1})
     assert run(1) == "compiled"
-    streams[another] = 140_000
+    streams[gpu] = 140_000
     assert run(1) == "eager"
     with torch.no_grad():
         assert run(1) == "compiled"
-    streams[another] = 0
+    streams[gpu] = 0
     assert run(1) == "compiled"
 
 
-def test_streams_of_other_gpus_do_not_matter(streams):
+def test_streams_of_unused_gpus_are_ignored(streams):
     streams[1] = 140_000
     assert on_default_streams(lambda: "compiled", lambda: "eager", {0})() == "compiled"
 
 
-def test_the_gpus_of_a_graph(monkeypatch):
-    # Where there are fewer GPUs, a tensor without data needs none, but torch starts it.
+def test_gpus_of_a_graph_are_collected(monkeypatch):
+    # A fake tensor needs no GPU, but torch initialises its context, which fails on fewer GPUs.
     monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None)
     graph = torch.fx.Graph()
     node = graph.placeholder("x")

@@ -1,4 +1,4 @@
-"""Gradients of weights that rounds of a loop share: one product of all rounds' rows."""
+"""Deferred weight gradients: one product for a weight that all iterations of a loop share."""
 
 import functools
 import operator
@@ -16,7 +16,7 @@ from magpy_like.graph_operators.node_metadata import NUMBER
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
 
-SIZE, BATCH = 24, 2  # a quarter of the gradient's memory are three rows
+SIZE, BATCH = 24, 2  # three rows take a quarter of the gradient's memory
 
 
 class Linear(nn.Module):
@@ -29,7 +29,7 @@ class Product(nn.Module):
         return (torch.tanh(h @ weight * 0.5 + x @ other),)
 
 
-class OfThreeDimensions(nn.Module):
+class ThreeDimensional(nn.Module):
     def forward(self, index, h, x, weight, other):
         return (torch.tanh(F.linear(h.view(1, 2, -1), weight.view(4, -1, SIZE).flatten(0, 1))[0]),)
 
@@ -44,50 +44,52 @@ class NoProduct(nn.Module):
         return (torch.tanh(h @ weight + weight.mean(0)),)
 
 
-class InHalf(nn.Module):
+class LowPrecision(nn.Module):
     def forward(self, index, h, x, weight, other):
         return (torch.tanh((h.bfloat16() @ weight.bfloat16()).float() + x),)
 
 
-BODIES = [Linear, Product, OfThreeDimensions, Twice, NoProduct, InHalf]
+BODIES = [Linear, Product, ThreeDimensional, Twice, NoProduct, LowPrecision]
 
 
-class Same(nn.Module):
+class Identity(nn.Module):
     def forward(self, h):
         return (h,)
 
 
-def in_two_parts(change):
-    """A body that computes its weight first, and has a branch between that and its product."""
+def body_in_two_parts(change):
+    """A body that computes its weight first, with a branch between that and the product."""
     graph = fx.Graph()
     index, h, x, weight, other = map(graph.placeholder, ("index", "h", "x", "weight", "other"))
     root = nn.Module()
-    root.side = fx.symbolic_trace(Same())
+    root.branch = fx.symbolic_trace(Identity())
     changed = change(graph, weight)
     test = graph.call_function(torch.gt, (graph.call_method("sum", (x,)), 0))
-    side = graph.get_attr("side")
-    taken = graph.call_function(torch.ops.higher_order.cond, (test, side, side, (h,)))
-    h = graph.call_function(operator.getitem, (taken, 0))
+    branch = graph.get_attr("branch")
+    branch_result = graph.call_function(torch.ops.higher_order.cond, (test, branch, branch, (h,)))
+    h = graph.call_function(operator.getitem, (branch_result, 0))
     graph.output((graph.call_method("tanh", (graph.call_function(F.linear, (h, changed)),)),))
     return fx.GraphModule(root, graph)
 
 
-def looped(body):
-    """A graph that repeats ``body`` as often as it is told."""
+def loop_graph(body):
+    """A graph with a ``for_loop`` over ``body``; its last input is the trip count."""
     graph = fx.Graph()
-    h, x, weight, other, rounds = map(graph.placeholder, ("h", "x", "weight", "other", "rounds"))
-    rounds.meta[NUMBER] = True
+    h, x, weight, other, trip_count = map(
+        graph.placeholder, ("h", "x", "weight", "other", "trip_count")
+    )
+    trip_count.meta[NUMBER] = True
     root = nn.Module()
     root.body = body if isinstance(body, fx.GraphModule) else fx.symbolic_trace(body())
-    repeated = (graph.get_attr("body"), (0, rounds, 1), (h,), (), (x, weight, other))
+    repeated = (graph.get_attr("body"), (0, trip_count, 1), (h,), (), (x, weight, other))
     found = graph.call_function(for_loop, repeated)
     graph.output((graph.call_function(operator.getitem, (found, 0)),))
     return fx.GraphModule(root, graph)
 
 
-def in_eager(body):
-    def run(h, x, weight, other, rounds):
-        for index in range(rounds):
+def eager_loop(body):
+    def run(h, x, weight, other, trip_count):
+        for index in range(trip_count):
             (h,) = body()(index, h, x, weight, other)
         return (h,)
 
@@ -102,18 +104,18 @@ def inputs(batch=BATCH):
 
 @functools.cache
 def compiled(body):
-    return compile_fx(looped(body), [*inputs(), 3], options={"strict": True})
+    return compile_fx(loop_graph(body), [*inputs(), 3], options={"strict": True})
 
 
-def gradients(run, given, rounds, **kwargs):
-    (result,) = run(*given, rounds)
+def gradients(run, arguments, trip_count, **kwargs):
+    (result,) = run(*arguments, trip_count)
     result.square().sum().backward(**kwargs)
-    return result, [g.grad for g in given]
+    return result, [g.grad for g in arguments]
 
 
 @pytest.fixture
-def multiplied(monkeypatch):
-    """How many rows each product of several rounds has had."""
+def product_rows(monkeypatch):
+    """The numbers of rows of the products that combine several iterations."""
     rows, multiply = [], deferred_weight_gradients._DeferredSum._multiply
 
     def counting(self):
@@ -125,109 +127,111 @@ def multiplied(monkeypatch):
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_gradients_are_as_in_eager(body):
+def test_gradients_equal_eager(body):
     run = compiled(body)
-    for rounds in (3, 1, 7):
-        tolerance = {"rtol": 2e-2, "atol": 1e-2} if body is InHalf else {}
-        actual = gradients(run, inputs(), rounds)
-        assert_same(actual, gradients(in_eager(body), inputs(), rounds), **tolerance)
+    for trip_count in (3, 1, 7):
+        tolerance = {"rtol": 2e-2, "atol": 1e-2} if body is LowPrecision else {}
+        actual = gradients(run, inputs(), trip_count)
+        assert_same(actual, gradients(eager_loop(body), inputs(), trip_count), **tolerance)
 
 
-def test_rounds_leave_their_products_to_one(multiplied, monkeypatch):
+def test_iterations_share_one_product(product_rows, monkeypatch):
     monkeypatch.setattr(deferred_weight_gradients, "_max_deferred_rows", lambda m, n: 100)
     run = compiled(Linear)
     gradients(run, inputs(), 5)
-    assert multiplied == [5 * BATCH]
+    assert product_rows == [5 * BATCH]
 
 
-def test_rows_take_no_more_than_a_quarter_of_the_gradients_memory(multiplied):
+def test_deferred_rows_take_at_most_a_quarter_of_the_gradients_memory(product_rows):
     run = compiled(Linear)
     gradients(run, inputs(), 4)
-    assert sum(multiplied) == 4 * BATCH
-    assert max(multiplied) * 2 * SIZE <= SIZE * SIZE / 4
+    assert sum(product_rows) == 4 * BATCH
+    assert max(product_rows) * 2 * SIZE <= SIZE * SIZE / 4
 
 
-def test_a_first_round_of_another_form_leaves_its_products_to_the_same_sum(multiplied, monkeypatch):
+def test_first_iteration_of_another_form_joins_the_same_sum(product_rows, monkeypatch):
     monkeypatch.setattr(deferred_weight_gradients, "_max_deferred_rows", lambda m, n: 100)
     found = []
-    for run in (compiled(Linear), in_eager(Linear)):
+    for run in (compiled(Linear), eager_loop(Linear)):
         h, *others = inputs()
         (result,) = run(h.detach(), *others, 5)
         result.square().sum().backward()
         found.append([t.grad for t in others])
     assert_same(*found)
-    assert multiplied == [5 * BATCH]
+    assert product_rows == [5 * BATCH]
 
 
-def test_a_round_of_many_rows_multiplies_them_itself(multiplied):
-    given = inputs(batch=16)
-    run = compile_fx(looped(Linear), [*given, 3], options={"strict": True})
-    actual = gradients(run, given, 3)
-    assert_same(actual, gradients(in_eager(Linear), inputs(batch=16), 3))
-    assert not multiplied
+def test_iteration_with_many_rows_is_not_deferred(product_rows):
+    arguments = inputs(batch=16)
+    run = compile_fx(loop_graph(Linear), [*arguments, 3], options={"strict": True})
+    actual = gradients(run, arguments, 3)
+    assert_same(actual, gradients(eager_loop(Linear), inputs(batch=16), 3))
+    assert not product_rows
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_calls_keep_what_they_have_left_apart(order):
+def test_two_calls_keep_separate_factors(order):
     found = []
-    for run in (compiled(Linear), in_eager(Linear)):
-        given = [inputs(), inputs()]
-        given[1][2].data.mul_(0.5)
-        results = [run(*g, rounds)[0].square().sum() for g, rounds in zip(given, (4, 6))]
+    for run in (compiled(Linear), eager_loop(Linear)):
+        arguments = [inputs(), inputs()]
+        arguments[1][2].data.mul_(0.5)
+        results = [
+            run(*g, trip_count)[0].square().sum() for g, trip_count in zip(arguments, (4, 6))
+        ]
         for i in order:
             results[i].backward()
-        found.append([[t.grad for t in g] for g in given])
+        found.append([[t.grad for t in g] for g in arguments])
     assert_same(*found)
 
 
-def test_a_second_backward_pass_begins_anew():
+def test_second_backward_pass_starts_from_empty_sums():
     found = []
-    for run in (compiled(Linear), in_eager(Linear)):
-        given = inputs()
-        (result,) = run(*given, 5)
+    for run in (compiled(Linear), eager_loop(Linear)):
+        arguments = inputs()
+        (result,) = run(*arguments, 5)
         loss = result.square().sum()
         loss.backward(retain_graph=True)
         loss.backward()
-        found.append([t.grad for t in given])
+        found.append([t.grad for t in arguments])
     assert_same(*found)
 
 
-def test_what_a_failed_backward_pass_has_left_is_no_part_of_the_next():
+def test_factors_of_a_failed_backward_pass_are_discarded():
     found = []
-    for run in (compiled(Linear), in_eager(Linear)):
-        given = inputs()
+    for run in (compiled(Linear), eager_loop(Linear)):
+        arguments = inputs()
 
         def fail(gradient):
             raise ValueError("once")
 
-        h = given[0] * 1
-        (result,) = run(h, *given[1:], 5)
+        h = arguments[0] * 1
+        (result,) = run(h, *arguments[1:], 5)
         loss = result.square().sum()
         hook = h.register_hook(fail)
         with pytest.raises(ValueError, match="once"):
             loss.backward(retain_graph=True)
-        for leaf in given:
+        for leaf in arguments:
             leaf.grad = None
         hook.remove()
         loss.backward()
-        found.append([t.grad for t in given])
+        found.append([t.grad for t in arguments])
     assert_same(*found)
 
 
-def test_gradients_of_some_inputs_only():
+def test_gradients_of_some_inputs_equal_eager():
     found = []
-    for run in (compiled(Product), in_eager(Product)):
-        given = inputs()
-        (result,) = run(*given, 5)
+    for run in (compiled(Product), eager_loop(Product)):
+        arguments = inputs()
+        (result,) = run(*arguments, 5)
         loss = result.square().sum()
-        asked = [(given[0],), (given[3],), (given[2], given[0])]
-        found.append([torch.autograd.grad(loss, a, retain_graph=True) for a in asked])
+        selected = [(arguments[0],), (arguments[3],), (arguments[2], arguments[0])]
+        found.append([torch.autograd.grad(loss, a, retain_graph=True) for a in selected])
     assert_same(*found)
 
 
-def test_a_weight_that_is_computed_and_one_that_is_two_inputs():
+def test_computed_weight_and_weight_passed_twice_equal_eager():
     run, found = compiled(Product), []
-    for call in (run, in_eager(Product)):
+    for call in (run, eager_loop(Product)):
         h, x, weight, _ = inputs()
         (result,) = call(h, x, weight * 2, weight * 2, 5)
         result.sum().backward()
@@ -238,27 +242,29 @@ def test_a_weight_that_is_computed_and_one_that_is_two_inputs():
     assert_same(*found)
 
 
-def test_without_gradients_nothing_is_left(multiplied):
+def test_no_factors_are_kept_under_no_grad(product_rows):
     run = compiled(Linear)
     with torch.no_grad():
-        assert_same(run(*inputs(), 5), tuple(t.detach() for t in in_eager(Linear)(*inputs(), 5)))
-    assert_same(gradients(run, inputs(), 5), gradients(in_eager(Linear), inputs(), 5))
-    assert multiplied
+        assert_same(run(*inputs(), 5), tuple(t.detach() for t in eager_loop(Linear)(*inputs(), 5)))
+    assert_same(gradients(run, inputs(), 5), gradients(eager_loop(Linear), inputs(), 5))
+    assert product_rows
 
 
-def test_a_backend_that_knows_no_taps_gives_gradients_as_ever():
-    run = compile_in_parts(looped(Linear), lambda graph, given: graph.forward)
-    assert_same(gradients(run, inputs(), 5), gradients(in_eager(Linear), inputs(), 5))
+def test_backend_without_auxiliary_inputs_equals_eager():
+    run = compile_in_parts(loop_graph(Linear), lambda graph, arguments: graph.forward)
+    assert_same(gradients(run, inputs(), 5), gradients(eager_loop(Linear), inputs(), 5))
 
 
-class Written(nn.Module):
+class MutatesInput(nn.Module):
     def forward(self, index, h, x, weight, other):
         x.add_(1)
         return (torch.tanh(h @ weight + x),)
 
 
-def test_rounds_that_write_to_a_tensor():
-    found = [gradients(run, inputs(), 4) for run in (compiled(Written), in_eager(Written))]
+def test_iterations_that_mutate_a_tensor_equal_eager():
+    found = [
+        gradients(run, inputs(), 4) for run in (compiled(MutatesInput), eager_loop(MutatesInput))
+    ]
     assert_same(*found)
 
 
@@ -266,15 +272,16 @@ def dropped(graph, weight):
     return graph.call_function(F.dropout, (weight, 0.5))
 
 
-def test_a_weight_that_each_round_makes_has_a_gradient_of_each():
-    def eager(h, x, weight, other, rounds):
-        for _ in range(rounds):
+def test_weight_computed_in_each_iteration_has_each_gradient():
+    def eager(h, x, weight, other, trip_count):
+        for _ in range(trip_count):
             h = torch.tanh(F.linear(h, F.dropout(weight, 0.5)))
         return (h,)
 
     found = []
     run = compile_in_parts(
-        looped(in_two_parts(dropped)), functools.partial(compile_fx, options={"strict": True})
+        loop_graph(body_in_two_parts(dropped)),
+        functools.partial(compile_fx, options={"strict": True}),
     )
     for call in (run, eager):
         torch.manual_seed(0)
@@ -282,23 +289,23 @@ def test_a_weight_that_each_round_makes_has_a_gradient_of_each():
     assert_same(*found)
 
 
-def test_batches_of_other_sizes():
+def test_varying_batch_sizes_equal_eager():
     varying = [True, True, False, False, True]
     run = compile_in_parts(
-        looped(Product), functools.partial(compile_fx, options={"strict": True}), varying
+        loop_graph(Product), functools.partial(compile_fx, options={"strict": True}), varying
     )
     for batch in (2, 3, 1, 2, 3):
-        expected = gradients(in_eager(Product), inputs(batch), 4)
+        expected = gradients(eager_loop(Product), inputs(batch), 4)
         assert_same(gradients(run, inputs(batch), 4), expected)
 
 
-def test_gradients_that_could_be_differentiated_again():
+def test_gradients_with_create_graph_equal_eager():
     found = []
-    for run in (compiled(Linear), in_eager(Linear)):
-        given = inputs()
-        (result,) = run(*given, 4)
-        asked = [t for t in given[::2]]
-        gradients = torch.autograd.grad(result.square().sum(), asked, create_graph=True)
+    for run in (compiled(Linear), eager_loop(Linear)):
+        arguments = inputs()
+        (result,) = run(*arguments, 4)
+        selected = [t for t in arguments[::2]]
+        gradients = torch.autograd.grad(result.square().sum(), selected, create_graph=True)
         found.append([g.detach() for g in gradients])
     assert_same(*found)
 
@@ -313,7 +320,7 @@ class WithoutIndex(nn.Module):
         return (torch.tanh(h @ weight * 0.2),)
 
 
-def test_rounds_until_something_holds(multiplied):
+def test_while_loop_defers_products(product_rows):
     graph = fx.Graph()
     h, *others = map(graph.placeholder, ("h", "x", "weight", "other"))
     root = nn.Module()
@@ -331,9 +338,9 @@ def test_rounds_until_something_holds(multiplied):
 
     both = []
     for call in (run, eager):
-        given = inputs()
-        (result,) = call(*given)
+        arguments = inputs()
+        (result,) = call(*arguments)
         result.sum().backward()
-        both.append((result, [t.grad for t in given]))
+        both.append((result, [t.grad for t in arguments]))
     assert_same(*both)
-    assert multiplied
+    assert product_rows

@@ -42,7 +42,7 @@ def inputs(requires_grad=False):
 @pytest.mark.parametrize("function", [program, view])
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("warm", [False, True])
-def test_tangents_go_through(compile, function, requires_grad, warm):
+def test_forward_mode_tangents_equal_eager(compile, function, requires_grad, warm):
     x, w, tangent = inputs(requires_grad)
     fast = compile(function, x, w)
     if warm:
@@ -53,7 +53,7 @@ def test_tangents_go_through(compile, function, requires_grad, warm):
     torch.testing.assert_close(fast(x, w), function(x, w))
 
 
-def test_gradients_with_tangents_have_gradients_with_tangents():
+def test_tangents_of_gradients_equal_eager():
     x, w, tangent = inputs(requires_grad=True)
     fast, found = traced(program, x, w), []
     for call in (program, fast):
@@ -65,12 +65,12 @@ def test_gradients_with_tangents_have_gradients_with_tangents():
     torch.testing.assert_close(found[1], found[0])
 
 
-def drawing(x, w):
+def random_program(x, w):
     return torch.nn.functional.dropout(x.exp() * w, 0.5), x * w
 
 
-@pytest.mark.parametrize("function", [drawing, view], ids=["ours", "AOTAutograd's"])
-def test_gradients_with_tangents_that_nothing_can_make_say_so(function):
+@pytest.mark.parametrize("function", [random_program, view], ids=["ours", "AOTAutograd's"])
+def test_unsupported_tangents_of_gradients_raise(function):
     x, w, tangent = inputs(requires_grad=True)
     result, _ = traced(function, x, w)(x, w)
     with forward_ad.dual_level():
@@ -91,7 +91,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("compile", [traced, captured])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_transforms_of_a_compiled_graph_are_eagers(compile, transform, requires_grad):
+def test_transforms_of_a_compiled_graph_equal_eager(compile, transform, requires_grad):
     x, w, tangent = inputs(requires_grad)
     fast = compile(program, x, w)
     for _ in range(2):

@@ -14,7 +14,7 @@ def test_layer_norm_with_affine_parameters():
     )  # fmt: skip
 
 
-def test_attention_written_out():
+def test_attention_from_primitive_operators():
     def attention(x, w):
         q, k, v = (x @ w).chunk(3, -1)
         return F.dropout((q @ k.transpose(-1, -2) / 4).softmax(-1), 0.1) @ v
@@ -52,7 +52,7 @@ def test_gradients_of_dilated_pooling_padding_and_resampling():
     same_gradients(lambda x: F.avg_pool2d(x, 9, padding=4, stride=3).exp(), x)
 
 
-def test_gradients_of_placing_by_order():
+def test_gradients_of_scatters():
     mask = torch.rand(5, 6) > 0.5
     same_gradients(
         lambda x, s: x.masked_scatter(mask, s).tanh(), torch.randn(5, 6), torch.randn(40)
@@ -64,14 +64,14 @@ def test_some_arguments_need_no_gradient():
     same_gradients(lambda x: (x * fixed).sum(0).sigmoid() * fixed[0], torch.randn(5, 5))
 
 
-def test_what_an_argument_held_before_the_graph_writes_to_it_counts_in_the_backward_pass():
+def test_backward_pass_uses_the_old_value_of_a_mutated_argument():
     def function(x, w):
         return x.mul_(w) + x * w
 
     for f in (compiled(function), function):
         x, w = torch.full((3,), 2.0), torch.full((3,), 5.0, requires_grad=True)
         f(x, w).sum().backward()
-        # 2 of the product, 10 + 2 * 5 of the sum's second part
+        # 2 from the product, 10 + 2 * 5 from the second summand
         assert (x.tolist(), w.grad.tolist()) == ([10.0] * 3, [22.0] * 3)
 
 
@@ -93,7 +93,7 @@ class _RandomGradient(torch.autograd.Function):
         return grad * torch.rand(grad.shape[0], 1, device=grad.device)
 
 
-def test_a_random_draw_of_the_backward_pass_happens_there():
+def test_random_draw_of_the_backward_pass_happens_in_it():
     def f(x):
         return _RandomGradient.apply(x.sin()).relu()
 
@@ -109,20 +109,20 @@ def test_a_random_draw_of_the_backward_pass_happens_there():
     torch.testing.assert_close(*states)
 
 
-def test_a_gradient_that_counts_what_is_different():
-    """Of ``index_fill``: how many places there are, only a run tells."""
-    x, places, value = torch.randn(5, 5), torch.tensor([1, 3, 1, 3, 2]), torch.tensor(2.0)
+def test_data_dependent_gradient_of_index_fill_equals_eager():
+    """Of ``index_fill``: the number of distinct indices depends on their values."""
+    x, indices, value = torch.randn(5, 5), torch.tensor([1, 3, 1, 3, 2]), torch.tensor(2.0)
     gradients = []
     graph = torch.fx.symbolic_trace(lambda x, v, i: x.index_fill(-1, i, v) * 3)
-    for call in (compile_fx(graph, [x, value.clone().requires_grad_(), places]), graph):
-        given = value.clone().requires_grad_()
-        result = call(x, given, places)
+    for call in (compile_fx(graph, [x, value.clone().requires_grad_(), indices]), graph):
+        leaf = value.clone().requires_grad_()
+        result = call(x, leaf, indices)
         (result if isinstance(result, torch.Tensor) else result[0]).sum().backward()
-        gradients.append(given.grad)
+        gradients.append(leaf.grad)
     assert gradients[0] == gradients[1] == 45
 
 
-def test_a_graph_with_a_constant_of_its_own_trains():
+def test_graph_with_a_constant_trains():
     graph, root = fx.Graph(), torch.nn.Module()
     root.register_buffer("constant", torch.arange(3.0, device=torch.get_default_device()))
     x, mask = graph.placeholder("x"), graph.placeholder("mask")

@@ -1,4 +1,4 @@
-"""Parts of a graph that write to what other parts may have saved for the backward pass."""
+"""Parts of a graph that write to memory that other parts may have saved for the backward pass."""
 
 import operator
 
@@ -14,13 +14,13 @@ from tests.compare import assert_same
 
 
 def overwrites(program, *sizes):
-    given = [torch.ones(*size, requires_grad=True) * 1 for size in sizes]
-    (graph,) = magpy.explain(program, *given).graphs
+    inputs = [torch.ones(*size, requires_grad=True) * 1 for size in sizes]
+    (graph,) = magpy.explain(program, *inputs).graphs
     assert has_parts(graph), "the program must not be one part"
     return may_overwrite_saved_tensors(graph)
 
 
-def written_behind_a_branch(a, b):
+def written_after_a_branch(a, b):
     c, unused = a + b, a.sin()
     if (b > 0).any():
         unused = a = a.add_(1)
@@ -35,24 +35,24 @@ def written_through_a_view(a, b):
     return a * b + c, unused
 
 
-def used_behind_the_write(a, b):
+def used_after_the_write(a, b):
     c = a.clone().relu_()
     if (c > b).any():
         c = c * b
     return c.sin()
 
 
-@pytest.mark.parametrize("program", [written_behind_a_branch, written_through_a_view])
-def test_writes_to_what_another_part_may_have_saved_are_speculated_on(program):
+@pytest.mark.parametrize("program", [written_after_a_branch, written_through_a_view])
+def test_writes_to_memory_saved_by_another_part_are_predicted(program):
     assert overwrites(program, (3,), (3,))
 
 
-def test_a_write_before_another_part_saves_is_none():
-    assert not overwrites(used_behind_the_write, (3,), (3,))
+def test_writes_before_another_part_saves_are_harmless():
+    assert not overwrites(used_after_the_write, (3,), (3,))
 
 
-def test_a_graph_that_is_not_cut_is_one_part():
-    """Whatever it writes: a running average without gradients, say, of what it has used."""
+def test_writes_within_one_part_are_harmless():
+    """For example, a write to a running average without gradients after its use."""
 
     def program(a, average):
         near = a * average
@@ -60,11 +60,11 @@ def test_a_graph_that_is_not_cut_is_one_part():
             average.mul_(0.9).add_(a.mean(0), alpha=0.1)
         return near.sin()
 
-    given = torch.ones(3, 4, requires_grad=True) * 1, torch.ones(4)
-    (graph,) = magpy.explain(program, *given).graphs
+    inputs = torch.ones(3, 4, requires_grad=True) * 1, torch.ones(4)
+    (graph,) = magpy.explain(program, *inputs).graphs
     assert not has_parts(graph) and not may_overwrite_saved_tensors(graph)
     _, average = graph.graph.find_nodes(op="placeholder")
-    assert may_overwrite_saved_tensors(graph, [average]), "what ran before may have used it, too"
+    assert may_overwrite_saved_tensors(graph, [average]), "an earlier part may have saved it"
 
 
 def saves_and_writes(i, a, b):
@@ -72,7 +72,7 @@ def saves_and_writes(i, a, b):
     return (a.add_(b),)
 
 
-def writes_to_the_last_rounds(i, a, b):
+def writes_to_the_previous_iterations_result(i, a, b):
     a.add_(1)
     return (b.exp(),)
 
@@ -82,7 +82,7 @@ def writes_through_a_swap(i, a, b):
     return (torch.transpose(b.exp(), 0, 1),)
 
 
-def writes_where_it_makes(i, a, b):
+def writes_to_its_new_tensor(i, a, b):
     return (functional.relu(functional.linear(a, b), inplace=True),)
 
 
@@ -90,7 +90,7 @@ def counts(i, a, b):
     return (a.add_(1),)
 
 
-def is_overwritten_by_rounds_of(body):
+def is_overwritten_by_iterations_of(body):
     graph = fx.Graph()
     a, b = graph.placeholder("a"), graph.placeholder("b")
     c = graph.call_function(torch.mul, (b, 2))
@@ -102,15 +102,15 @@ def is_overwritten_by_rounds_of(body):
 
 
 @pytest.mark.parametrize(
-    "body", [saves_and_writes, writes_to_the_last_rounds, writes_through_a_swap]
+    "body", [saves_and_writes, writes_to_the_previous_iterations_result, writes_through_a_swap]
 )
-def test_a_round_may_write_to_what_another_round_has_saved(body):
-    assert is_overwritten_by_rounds_of(body)
+def test_iterations_may_overwrite_memory_saved_by_other_iterations(body):
+    assert is_overwritten_by_iterations_of(body)
 
 
-@pytest.mark.parametrize("body", [writes_where_it_makes, counts])
-def test_rounds_that_write_to_what_nobody_saves_before_do_not(body):
-    assert not is_overwritten_by_rounds_of(body)
+@pytest.mark.parametrize("body", [writes_to_its_new_tensor, counts])
+def test_iterations_that_write_to_unsaved_memory_are_harmless(body):
+    assert not is_overwritten_by_iterations_of(body)
 
 
 def gradients(program, values):
@@ -121,8 +121,8 @@ def gradients(program, values):
 
 
 @pytest.mark.parametrize("backend", ["magpy", "aot_eager"])
-@pytest.mark.parametrize("program", [written_behind_a_branch, written_through_a_view])
-def test_gradients_that_need_nothing_overwritten_are_eagers(program, backend):
+@pytest.mark.parametrize("program", [written_after_a_branch, written_through_a_view])
+def test_gradients_that_need_no_overwritten_memory_equal_eager(program, backend):
     fast = magpy.compile(program, backend=backend)
     for scale in (1.0, 1.0, 2.0, -1.0, 1.0):
         values = [[0.5, 1.5, -1.0], [scale, 3.0 * scale, scale]]
@@ -131,7 +131,7 @@ def test_gradients_that_need_nothing_overwritten_are_eagers(program, backend):
 
 
 @pytest.mark.parametrize("backend", ["magpy", "aot_eager"])
-def test_gradients_that_need_what_was_overwritten_are_refused_as_in_eager_mode(backend):
+def test_gradients_that_need_overwritten_memory_raise_as_in_eager(backend):
     def program(a, b):
         saved = a.sin()
         if (b > 0).any():

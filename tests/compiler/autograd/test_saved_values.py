@@ -1,4 +1,4 @@
-"""What a forward pass leaves to its backward pass is what it was when it was used."""
+"""Saved tensors of a forward pass keep the values that they had when they were used."""
 
 import pytest
 import torch
@@ -47,20 +47,20 @@ def a_copy_of_a_view_is_saved(x, w):
 @pytest.mark.parametrize(
     "function", [is_updated, is_updated_and_used, a_view_is_saved, a_copy_of_a_view_is_saved]
 )
-def test_a_copy_of_what_the_program_writes_to_later(function, trains, layout):
+def test_copy_of_a_tensor_mutated_later_is_saved(function, trains, layout):
     seen = []
     for call in (compiled(function), function):
         x = seeded(4, 4).requires_grad_()
         w = seeded(4, 4, seed=1).requires_grad_(trains)
-        given = layout(w) if trains else layout(w).clone(memory_format=torch.preserve_format)
-        result = call(x, given)
+        argument = layout(w) if trains else layout(w).clone(memory_format=torch.preserve_format)
+        result = call(x, argument)
         gradients = torch.autograd.grad(result.sum(), [x, w] if trains else [x])
-        seen.append((result, given, gradients))
+        seen.append((result, argument, gradients))
     torch.testing.assert_close(*seen)
 
 
-def test_operators_that_check_for_errors_write_to_nothing():
-    """They are told to run in order, by an operator of which nothing is known."""
+def test_error_checking_operators_write_to_nothing():
+    """They are ordered by an operator with unknown effects."""
     x = seeded(4, 4).requires_grad_()
     (actual,), (expected,) = (
         torch.autograd.grad(call(x).sum(), x)
@@ -70,8 +70,8 @@ def test_operators_that_check_for_errors_write_to_nothing():
 
 
 @layouts
-def test_an_argument_that_nobody_writes_to_is_saved_itself(layout):
-    """A result of which others are views has a base, which is no new value of an argument."""
+def test_unmutated_argument_is_saved_without_a_copy(layout):
+    """The base of a result with views is not the new value of an argument."""
 
     def function(x):
         y = x.sin()[:]
@@ -79,22 +79,22 @@ def test_an_argument_that_nobody_writes_to_is_saved_itself(layout):
         return y, y[1:]
 
     x = layout(seeded(4, 4)).requires_grad_()
-    kept = []
+    saved_pointers = []
 
-    def keep(t):
-        kept.append(t.data_ptr())
+    def pack(t):
+        saved_pointers.append(t.data_ptr())
         return t
 
     call = compiled(function)
     call(x)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         result = call(x)[0]
-    assert kept == [x.data_ptr()]
+    assert saved_pointers == [x.data_ptr()]
     (actual,) = torch.autograd.grad(result.sum(), x)
     torch.testing.assert_close(actual, 2 * x.detach().cos())
 
 
-def test_writes_to_what_a_saved_view_shows_are_noticed():
+def test_writes_to_the_base_of_a_saved_view_are_detected():
     call = compiled(lambda x, w: x.sin() @ w)  # saves w, transposed
     x, w = seeded(5, 5).requires_grad_(), seeded(5, 5)
     y = call(x, w)
@@ -103,7 +103,7 @@ def test_writes_to_what_a_saved_view_shows_are_noticed():
         y.sum().backward()
 
 
-def test_writes_to_a_result_of_which_a_view_is_saved_are_noticed():
+def test_writes_to_a_result_with_a_saved_view_are_detected():
     def function(x, w):
         y = (x * w).exp()
         return y, y.t() @ w
