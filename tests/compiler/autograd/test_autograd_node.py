@@ -101,7 +101,7 @@ def test_double_backward_and_batched_gradients_equal_eager():
 
 
 @pytest.mark.parametrize(
-    ("program", "made"),
+    ("program", "make_input"),
     [
         (lambda x, w, other: scaled(x, w), lambda x: x * 2),
         (lambda x, w, other: scaled(x, w) + other, lambda x: x),

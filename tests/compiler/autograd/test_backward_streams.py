@@ -16,7 +16,7 @@ def streams(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("another", [0, 1])
+@pytest.mark.parametrize("gpu", [0, 1])
 def test_gradients_on_several_gpus_run_eagerly_on_other_streams(streams, gpu):
     run = on_default_streams(lambda x: "compiled", lambda x: "eager", {0, 1})
     assert run(1) == "compiled"
