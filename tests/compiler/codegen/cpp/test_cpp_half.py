@@ -1,4 +1,4 @@
-"""float16 in C++ kernels: rows are converted at once, and every step rounds as eager's does."""
+"""float16 in C++ kernels: whole vectors are converted, and every step rounds as in eager."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ def every_half():
     return torch.arange(2**16).to(torch.int16).view(torch.float16)
 
 
-def test_every_number_is_read_and_written_as_it_is():
+def test_every_float16_number_round_trips():
     x = every_half()
     actual = compiled(lambda x: torch.where(x == 1, x, x.roll(0)))(x)
     assert torch.equal(actual.nan_to_num(7).view(torch.int16), x.nan_to_num(7).view(torch.int16))
 
 
-def test_results_are_rounded_to_even_and_overflow_as_eagers():
-    """Sums of numbers far apart end half way between two others; products become subnormal."""
+def test_rounding_and_overflow_equal_eager():
+    """Sums of numbers of different magnitude are ties of rounding; products become subnormal."""
     x = every_half()
     for y in (x.roll(1), x.flip(0), torch.full_like(x, 2**-9), torch.full_like(x, 3.1e-3)):
         # The first result of each is an intermediate value, rounded without being stored.
@@ -42,7 +42,7 @@ def test_results_are_rounded_to_even_and_overflow_as_eagers():
         lambda x: F.pad(x, (1, 2)) * 2,
     ],
 )
-def test_rows_of_any_length_are_eagers(function, size):
+def test_rows_of_any_length_equal_eager(function, size):
     same(function, torch.randn(size, dtype=torch.float16))
 
 
@@ -55,19 +55,19 @@ def test_rows_are_updated_in_place():
     same(function, x, y)
 
 
-def test_numbers_of_two_widths_meet():
+def test_mixed_precisions_equal_eager():
     x = torch.randn(9, 1100, dtype=torch.float16)
     same(lambda x, y: (x + y, (x * y).half(), x.double() * 2), x, torch.randn(9, 1100))
     same(lambda x, y: x + y.t(), x, torch.randn(1100, 9, dtype=torch.float16))
 
 
-def test_a_variance_of_long_rows():
+def test_variance_of_long_rows_equals_eager():
     x = torch.randn(4, 9000, dtype=torch.float16)
     same(lambda x: torch.var_mean(x, 1), x)
 
 
 @pytest.mark.parametrize("towards", [-torch.inf, torch.inf])
-def test_the_next_number_is_one_of_the_same_precision(towards):
+def test_nextafter_steps_in_its_own_precision(towards):
     x = torch.cat([seeded(90), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, 256.0])])
     x = x.to(torch.bfloat16)
     step = compiled(lambda x, y: torch.nextafter(x, y))

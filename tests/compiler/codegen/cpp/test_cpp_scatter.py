@@ -1,4 +1,4 @@
-"""C++ kernels that write where computed indices say: what is shared, and in which order it adds."""
+"""C++ kernels that write at computed indices: their parallel loops and order of accumulation."""
 
 import itertools
 
@@ -15,29 +15,33 @@ A, B, J = sympy.symbols("a b j", integer=True, nonnegative=True)
 
 
 @pytest.mark.parametrize(
-    ("index", "ranges", "apart"),
+    ("index", "ranges", "injective"),
     [
         (5 * J + A, {A: 5, J: 3}, {A, J}),
-        (4 * J + A, {A: 5, J: 3}, set()),  # a row is longer than the step to the next
+        (4 * J + A, {A: 5, J: 3}, set()),  # a row is longer than its stride
         (15 * A + 5 * J + B, {A: 2, B: 5, J: 3}, {A, B, J}),
-        (12 * A + 5 * J + B, {A: 2, B: 5, J: 3}, set()),  # rows of one plane reach into the next
-        (10 * B + J, {A: 4, B: 3, J: 10}, {B, J}),  # `a` is nowhere: all of it meets in one place
+        (12 * A + 5 * J + B, {A: 2, B: 5, J: 3}, set()),  # rows of one plane overlap the next
+        (
+            10 * B + J,
+            {A: 4, B: 3, J: 10},
+            {B, J},
+        ),  # `a` is absent: all its iterations write one element
         (A + B, {A: 4, B: 4}, set()),
-        (-A + 9, {A: 4}, set()),  # it does, but who counts down is left alone
+        (-A + 9, {A: 4}, set()),  # injective, but the analysis rejects negative steps
     ],
 )
-def test_a_loop_tells_places_apart_only_where_no_two_of_its_steps_meet(index, ranges, apart):
+def test_loop_is_injective_only_if_its_iterations_write_distinct_elements(index, ranges, injective):
     sizes = {v: sympy.Integer(n) for v, n in ranges.items()}
-    assert {v for v in ranges if index_arithmetic.is_injective(index, v, sizes)} == apart
-    for v in apart:
+    assert {v for v in ranges if index_arithmetic.is_injective(index, v, sizes)} == injective
+    for v in injective:
         seen = {}
         for values in itertools.product(*map(range, ranges.values())):
             at = dict(zip(ranges, values, strict=True))
             assert seen.setdefault(index.subs(at), at[v]) == at[v]
 
 
-def text(function, *inputs):
-    """The C++ of the last kernel that ``function`` becomes."""
+def kernel_text(function, *inputs):
+    """The C++ source of the last kernel of ``function``."""
     return cpp_printer.print_function(kernels(function, *inputs)[-1], int)
 
 
@@ -49,13 +53,13 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def along(dim):
+def index_add_along(dim):
     return lambda x, i, s: x.index_add(dim, i, s)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("size", [(7, 300), (300, 7), (1, 999), (3, 40, 50)], ids=str)
-def test_rows_that_meet_add_up_in_order_on_every_number_of_threads(threads, size, dtype):
+def test_colliding_rows_accumulate_in_order_for_any_number_of_threads(threads, size, dtype):
     x = torch.randn(size).mul(99).to(dtype)
     for dim in range(len(size)):
         i = torch.randint(0, size[dim], (70,))
@@ -63,11 +67,11 @@ def test_rows_that_meet_add_up_in_order_on_every_number_of_threads(threads, size
         expected, exact = x.clone(), [slice(None)] * dim
         for k, place in enumerate(i):
             expected[(*exact, place)] += s[(*exact, k)]
-        actual = compiled(along(dim))(x, i, s)
+        actual = compiled(index_add_along(dim))(x, i, s)
         assert torch.equal(actual, expected)
 
 
-def test_elements_that_meet_add_up_in_order_on_every_number_of_threads(threads):
+def test_colliding_elements_accumulate_in_order_for_any_number_of_threads(threads):
     x, s = torch.randn(60, 400), torch.randn(60, 400)
     rows, columns = torch.randint(0, 60, (60, 400)), torch.randint(0, 400, (60, 400))
     for dim, i in ((0, rows), (1, columns)):
@@ -75,30 +79,32 @@ def test_elements_that_meet_add_up_in_order_on_every_number_of_threads(threads):
         same(lambda x, i, s, d=dim: x.scatter(d, i, s), x, i, s, rtol=0, atol=0)
 
 
-def test_what_may_meet_is_left_to_one_thread_and_no_vector():
+def test_possible_collisions_run_on_one_thread_without_vectors():
     x, i, s = torch.randn(40000), torch.randint(0, 9, (40000,)), torch.randn(40000)
-    assert "#pragma" not in text(along(0), x, i, s)
-    same(along(0), x, i, s, rtol=0, atol=0)
+    assert "#pragma" not in kernel_text(index_add_along(0), x, i, s)
+    same(index_add_along(0), x, i, s, rtol=0, atol=0)
 
 
-def test_rows_are_vectors_and_columns_are_shared():
+def test_rows_are_vectorized_and_columns_are_parallel():
     x, i, s = torch.randn(50, 600), torch.randint(0, 50, (90,)), torch.randn(90, 600)
-    source = text(along(0), x, i, s)
+    source = kernel_text(index_add_along(0), x, i, s)
     assert "#pragma omp parallel" in source and "#pragma omp simd" in source
-    assert "#pragma omp for" not in source  # each thread goes through all rows
-    other = text(lambda x, i, s: x.scatter_add(1, i, s), x, torch.randint(0, 600, (50, 90)), s.t())
+    assert "#pragma omp for" not in source  # each thread iterates over all rows
+    other = kernel_text(
+        lambda x, i, s: x.scatter_add(1, i, s), x, torch.randint(0, 600, (50, 90)), s.t()
+    )
     assert "#pragma omp for" in other and "#pragma omp simd" not in other
 
 
-def test_rows_of_sizes_that_vary_are_added():
+def test_rows_of_varying_size_are_accumulated():
     for n in (3, 20, 65):
         s = torch.randn(n, 2 * n)
-        same(along(0), torch.randn(n, 2 * n), torch.randint(0, n, (n,)), s, dynamic=True)
+        same(index_add_along(0), torch.randn(n, 2 * n), torch.randint(0, n, (n,)), s, dynamic=True)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_maximums_gradient_goes_where_the_maximum_was(layout, dtype):
+def test_max_pooling_gradient_equals_eager(layout, dtype):
     x = torch.randn(2, 20, 19, 23).to(dtype).contiguous(memory_format=layout)
     x[0, 0, 3, 4] = float("nan")
     for window in ((2,), (5, 1, 2)):
@@ -123,7 +129,7 @@ def test_a_maximums_gradient_goes_where_the_maximum_was(layout, dtype):
     ],
 )
 @pytest.mark.parametrize("index", [-1, 5])
-def test_indices_that_count_from_the_end_or_past_it_are_errors_as_in_eager(function, index):
+def test_indices_out_of_range_raise_as_in_eager(function, index):
     x = torch.randn(5, 5)
     fast = compiled(function)
     torch.testing.assert_close(fast(x, torch.tensor([0, 4])), function(x, torch.tensor([0, 4])))

@@ -1,4 +1,4 @@
-"""Variance where the squares of float32 leave its range."""
+"""Variance in C++ kernels where squares exceed the range of float32."""
 
 import pytest
 import torch
@@ -6,33 +6,33 @@ import torch.nn.functional as F
 
 from tests.compiler.programs import same
 
-# Short rows, rows of some length, longer than a block, columns, both; the last one is all.
+# Short rows, medium rows, rows longer than a block, columns, both; last, a whole tensor.
 SHAPES = [((6, 8), 1), ((6, 1000), 1), ((3, 9000), 1), ((200, 24), 0), ((6, 40, 32), (0, 2)),
           ((30000,), 0)]  # fmt: skip
 
 
-def spreads(x, dims):
+def variances(x, dims):
     return x.var(dims), x.std(dims), torch.var_mean(x, dims), torch.std_mean(x, dims)
 
 
 @pytest.mark.parametrize("scale", [1e-37, 1e-25, 1e-19, 1e18, 1e19, 1e30])
 @pytest.mark.parametrize(("shape", "dims"), SHAPES)
-def test_spreads_are_eagers_where_squares_overflow_or_vanish(shape, dims, scale):
+def test_variance_with_overflowing_or_underflowing_squares_equals_eager(shape, dims, scale):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale
-    same(lambda x: spreads(x, dims), x, rtol=1e-4, atol=1e-6 * scale)
+    same(lambda x: variances(x, dims), x, rtol=1e-4, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize(("shape", "dims"), SHAPES)
-def test_a_mean_beside_a_spread_is_lost_once_an_element_follows_an_infinite_one(shape, dims):
+def test_mean_and_variance_with_an_infinite_element_equal_eager(shape, dims):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ahead, last = x.clone(), x.clone()
     ahead.view(-1)[0] = last.view(-1)[-1] = float("-inf")
     for one in (ahead, last, torch.full_like(x, float("inf"))):
-        same(lambda x: spreads(x, dims), one, rtol=1e-4, atol=1e-4)
+        same(lambda x: variances(x, dims), one, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("shape", "dims"), SHAPES)
-def test_kernels_are_standardised_by_spreads_of_any_size(shape, dims):
+def test_std_mean_without_correction_equals_eager(shape, dims):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     infinite = x.clone()
     infinite.view(-1)[0] = float("-inf")
@@ -43,18 +43,18 @@ def test_kernels_are_standardised_by_spreads_of_any_size(shape, dims):
         )  # fmt: skip
 
 
-def test_one_outlier_leaves_other_rows_and_blocks_their_spread():
+def test_outlier_does_not_affect_other_rows_and_blocks():
     x = torch.randn(40, 3000, generator=torch.Generator().manual_seed(0))
     x[7, 2500] = 1e25
-    same(lambda x: (*spreads(x, 1), *spreads(x, 0)), x, rtol=1e-4, atol=1e-4)
+    same(lambda x: (*variances(x, 1), *variances(x, 0)), x, rtol=1e-4, atol=1e-4)
 
 
-def test_values_that_are_all_the_same_have_no_spread():
+def test_variance_of_constant_values_is_zero():
     x = torch.full((40, 3000), 0.1)
     same(lambda x: (x.var(1), x.var(0), x.var()), x, rtol=0, atol=1e-12)
 
 
-def test_batch_norm_of_an_infinite_element_keeps_its_mean_infinite():
+def test_batch_norm_with_an_infinite_element_equals_eager():
     x = torch.randn(20, 24, 8, 8)
     x[3, 4, 5, 6] = float("inf")
 

@@ -1,4 +1,4 @@
-"""Loops that are marked as vectors become vectors, whatever a C++ compiler makes of them before."""
+"""Vectorization of the loops that kernels mark ``omp simd``, and partial strips and row gathers."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ X = torch.randn(300, 64)
 
 
 def scalar_loops(function, *inputs):
-    """The loops of the kernels of ``function`` that are marked, and are no vectors."""
+    """The loops of the kernels of ``function`` that are marked ``simd`` but not vectorized."""
     texts = [cpp_printer.print_function(kernel, int) for kernel in kernels(function, *inputs)]
     source = cpp_printer.print_unit([(f"k{n}", text, []) for n, text in enumerate(texts)])
     flags = [
@@ -42,7 +42,7 @@ def scalar_loops(function, *inputs):
     return loops
 
 
-def averaged(x, y):
+def interpolated(x, y):
     return torch.lerp(x, y, 0.1)
 
 
@@ -53,11 +53,11 @@ def chosen(x, y, first):
 FLAG = torch.tensor(True)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="asks GCC what it made of the loops")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs GCC's vectorization report")
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
-        (averaged, (X, X + 1)),
+        (interpolated, (X, X + 1)),
         (chosen, (X, X + 1, FLAG)),
         (lambda x: x.sin() + x.cos(), (X,)),
         (lambda x: x.amax(0), (X,)),
@@ -67,12 +67,12 @@ FLAG = torch.tensor(True)
     ],
     ids=["average", "choice", "sine and cosine", "maxima", "sums", "narrow sums", "variation"],
 )  # fmt: skip
-def test_every_marked_loop_is_a_vector(function, inputs):
+def test_every_simd_loop_is_vectorized(function, inputs):
     assert scalar_loops(function, *inputs) == []
 
 
 @pytest.mark.parametrize("weight", [0.1, -0.7, float("nan")])
-def test_the_form_of_an_average_is_chosen_when_compiling(weight):
+def test_form_of_lerp_is_chosen_at_compile_time(weight):
     def function(x, y):
         return torch.lerp(x, y, weight)
 
@@ -86,7 +86,7 @@ def test_the_form_of_an_average_is_chosen_when_compiling(weight):
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 )
-def test_a_choice_for_all_elements_is_eagers(dtype):
+def test_where_with_a_scalar_condition_equals_eager(dtype):
     x = (torch.randn(5, 37) * 3).to(dtype)
     y = (torch.randn(5, 37) * 3).to(dtype)
     if dtype.is_floating_point:
@@ -101,11 +101,11 @@ def test_a_choice_for_all_elements_is_eagers(dtype):
     same(function, x, y, torch.tensor(False), ~rows)
 
 
-# --- what the last strip of a row, and the last rows of a column, need ---------------------------
+# --- partial strips of rows, and the last rows of columns -----------------------------------------
 
 
 @pytest.mark.parametrize("columns", [33, 56, 530])
-def test_rows_that_end_within_a_strip_are_reduced_once(columns):
+def test_partial_strips_are_reduced_once(columns):
     x = torch.randn(7, columns)
 
     def reduced(x):
@@ -119,7 +119,7 @@ def test_rows_that_end_within_a_strip_are_reduced_once(columns):
     same(lambda x: (x.sum(-1), x.amax(-1), x.amin(-1)), x)
 
 
-def test_an_argument_that_gives_its_memory_to_a_result_is_read_once():
+def test_argument_with_reused_memory_is_read_once():
     def function(x):
         y = (x @ x.t()).add_(1)
         total = y.mul_(2).sum(-1, keepdim=True)
@@ -129,7 +129,7 @@ def test_an_argument_that_gives_its_memory_to_a_result_is_read_once():
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 300), (5, 56), (40, 24), (1000, 1100)])
-def test_columns_are_reduced_whatever_their_number_and_length(rows, columns):
+def test_column_reductions_of_any_shape_equal_eager(rows, columns):
     x = torch.randn(2, rows, columns)
     x[0, -1, 0] = float("nan")
     x[1, 0, -1] = float("inf")
@@ -138,7 +138,7 @@ def test_columns_are_reduced_whatever_their_number_and_length(rows, columns):
     same(lambda x: (x.var(0), x.std(0), x.argmax(0), x.softmax(0)), y, rtol=1e-4, atol=1e-5)
 
 
-def test_two_sums_whose_rows_differ_are_two_kernels():
+def test_sums_over_different_rows_are_not_fused():
     def variation(x):
         return (x[1:] - x[:-1]).abs().sum() + (x[:, 1:] - x[:, :-1]).abs().sum()
 
@@ -148,15 +148,15 @@ def test_two_sums_whose_rows_differ_are_two_kernels():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sines_beside_cosines_are_eagers(dtype):
+def test_combined_sine_and_cosine_equal_eager(dtype):
     x = torch.tensor([0.0, -0.0, 1e-40, 1.0, -3.0, 1e4, 1e8, 3e38, float("inf"), float("nan")])
     same(lambda x: (x.sin(), x.cos(), x.sin() + x.cos()), x.to(dtype).repeat(7))
 
 
-# --- elements taken from rows at positions that are the same in each -----------------------------
+# --- row gathers: the same positions in each row --------------------------------------------------
 
 
-TAKEN = {
+ROW_GATHERS = {
     "reflected": lambda x: F.pad(x, (3, 2, 1, 4), mode="reflect"),
     "replicated": lambda x: F.pad(x, (7, 2, 1, 4), mode="replicate"),
     "nearest": lambda x: F.interpolate(x, scale_factor=2),
@@ -168,36 +168,36 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_enlarged_and_padded_images_are_eagers(name):
+@pytest.mark.parametrize("name", ROW_GATHERS)
+def test_row_gathers_of_images_equal_eager(name):
     for columns in (9, 33, 70):
         x = torch.randn(2, 5, 11, columns)
         x[0, 0, 3, 4] = float("nan")
-        same(TAKEN[name], x, dynamic=False, rtol=1e-4, atol=1e-5)
+        same(ROW_GATHERS[name], x, dynamic=False, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ["reflected", "bilinear"])
-def test_so_are_those_of_other_types(name, dtype):
-    same(TAKEN[name], torch.randn(2, 5, 11, 40).to(dtype))
+def test_row_gathers_of_other_dtypes_equal_eager(name, dtype):
+    same(ROW_GATHERS[name], torch.randn(2, 5, 11, 40).to(dtype))
 
 
 @pytest.mark.parametrize("name", ["reflected", "bilinear"])
-def test_images_that_are_slices_are_taken_from_where_they_lie(name):
+def test_row_gathers_of_image_slices_equal_eager(name):
     x = torch.randn(2, 5, 24, 80)
-    same(TAKEN[name], x[:, 1:, ::2, 3:60], rtol=1e-4, atol=1e-5)
-    same(TAKEN[name], x[..., ::2].transpose(2, 3), rtol=1e-4, atol=1e-5)
+    same(ROW_GATHERS[name], x[:, 1:, ::2, 3:60], rtol=1e-4, atol=1e-5)
+    same(ROW_GATHERS[name], x[..., ::2].transpose(2, 3), rtol=1e-4, atol=1e-5)
 
 
-def test_positions_known_when_compiling_are_looked_at_once_and_need_no_check():
-    (kernel,) = kernels(TAKEN["nearest"], torch.randn(2, 5, 11, 40))
+def test_constant_positions_are_analysed_once_and_not_checked():
+    (kernel,) = kernels(ROW_GATHERS["nearest"], torch.randn(2, 5, 11, 40))
     text = cpp_printer.print_function(kernel, int)
     assert not kernel.messages
     assert text.count("find_takings") == 1
     assert text.index("find_takings") < text.index("for (")
 
 
-def test_positions_that_a_call_gives_are_checked():
+def test_positions_passed_as_arguments_are_checked():
     x, at = torch.randn(64, 40), torch.arange(40).flip(0)
     same(lambda x, at: x[:, at], x, at)
     with pytest.raises(IndexError):

@@ -1,4 +1,4 @@
-"""On the CPU, kernels of these tests are printed in Triton and interpreted."""
+"""Fixtures of the Triton tests: on the CPU, kernels are printed in Triton and interpreted."""
 
 import pytest
 
@@ -13,9 +13,9 @@ CPU_ONLY = ("gcd", "lcm")
 
 @pytest.fixture
 def printed(monkeypatch, device):
-    """Kernels go through the Triton printer, whatever the device."""
+    """Prints kernels in Triton, on any device."""
     if device.type == "cuda":
-        # Not sooner: its tensors are made where its collection says.
+        # A late import: the module's tensors are created on the device of its collection.
         from tests.compiler import test_programs
 
         monkeypatch.setattr(test_programs, "X", test_programs.X.to(device))
@@ -26,15 +26,15 @@ def printed(monkeypatch, device):
 
 
 def build(kernels, graph, kind, trace):
-    """Lowerings give some operations to the CPU alone; their kernels stay in C++."""
-    cpp = [k for k in kernels if any(map(is_for_cpu, k.nodes()))]
-    others = [k for k in kernels if k not in cpp]
-    return triton_printer.build(others, graph, kind, trace) | building.build_cpp(
+    """Prints kernels with operations that are lowered for the CPU only in C++, others in Triton."""
+    cpp = [k for k in kernels if any(map(is_cpu_only, k.nodes()))]
+    gpu_kernels = [k for k in kernels if k not in cpp]
+    return triton_printer.build(gpu_kernels, graph, kind, trace) | building.build_cpp(
         cpp, graph, kind, trace
     )
 
 
-def is_for_cpu(node):
+def is_cpu_only(node):
     def accumulates(store):
         mode = store.args[3]
         return mode is not None and (mode != "add" or store.dtype not in ATOMIC_DTYPES)

@@ -1,4 +1,4 @@
-"""What the compiler makes for a GPU that is not there, and running it on the CPU all the same."""
+"""Compilation for a GPU on a machine without one, and interpretation of the kernels on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compiler.codegen.triton.interpreter import Interpreted
 
 
 def traced(function, *shapes, dtype=torch.float32):
-    """The ATen graph of ``function`` of CUDA tensors of these shapes."""
+    """The ATen graph of ``function`` for CUDA tensors of these shapes."""
 
     def flat(*args):
         return tuple(pytree.tree_leaves(function(*args)))
@@ -27,12 +27,12 @@ def traced(function, *shapes, dtype=torch.float32):
 
 
 def lowered(function, *shapes, dtype=torch.float32):
-    """Its graph of loops."""
+    """The lowered graph of ``function``, in the loop IR."""
     return Graph(traced(function, *shapes, dtype=dtype)).run()
 
 
 def sources(function, *shapes, dtype=torch.float32):
-    """The Triton sources of the kernels of ``function`` of CUDA tensors of these shapes."""
+    """The Triton sources of the kernels of ``function`` for CUDA tensors of these shapes."""
     graph = lowered(function, *shapes, dtype=dtype)
     assert not graph.fallbacks
     found = [step for step in Scheduler(graph).run().steps if isinstance(step, Kernel)]
@@ -42,5 +42,5 @@ def sources(function, *shapes, dtype=torch.float32):
 
 
 def run(source, *tensors):
-    """Interpret a kernel on CPU tensors: its inputs, then its outputs."""
+    """Interprets a kernel on CPU tensors: its inputs, then its outputs."""
     Interpreted(source)(*(t.data_ptr() for t in tensors))

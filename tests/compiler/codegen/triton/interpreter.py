@@ -1,8 +1,9 @@
-"""Triton kernels on the CPU: the printer's text through Triton's own interpreter.
+"""Triton kernels on the CPU: the printed source in Triton's own interpreter.
 
-The interpreter has no CUDA mathematical library, reduces element by element and rounds to bfloat16
-as no GPU does; all are supplied here, by PyTorch's functions and by combining halves. What is
-tested is the text that the printer wrote, operator by operator, as the compiler would see it.
+The interpreter lacks the CUDA mathematical library, reduces element by element, and rounds to
+bfloat16 unlike any GPU. This module supplies all three, by PyTorch's functions and by combining
+halves. The subject of the tests is the printed source, operator by operator, as the Triton compiler
+receives it.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class _Libdevice(types.ModuleType):
 LIBDEVICE = _Libdevice("libdevice")
 
 
-def _halves(self: Any, values: tuple[Any, ...]) -> list[Any]:
-    """Reduce by combining the two halves of the axis until one element is left."""
+def _reduce_by_halves(self: Any, values: tuple[Any, ...]) -> list[Any]:
+    """Reduces by combining the two halves of the axis until one element is left."""
     parts = [v.handle.data for v in values]
     dtypes = [v.dtype for v in values]
     axis = self.axis
@@ -94,7 +95,7 @@ def _halves(self: Any, values: tuple[Any, ...]) -> list[Any]:
 
 
 def _convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
-    """Between float32 and bfloat16, the latter as bits: to nearest, where Triton's cuts off."""
+    """Converts between float32 and bfloat16 (as bits); rounds to nearest. Triton's truncates."""
     assert {source, target} == {tl.float32, tl.bfloat16}, (source, target)
     if source == tl.bfloat16:
         return data.astype(np.uint32) << 16
@@ -105,14 +106,14 @@ def _convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.nd
 _atomic = type(interpreter.interpreter_builder).create_atomic_rmw
 
 
-def _accumulate(self: Any, operation: Any, places: Any, values: Any, *rest: Any) -> Any:
-    """Triton's reads beyond a value that is broadcast to many places."""
-    one_each = interpreter.TensorHandle(np.ascontiguousarray(values.data), values.dtype)
-    return _atomic(self, operation, places, one_each, *rest)
+def _accumulate(self: Any, operation: Any, pointers: Any, values: Any, *rest: Any) -> Any:
+    """Makes broadcast values contiguous first: Triton's function reads beyond them."""
+    contiguous = interpreter.TensorHandle(np.ascontiguousarray(values.data), values.dtype)
+    return _atomic(self, operation, pointers, contiguous, *rest)
 
 
 def _splat(self: Any, kind: Any, value: Any) -> Any:
-    """Triton's makes floats again of the truth that a comparison of two floats has."""
+    """Keeps the dtype: Triton's function turns the boolean of a float comparison into floats."""
     array = np.full(kind.shape, value.data.flat[0], value.data.dtype)
     return interpreter.TensorHandle(array, value.dtype.scalar)
 
@@ -120,9 +121,9 @@ def _splat(self: Any, kind: Any, value: Any) -> Any:
 _patch_tensor = interpreter._patch_lang_tensor
 
 
-def _patched_tensor(tensor: Any, scope: Any) -> None:
-    """Scalars are arrays of one element, from which NumPy 2.5 makes no integer by itself; Triton
-    before 3.7 relied on that."""
+def _patch_tensor_with_index(tensor: Any, scope: Any) -> None:
+    """Scalars are arrays of one element, which NumPy 2.5 does not convert to integers implicitly;
+    Triton before 3.7 relies on that."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
@@ -132,12 +133,12 @@ def _interpreted() -> Iterator[None]:
     builder = interpreter.interpreter_builder
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton, "jit", interpreter.InterpretedFunction)
-        patch.setattr(interpreter.ReduceOps, "generic_reduce", _halves)
+        patch.setattr(interpreter.ReduceOps, "generic_reduce", _reduce_by_halves)
         patch.setattr(interpreter, "_convert_float", _convert)
-        patch.setattr(interpreter, "_patch_lang_tensor", _patched_tensor)
+        patch.setattr(interpreter, "_patch_lang_tensor", _patch_tensor_with_index)
         patch.setattr(type(builder), "create_atomic_rmw", _accumulate)
         patch.setattr(type(builder), "create_splat", _splat)
-        # What compile_kernel asks for.
+        # The options that compile_kernel sets.
         options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
         patch.setattr(builder, "options", options)
         yield
@@ -157,7 +158,7 @@ def _pointer(address: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Interpreted:
-    """What ``triton_launch.Loaded`` is, on the CPU. A failed check raises IndexError."""
+    """The counterpart of ``triton_launch.Loaded`` on the CPU. A failed check raises IndexError."""
 
     prelude: types.ModuleType | None = None
 

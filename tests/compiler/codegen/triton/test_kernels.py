@@ -1,4 +1,4 @@
-"""What single Triton kernels compute, in every way that one is laid out."""
+"""Results of single Triton kernels, in every kind of layout: blocks, loops, splits and scans."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.compiler.programs import compiled, kernels, same
 pytestmark = pytest.mark.usefixtures("printed")
 
 
-def test_rows_longer_than_a_block():
+def test_rows_longer_than_a_block_equal_eager():
     x = torch.randn(300, 9_000)
     same(lambda x: (x.softmax(-1), x.argmax(1), x.amin(1), (x > 4).any(1)), x[:3])
     same(lambda x: x.log_softmax(-1), x[:5].to(torch.bfloat16))
@@ -26,9 +26,9 @@ SCANS = {
 }  # fmt: skip
 
 
-def in_blocks(function, *args, **kw):
-    """Compare with eager where a kernel for other lengths, in all of their last dimension, takes
-    rows eight elements at a time."""
+def same_in_blocks(function, *args, **kw):
+    """Compares with eager a kernel that is compiled for the first seven elements of each row, and
+    so processes longer rows eight elements at a time."""
     fast = compiled(function, dynamic=True)
     fast(*(arg[..., :7].contiguous() for arg in args))
     args = [arg.to(torch.get_default_device()) for arg in args]
@@ -37,29 +37,29 @@ def in_blocks(function, *args, **kw):
 
 
 @pytest.mark.parametrize("name", SCANS)
-def test_scans_of_rows_longer_than_a_block(name):
+def test_scans_of_long_rows_equal_eager(name):
     scan, x = SCANS[name], torch.rand(2, 41) + 0.5
-    in_blocks(lambda x: scan(x * 1.2, 1), x)
+    same_in_blocks(lambda x: scan(x * 1.2, 1), x)
     x[0, 21], x[1, 3] = float("nan"), float("-inf")
-    in_blocks(lambda x: scan(x, 1), x)
+    same_in_blocks(lambda x: scan(x, 1), x)
     same(lambda x: scan(x, 0), x.t().contiguous(), rtol=1e-5, atol=1e-5)  # along columns
     if name != "logcumsumexp":
         few = torch.arange(41).mul_(7).remainder_(5).sub_(1)  # with ties
         for dtype in (torch.int64, torch.int8, torch.uint8):
-            in_blocks(lambda x: scan(x, 0), few.to(dtype))
+            same_in_blocks(lambda x: scan(x, 0), few.to(dtype))
 
 
 @pytest.mark.parametrize("name", SCANS)
-def test_scans_in_every_layout(name):
+def test_scans_in_every_layout_equal_eager(name):
     x = torch.rand(3, 9, 5) + 0.5
     for dim in range(3):
         same(lambda x, d=dim: SCANS[name](x.log(), d), x, rtol=1e-5, atol=1e-5)
         same(lambda x, d=dim: SCANS[name](x.permute(2, 0, 1), d), x, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("compare", [same, in_blocks])
-def test_what_a_scan_has_found_is_there_in_later_phases(compare):
-    """Of rows that a block holds, and of longer ones, along which nothing is computed again."""
+@pytest.mark.parametrize("compare", [same, same_in_blocks])
+def test_scan_results_are_available_in_later_phases(compare):
+    """For rows within one block, and for longer rows, where scans are not recomputed."""
 
     def scaled(x):
         y = (x * 2).cumsum(1)
@@ -71,13 +71,13 @@ def test_what_a_scan_has_found_is_there_in_later_phases(compare):
     compare(lambda x: (x.softmax(1).cumsum(1) > 0.9).sum(1), x)
 
 
-def test_a_scan_goes_along_rows_of_any_length_in_one_kernel():
+def test_scan_of_any_length_is_one_kernel():
     (source,) = sources(lambda x: (x * 2).cumsum(1).sin(), (2, 100_000))
     assert source.text.count("tl.associative_scan") == 1
     assert len(source.stages) == 1
 
 
-def test_a_long_row_by_itself_is_eagers():
+def test_single_long_row_falls_back_to_aten():
     for shape in ((100_000,), (1, 100_000, 1)):
         found = lowered(lambda x: (x.cumsum(-2 if len(shape) > 1 else 0), x + 1), shape)
         assert set(found.fallbacks) == {"aten.cumsum.default"}
@@ -85,8 +85,8 @@ def test_a_long_row_by_itself_is_eagers():
     assert not lowered(lambda x: x.cummax(0), (100_000,)).fallbacks
 
 
-def test_running_sums_of_low_precision_are_eagers():
-    """Which rounds them at every step; a running maximum rounds nothing."""
+def test_low_precision_scans_fall_back_to_aten():
+    """Eager rounds at every step; a cumulative maximum needs no rounding."""
     for dtype in (torch.bfloat16, torch.float16):
         for name in ("cumsum", "cumprod", "logcumsumexp"):
             found = lowered(lambda x, n=name: SCANS[n](x, 0), (9,), dtype=dtype).fallbacks
@@ -94,12 +94,12 @@ def test_running_sums_of_low_precision_are_eagers():
         assert not lowered(lambda x: x.cummax(0), (9,), dtype=dtype).fallbacks
 
 
-def test_a_running_sum_begins_with_zero():
+def test_cumulative_sum_starts_with_positive_zero():
     x = torch.full((2, 5), -0.0)
     assert not compiled(lambda x: x.cumsum(1))(x).signbit().any()
 
 
-def test_where_eager_has_no_deterministic_scan_there_is_none():
+def test_scans_without_deterministic_eager_kernel_fall_back_to_aten():
     torch.use_deterministic_algorithms(True)
     try:
         assert set(lowered(lambda x: x.cumsum(0), (9,)).fallbacks) == {"aten.cumsum.default"}
@@ -109,7 +109,7 @@ def test_where_eager_has_no_deterministic_scan_there_is_none():
         torch.use_deterministic_algorithms(False)
 
 
-def test_long_rows_are_shared_and_their_parts_combined():
+def test_split_reductions_equal_eager():
     x = torch.rand(70_001)
     x[5] = 2
     same(lambda x: (x.sum(), x.prod(), x.amax(), x.argmax(), (x > 1).any(), x.min(0)), x)
@@ -118,7 +118,7 @@ def test_long_rows_are_shared_and_their_parts_combined():
     same(lambda x: (x.to(torch.int32).sum(), x.to(torch.uint8).amax()), (x.nan_to_num() * 99))
 
 
-def test_phases_of_a_shared_row():
+def test_phases_of_a_split_row_equal_eager():
     x, w, b = torch.randn(19, 3, 60, 30), torch.randn(3), torch.randn(3)
     same(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True).relu(), x, w, b)
 
@@ -128,7 +128,7 @@ def test_phases_of_a_shared_row():
     same(normalised, x, torch.zeros(3), torch.ones(3))  # running statistics are updated
 
 
-def test_a_row_is_updated_in_place_by_several_programs():
+def test_split_rows_are_updated_in_place():
     same(lambda x: x.sub_(x.mean(1, keepdim=True)).exp(), torch.randn(2, 33_000))
     same(lambda x: (x.sub_(x.amax(1, keepdim=True)).exp_(), x.sum(1)), torch.randn(2, 33_001))
 
@@ -141,18 +141,18 @@ def test_a_row_is_updated_in_place_by_several_programs():
     same(centred, torch.rand(3, 33_000))
 
 
-def test_a_long_row_that_is_needed_again_is_not_written_over():
+def test_long_row_read_in_a_later_phase_is_not_overwritten():
     def function(x, w):
         product = x @ w
-        twice = product * 2  # not stored: made of the product again in each phase
+        twice = product * 2  # not stored: recomputed from the product in each phase
         centred = twice - twice.sum(1, keepdim=True)
         return centred, twice * centred.amax(1, keepdim=True)
 
     same(function, torch.randn(2, 3), torch.randn(3, 9_000), rtol=1e-3, atol=1e-3)
 
 
-def test_programs_share_a_row_that_is_written_over():
-    """As in the gradient of a batch norm: with one program for each row, most of a GPU idles."""
+def test_overwritten_row_is_split_among_programs():
+    """As in the gradient of a batch norm: with one program per row, most of a GPU is idle."""
 
     def function(x, w):
         product = x @ w
@@ -166,7 +166,7 @@ def test_programs_share_a_row_that_is_written_over():
     same(function, torch.randn(4, 3), torch.randn(3, 70_000), rtol=1e-3, atol=1e-3)
 
 
-def test_many_rows_that_are_written_over_are_not_shared_and_columns_are_taken_together():
+def test_many_overwritten_rows_are_not_split_and_columns_are_blocked():
     def rows(x, w):
         product = x @ w
         return product - product.mean(1, keepdim=True) * product.amax(1, keepdim=True)
@@ -186,8 +186,8 @@ def test_many_rows_that_are_written_over_are_not_shared_and_columns_are_taken_to
         assert tiling.outer[0].block == block
 
 
-def test_programs_share_many_rows_that_are_read_where_a_number_for_each_is_written_over():
-    """As in a batch norm that trains, which updates its running mean."""
+def test_rows_with_one_overwritten_number_each_are_split():
+    """As in a batch norm in training, which updates its running mean."""
 
     def function(x, a, b):
         running, mean = (a @ b).reshape(-1), x.mean((0, 2), keepdim=True)
@@ -202,12 +202,12 @@ def test_programs_share_many_rows_that_are_read_where_a_number_for_each_is_writt
     same(function, x, torch.randn(2, 3), torch.randn(3, 2), rtol=1e-3, atol=1e-3)
 
 
-def test_reductions_across_rows():
+def test_reductions_across_rows_equal_eager():
     for shape in ((5, 40), (1100, 70), (33, 300), (2, 90, 13)):
         same(lambda x: (x.amax(-2), x.argmin(-2), x - x.mean(-2, keepdim=True)), torch.randn(shape))
 
 
-def test_transposed_reads():
+def test_transposed_reads_equal_eager():
     same(lambda x, y: x + y.t(), torch.randn(70, 33), torch.randn(33, 70))
     same(lambda x: x.permute(2, 0, 1).contiguous() * 2, torch.randn(5, 40, 30))
     x, y, z = torch.randn(9, 18, 36), torch.randn(36, 9, 18), torch.randn(18, 36, 9)
@@ -215,13 +215,13 @@ def test_transposed_reads():
     same(lambda x: x.to(memory_format=torch.channels_last) + 1, torch.randn(2, 17, 9, 10))
 
 
-def test_unaligned_memory():
+def test_unaligned_memory_equals_eager():
     x = torch.randn(5_001)
     same(lambda x, y: (x * 2 + y, x.sum()), x[1:], x[:-1])
 
 
 @pytest.mark.parametrize("n", [1, 2, 700, 9_000])
-def test_one_kernel_for_every_size(n):
+def test_kernel_for_varying_sizes_equals_eager(n):
     def f(x, y):
         return x.softmax(-1), (x * 2).sum(), x.t() + y, x.amax(0)
 
@@ -230,8 +230,8 @@ def test_one_kernel_for_every_size(n):
 
 
 @pytest.mark.parametrize("shape", [(6, 33), (2, 9_000), (1, 60_000)])
-def test_variance_on_a_gpu_is_found_in_one_pass(shape):
-    """By Welford's recurrence, also far from zero."""
+def test_variance_is_computed_in_one_pass(shape):
+    """By Welford's recurrence, for values far from zero as well."""
     x = torch.randn(shape, device="cpu") + 1000
     (source,) = sources(lambda x: torch.var_mean(x, 1), shape)
     assert source.text.count("for start") <= 1
@@ -242,11 +242,11 @@ def test_variance_on_a_gpu_is_found_in_one_pass(shape):
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (2, 2000)])
-def test_variance_of_rows_whose_length_varies(shape):
+def test_variance_of_varying_length_equals_eager(shape):
     same(lambda x: (x.var(1), x.std(1, correction=0)), torch.randn(shape), dynamic=True)
 
 
-def test_an_infinity_leaves_no_variance_and_a_row_of_one_element_its_mean():
+def test_variance_with_infinity_is_nan_and_mean_of_one_element_is_exact():
     infinite, missing = float("inf"), float("nan")
     for rows in ([[infinite, -3, 0], [-infinite, 5, 5], [missing, 1, 2]], [[infinite], [missing]]):
         x = torch.tensor(rows, device="cpu")
@@ -258,7 +258,7 @@ def test_an_infinity_leaves_no_variance_and_a_row_of_one_element_its_mean():
             torch.testing.assert_close(mean, x[:, 0], equal_nan=True)
 
 
-def test_the_gradient_of_a_softmax_rounds_its_products_as_eager_on_a_gpu_does():
+def test_softmax_gradient_rounds_products_as_the_gpu_does():
     backward = torch.ops.aten._softmax_backward_data
 
     def rounded_first(grad, output):
@@ -277,10 +277,12 @@ def test_the_gradient_of_a_softmax_rounds_its_products_as_eager_on_a_gpu_does():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
-def test_steps_that_eager_rounds_are_left_to_it(dtype):
+def test_rounded_steps_fall_back_to_aten(dtype):
     def steps(like):
-        given = {"dtype": dtype, "device": like.device}
-        return torch.linspace(4.3, -3, 50, **given), torch.logspace(0, 2, 50, **given)
+        factory_options = {"dtype": dtype, "device": like.device}
+        return torch.linspace(4.3, -3, 50, **factory_options), torch.logspace(
+            0, 2, 50, **factory_options
+        )
 
     assert set(lowered(steps, (1,)).fallbacks) == {"aten.linspace.default", "aten.logspace.default"}
     same(steps, torch.ones(1, device="cpu"))

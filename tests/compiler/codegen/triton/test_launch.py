@@ -1,4 +1,4 @@
-"""Launching, with the CUDA driver stood in for: what goes to which stream and device."""
+"""Kernel launches with a stub of the CUDA driver: streams, devices, alignment and caching."""
 
 import contextlib
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.compiler.codegen.triton.fake_gpu import sources, traced
 
 
 class Driver:
-    """Records launches as (device, stream, grid, aligned, wide, arguments)."""
+    """A stub that records launches as (device, stream, grid, aligned, wide, arguments)."""
 
     def __init__(self, monkeypatch):
         self.current, self.launches, self.compiled = 0, [], []
@@ -56,13 +56,13 @@ def loaded(device=0, **dynamic):
     return Loaded(source, torch.device("cuda", device))
 
 
-def test_a_kernel_runs_on_the_current_stream_of_its_own_device(driver):
+def test_kernel_runs_on_the_current_stream_of_its_device(driver):
     loaded(device=1)(64, 128)
     assert [launch[:2] for launch in driver.launches] == [(1, 101)]
     assert driver.current == 0
 
 
-def test_memory_that_is_not_aligned_gets_code_that_does_not_rely_on_it(driver):
+def test_unaligned_memory_uses_the_unaligned_variant(driver):
     kernel = loaded()
     for address in (64, 68, 80, 68):
         kernel(address, 128)
@@ -70,7 +70,7 @@ def test_memory_that_is_not_aligned_gets_code_that_does_not_rely_on_it(driver):
     assert driver.compiled == [(False, True), (False, False)]
 
 
-def test_nothing_to_do_is_not_launched(driver):
+def test_empty_grids_are_not_launched(driver):
     source = sources(lambda x: x + 1, (4096,))[0]
     grid = source.stages[0][1].replace("4096", "s0")
     empty = triton_launch.replace(
@@ -83,7 +83,7 @@ def test_nothing_to_do_is_not_launched(driver):
     assert driver.launches[0][4], "positions need 64 bits"
 
 
-def test_everything_is_compiled_and_loaded_before_the_first_call(driver):
+def test_kernels_are_compiled_before_the_first_call(driver):
     source = sources(lambda x: x + 1, (4096,))[0]
     (kernel,) = triton_launch.load_many([(source, torch.device("cuda", 0), [])])
     assert driver.compiled == [(False, True)]
@@ -91,13 +91,13 @@ def test_everything_is_compiled_and_loaded_before_the_first_call(driver):
     assert driver.compiled == [(False, True)]
 
 
-def test_without_triton_the_graph_runs_through_aten(driver, monkeypatch):
+def test_missing_triton_is_unsupported(driver, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "triton", None)
     with pytest.raises(Unsupported, match="Triton is not installed"):
         triton_launch.load_many([])
 
 
-def test_a_graph_that_was_compiled_before_is_found_with_its_kernels(monkeypatch, tmp_path):
+def test_cached_graph_is_found_with_its_kernels(monkeypatch, tmp_path):
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
     loaded, lowered = [], []
     monkeypatch.setattr(
@@ -119,7 +119,7 @@ def test_a_graph_that_was_compiled_before_is_found_with_its_kernels(monkeypatch,
     assert [kernel[0] for kernel in first] == [kernel[0] for kernel in second]
 
 
-def test_what_a_graph_folded_is_kept_on_its_device():
+def test_folded_constants_keep_their_device():
     for device in ("cpu", "meta"):
         table = torch.arange(6, device="cpu").reshape(2, 3).t()
         text = compiled_graph_cache.serialize_tensor(table).replace('"cpu"', f'"{device}"')

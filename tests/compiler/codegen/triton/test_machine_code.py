@@ -1,4 +1,4 @@
-"""Kernels compile to machine code for a GPU that is not there, and use it well."""
+"""Machine code of Triton kernels for a GPU, compiled on a machine without one."""
 
 import re
 
@@ -25,7 +25,7 @@ X = (512, 1024)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_memory_is_read_and_written_16_bytes_at_a_time(dtype):
+def test_memory_accesses_are_16_bytes_wide(dtype):
     (source,) = sources(lambda x: F.gelu(x) * 2, X, dtype=dtype)
     text = ptx(source)
     wide = r"global\.(v4\.b32|v2\.b64)"
@@ -33,19 +33,19 @@ def test_memory_is_read_and_written_16_bytes_at_a_time(dtype):
     assert not re.search("ld." + wide, ptx(source, aligned=False))
 
 
-def test_a_transposed_read_goes_through_shared_memory():
+def test_transposed_reads_use_shared_memory():
     (source,) = sources(lambda x, y: x + y.t(), X, (1024, 512))
     text = ptx(source)
     assert "ld.shared" in text and not re.search(r"ld\.global\.b32", text)
 
 
-def test_a_row_of_softmax_is_read_once():
+def test_row_of_softmax_is_loaded_once():
     (source,) = sources(lambda x: x.softmax(-1), X)
     assert source.text.count("tl.load") == 1
 
 
-def test_many_short_rows_by_themselves_are_reduced_by_few_warps():
-    """These need not wait for each other; several rows at hand would not fit their registers."""
+def test_many_short_rows_of_one_input_use_one_warp():
+    """A single warp needs no barrier; its registers would not hold rows of several inputs."""
     many = (8192, 1024)
     (alone,) = sources(lambda x: x.softmax(-1), many)
     (two,) = sources(lambda x, y: (x + y).softmax(-1), many, many)
@@ -55,14 +55,14 @@ def test_many_short_rows_by_themselves_are_reduced_by_few_warps():
     assert "bar.sync" in ptx(two)
 
 
-def test_a_long_row_is_walked_along():
+def test_long_rows_use_a_looped_reduction():
     (source,) = sources(lambda x: x.softmax(-1), (4, 100_000))
     assert source.text.count("for start in range") == 3
     ptx(source)
 
 
 @pytest.mark.parametrize("shape", [(64, 300), (4, 100_000)])
-def test_scans_are_compiled_for_rows_of_any_length(shape):
+def test_scans_of_rows_of_any_length_compile(shape):
     all_of_it = (torch.cumsum, torch.cumprod, torch.cummax, torch.cummin)
     for dtype, scans in {
         torch.float32: (*all_of_it, torch.logcumsumexp), torch.float64: all_of_it,
@@ -74,14 +74,15 @@ def test_scans_are_compiled_for_rows_of_any_length(shape):
             ptx(source)
 
 
-def test_products_are_rounded_before_they_are_added():
+def test_products_and_sums_are_not_contracted():
     (source,) = sources(lambda x: x * 3 + 1, X)
     assert "fma.rn.f32" not in ptx(source)
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.float16])
-def test_floats_become_integers_as_eagers_kernels_cut_them_off(source):
-    """Small ones by way of 32 bits, unsigned ones of 64; a number that does not fit stays one."""
+def test_float_to_integer_conversions_truncate_as_in_eager(source):
+    """Narrow integers are converted through 32 bits, uint8 through 64; the selection of a value out
+    of range is not optimised away."""
     kind = "f64" if source == torch.float64 else "f32"
     for target in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         bits = 64 if target in (torch.uint8, torch.int64) else 32
@@ -90,10 +91,10 @@ def test_floats_become_integers_as_eagers_kernels_cut_them_off(source):
         )
         text = ptx(kernel)
         assert set(re.findall(r"cvt\.rzi\.\w+\.\w+", text)) == {f"cvt.rzi.s{bits}.{kind}"}
-        assert "selp" in text, "between two numbers, of which one does not fit"
+        assert "selp" in text, "a selection between two numbers, one of them out of range"
 
 
-def test_positions_beyond_32_bits_are_computed_in_64():
+def test_large_positions_use_64_bits():
     (source,) = sources(lambda x: x + 1, (2**31,), dtype=torch.int8)
     assert source.function_of_sizes(source.wide)()
     ptx(source, wide=True)
@@ -128,15 +129,15 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_compiles(name):
+def test_program_compiles(name):
     found = sources(PROGRAMS[name], X)
     assert found
     for source in found:
         ptx(source)
 
 
-def test_small_integers_are_added_one_at_a_time():
-    """ptxas (CUDA 12.8) drops a number that is added to two in one register."""
+def test_small_integers_are_not_added_in_packed_pairs():
+    """ptxas (CUDA 12.8) drops a number that is added to two packed numbers in one register."""
 
     def gradient(output, image):
         return torch.ops.aten._adaptive_avg_pool2d_backward(output, image)
@@ -147,7 +148,7 @@ def test_small_integers_are_added_one_at_a_time():
     assert triton.knobs.runtime.add_stages_inspection_hook is None
 
 
-def test_a_hook_of_the_program_sees_its_stages(monkeypatch, tmp_path):
+def test_stages_inspection_hook_of_the_program_is_preserved(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # compiled, not found
     seen = []
 
@@ -163,8 +164,8 @@ def test_a_hook_of_the_program_sees_its_stages(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_sign_of_a_negative_number_is_minus_one(dtype):
-    """LLVM would make 1 of -1 on the way from int32 to bfloat16."""
+def test_sign_of_negative_numbers_is_minus_one(dtype):
+    """LLVM turns -1 into 1 in a conversion from int32 to bfloat16."""
     (source,) = sources(torch.sign, X, dtype=dtype)
     minus_one = {torch.bfloat16: "0xBF80", torch.float16: "0xBC00", torch.float32: "0fBF800000"}
     assert minus_one[dtype] in ptx(source)
