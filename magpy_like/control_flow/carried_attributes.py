@@ -16,15 +16,15 @@ from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.refgraph import Relation, ShadowNode
 
 
-def read(context: Context, place: Location) -> Any:
+def read(context: Context, location: Location) -> Any:
     """Read the value there from before the loop. An external number is lifted, since it is about to
     change.
 
     Raises:
         Split: the record cannot guard it.
     """
-    value, rec = place.get(), context.recording
-    node, relation = _edge(rec, place)
+    value, rec = location.get(), context.recording
+    node, relation = _edge(rec, location)
     if node is None:
         return value
     rec.reads.record(node, relation, value)
@@ -33,28 +33,28 @@ def read(context: Context, place: Location) -> Any:
     return value if lifted is None else lifted
 
 
-def begin(rec: Recording, place: Location) -> None:
+def begin(rec: Recording, location: Location) -> None:
     """Record that the iterations are about to overwrite the value there.
 
     Raises:
         Split: a finalizer observes the end of that value.
     """
-    node, relation = _edge(rec, place)
+    node, relation = _edge(rec, location)
     if node is not None:
         rec.mutations.lose(node, relation)
 
 
-def end(rec: Recording, place: Location) -> None:
+def end(rec: Recording, location: Location) -> None:
     """Record the value that the iterations have left there."""
-    node, relation = _edge(rec, place)
+    node, relation = _edge(rec, location)
     if node is not None:
-        rec.mutations.put(node, relation, place.get())
+        rec.mutations.put(node, relation, location.get())
 
 
-def _edge(rec: Recording, place: Location) -> tuple[ShadowNode | None, Relation]:
+def _edge(rec: Recording, location: Location) -> tuple[ShadowNode | None, Relation]:
     """The location's relation in the RefGraph, and the variable that it starts from; None instead
     of the variable for an object that the program has created."""
-    owner, relation = place.owner, place.relation
+    owner, relation = location.owner, location.relation
     if relation.kind is RelationKind.ATTRIBUTE:
         return attribute_location(rec, owner, str(relation.key))
     if relation.kind is RelationKind.GLOBAL:

@@ -87,15 +87,15 @@ class ForLoop:
             check_iteration(iteration)
             exits = iteration.exits
             if exits is not None and exits.found:
-                if plan.places or plan.shared:
+                if plan.locations or plan.shared:
                     raise LoopNotMergeable("a loop with an early exit stores values in objects")
                 require_two_iterations(plan)
                 check_windows(iteration)
                 self._nodes, self.exits = exits.add_operator(iteration), exits
                 return
             self._nodes, self._body_results = add_for_loop(iteration)
-            for place in plan.places:
-                carried_attributes.begin(plan.context.recording, place)
+            for location in plan.locations:
+                carried_attributes.begin(plan.context.recording, location)
         finally:
             iteration.discard()
 

@@ -65,7 +65,7 @@ def add_for_loop(iteration: Iteration) -> tuple[list[fx.Node], list[Any]]:
     check_distinct([leaf.result for leaf in plan.written], created)
     filled = written_rows(iteration)
     leaves = [*plan.inputs, *iteration.final_values]
-    if plan.in_comprehension and any(leaf.slot < plan.first_place for leaf in leaves):
+    if plan.in_comprehension and any(leaf.slot < plan.first_location for leaf in leaves):
         raise LoopNotMergeable("a comprehension carries values between iterations")
     results = [leaf.result for leaf in leaves]
     results += [tensor for found in iteration.lists for tensor in found.appended]

@@ -142,9 +142,9 @@ class IsolatedPaths:
                 self._placeholders.fake_mode,
                 path.tensors,
             ):
-                place = until if until == RETURN else until + shift
+                target = until if until == RETURN else until + shift
                 again = -2 if head is None else head + shift
-                reached = context.isolation.explore(function, place, again, path)
+                reached = context.isolation.explore(function, target, again, path)
         except Exception as error:
             cause = path.refused or _not_mergeable(f"one branch raises {type(error).__name__}")
             raise checkpoint.discard(rec, cause, path) from None

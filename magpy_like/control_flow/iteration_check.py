@@ -32,7 +32,7 @@ from magpy_like.split_points import LoopNotMergeable
 
 
 def check_iteration(iteration: Iteration) -> None:
-    """Find what the iteration has changed, and check that the next one records the same graph.
+    """Find the changes of an iteration, and check that the next one records the same graph.
 
     Raises:
         Split: it may not.
@@ -46,7 +46,7 @@ def check_iteration(iteration: Iteration) -> None:
 
 
 def _collect_changes(iteration: Iteration) -> None:
-    """Find what differs from the state in which the iteration began."""
+    """Find the differences from the state in which the iteration began."""
     plan, end = iteration.plan, iteration.end
     if not end.is_at_head:
         raise LoopNotMergeable("an iteration does not return to the loop head")
@@ -56,7 +56,7 @@ def _collect_changes(iteration: Iteration) -> None:
     if not all(map(operator.is_, end.stack[:below], iteration.begun.stack[:below])):
         raise LoopNotMergeable("an iteration changes operands below its iterator")
     left_there: list[int] = []
-    left = (*end.locals, *plan.comprehension_list(end.stack), *iteration.place_results)
+    left = (*end.locals, *plan.comprehension_list(end.stack), *iteration.location_results)
     for slot in plan.live_at_head:
         if plan.counter is not None and slot == plan.counter.slot:
             continue
@@ -76,7 +76,7 @@ def _collect_changes(iteration: Iteration) -> None:
 
 
 def _carry_changes(iteration: Iteration, slot: int, after: Any) -> bool:
-    """Extend the plan by what the iteration has changed in a slot; False if it is nothing."""
+    """Extend the plan by the changes of the value in a slot; False if there are none."""
     plan, was = iteration.plan, iteration.before[slot]
     is_own = slot in plan.own_lists and after is iteration.slots[slot]
     if is_own and len(after) > len(was):
@@ -134,7 +134,7 @@ def _check_count(iteration: Iteration, counter: Counter) -> None:
             plan.bounds = bounds
             raise PlanGrew
         return
-    in_locals = range(plan.first_place)
+    in_locals = range(plan.first_location)
     slots = [
         slot for slot in plan.live_in if slot in in_locals and iteration.end.locals[slot] is found
     ]
@@ -184,7 +184,7 @@ def _check_carried(iteration: Iteration) -> None:
 
 
 def _drop_unread(iteration: Iteration) -> None:
-    """Do not carry what iterations write to objects and never read there: the values from before
+    """Do not carry values that iterations write to objects and never read: the values from before
     the loop must receive no gradients."""
     plan = iteration.plan
     leaves = [*plan.carried.values(), *iteration.final_values]
@@ -192,7 +192,7 @@ def _drop_unread(iteration: Iteration) -> None:
     results += [tensor for found in iteration.lists for tensor in found.appended]
     left = {plan.context.recording.operators.node_of(result) for result in results}
     for key, leaf in list(plan.carried.items()):
-        if leaf.slot < plan.first_place or not is_instance(leaf.initial, torch.Tensor):
+        if leaf.slot < plan.first_location or not is_instance(leaf.initial, torch.Tensor):
             continue
         if not leaf.symbol.users and leaf.symbol not in left:
             del plan.carried[key]

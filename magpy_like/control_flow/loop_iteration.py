@@ -36,16 +36,16 @@ from magpy_like.splitting.frame_state import FrameState
 
 
 class Iteration:
-    """An iteration of the loop of a ``plan``: what it receives, and what it has left."""
+    """An isolated iteration of a loop: the values that it receives and leaves."""
 
     index: fx.Node
     """The node of the iteration's index."""
     reads: IndexedReads
-    """What it reads at its index."""
+    """Its reads at its index."""
     begun: FrameState
     """The state in which it begins."""
-    place_results: Sequence[Any]
-    """What it has left at ``plan.places``."""
+    location_results: Sequence[Any]
+    """The values that it has left at ``plan.locations``."""
 
     def __init__(self, plan: LoopPlan) -> None:
         self.plan = plan
@@ -75,7 +75,7 @@ class Iteration:
 
     @property
     def symbols(self) -> list[fx.Node]:
-        """The nodes of what an iteration receives."""
+        """The nodes that stand for the values it receives."""
         return [self.index, *self.input_symbols]
 
     # --- start -----------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ class Iteration:
             reads=self.reads,
             copies=self._copied_containers(),
         )
-        in_places = zip(plan.places, self.slots[plan.first_place :], strict=True)
-        with filled.substituting([*in_places]) as left:
+        received = zip(plan.locations, self.slots[plan.first_location :], strict=True)
+        with filled.substituting([*received]) as left:
             for value, items in zip(plan.shared, self._of_shared, strict=True):
                 for (at,), item in items.items():
                     value[at] = item
@@ -243,10 +243,10 @@ class Iteration:
             )
         end.nodes = [*self.end.nodes, *end.nodes]
         self.end = end
-        plan.write_places(filled)
+        plan.carry_locations(filled)
         self._note_growth([*lists, *left.lists])
         self._note_shared(shared_before, left.lists)
-        self.place_results = left.places
+        self.location_results = left.places
 
     def _copied_containers(self) -> set[int]:
         """The ids of the containers around placeholders: copies of the program's."""
@@ -285,7 +285,7 @@ class Iteration:
             self.plan.context.lifted.specialize(self.plan.bounds[:1])
 
     def _note_shared(self, before: Sequence[list[Any]], after: Sequence[list[Any]]) -> None:
-        """Note what the iteration has appended to ``plan.shared``.
+        """Note the elements that the iteration has appended to ``plan.shared``.
 
         Raises:
             Split: it has changed one of these lists in another way.
@@ -295,7 +295,7 @@ class Iteration:
             plan.shared_slots, plan.shared, before, after, strict=True
         ):
             stays = len(grown) >= len(was) and all(map(operator.is_, grown, was))
-            if not stays or any(place.owner is value for place in plan.places):
+            if not stays or any(location.owner is value for location in plan.locations):
                 raise LoopNotMergeable(
                     "iterations change elements of a list that is not in a local variable"
                 )

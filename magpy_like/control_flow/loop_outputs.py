@@ -67,17 +67,17 @@ class LoopOutputs:
         for leaf, node, inner in zip(leaves, self._nodes, self._body_results, strict=False):
             if leaf.is_list_tail:
                 continue  # the list itself is a result
-            place = plan.location_of(leaf.slot)
-            value = frame_locals(frame)[leaf.slot] if place is None else place.get()
+            location = plan.location_of(leaf.slot)
+            value = frame_locals(frame)[leaf.slot] if location is None else location.get()
             published = self._published(value, leaf.path, leaf, node, inner)
             if published is value:
                 continue
-            if place is None:
+            if location is None:
                 frame_set_local(frame, leaf.slot, published)
             else:
-                place.put(published)
-        for place in plan.places:
-            carried_attributes.end(rec, place)
+                location.put(published)
+        for location in plan.locations:
+            carried_attributes.end(rec, location)
         at, count = len(leaves), trip_count(self._context, self._bounds)
         for found, node in zip(lists, self._nodes[at:], strict=True):
             is_operand = found.slot == len(plan.state.locals)

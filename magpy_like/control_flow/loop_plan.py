@@ -1,4 +1,4 @@
-"""The plan of a ``for_loop`` operator: what its iterations carry, as known so far.
+"""The plan of a ``for_loop`` operator: the values that iterations carry, as known so far.
 
 Each isolated iteration may show that more is carried than planned; the plan then grows and the next
 attempt runs with it.
@@ -39,7 +39,7 @@ class CarriedValue:
     symbol: Any = None
     """The node that stands for it in the body."""
     result: Any = None
-    """What an iteration leaves."""
+    """The value after an iteration."""
     in_place: bool = False
     """Whether iterations write into the tensor itself."""
     may_preexist: bool = False
@@ -60,7 +60,7 @@ class AppendedList:
     slot: int
     initial: list[Any]
     appended: list[Any]
-    """What one iteration appends."""
+    """The elements that one iteration appends."""
     may_preexist: bool = False
     """Whether an iteration may append a tensor that it has not created."""
     shared: list[Any] | None = None
@@ -71,10 +71,10 @@ class PlanGrew(Exception):
 
 
 class LoopPlan:
-    """A loop that the program is about to begin, and what its iterations carry.
+    """A loop that the program is about to begin, and the values that its iterations carry.
 
-    Slots number the local variables, then the list of a comprehension, then ``places``; lists that
-    are not in a local variable alone have the slots -1, -2 and so on.
+    Slots number the local variables, then the list of a comprehension, then ``locations``. Lists
+    that are not in a local variable alone have the slots -1, -2 and so on.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LoopPlan:
         self.carried: dict[tuple[int, Path], CarriedValue] = {}
         self.written: list[CarriedValue] = []
         """Tensors that iterations write into."""
-        self.places: list[Location] = []
+        self.locations: list[Location] = []
         """Locations other than local variables that iterations write to."""
         self.shared: list[list[Any]] = []
         """Lists to which iterations append, and that are not in a local variable alone."""
@@ -150,14 +150,14 @@ class LoopPlan:
         return len(range(*self.bounds))
 
     @property
-    def first_place(self) -> int:
-        """The slot of the first of ``places``."""
-        return len(self.values) - len(self.places)
+    def first_location(self) -> int:
+        """The slot of the first of ``locations``."""
+        return len(self.values) - len(self.locations)
 
     def location_of(self, slot: int) -> Location | None:
-        """The one of ``places`` that has a slot; None for a local variable."""
-        at = slot - self.first_place
-        return self.places[at] if at >= 0 else None
+        """The one of ``locations`` that has a slot; None for a local variable."""
+        at = slot - self.first_location
+        return self.locations[at] if at >= 0 else None
 
     @property
     def shared_slots(self) -> range:
@@ -174,7 +174,7 @@ class LoopPlan:
         return [*self.carried.values(), *self.written]
 
     def requires_grad_differs(self) -> bool:
-        """True if the first iteration differs from others in what requires gradients."""
+        """True if the first iteration differs from others in requires_grad of carried values."""
         return any(
             leaf.requires_grad != leaf.initial_requires_grad for leaf in self.carried.values()
         )
@@ -211,22 +211,22 @@ class LoopPlan:
                 return
         raise refused
 
-    def write_places(self, filled: SubstitutedLocations) -> None:
+    def carry_locations(self, filled: SubstitutedLocations) -> None:
         """An iteration has written to the locations and lists that ``filled`` has collected.
 
         Raises:
             PlanGrew: some of them are new.
             Split: a value there cannot be carried.
         """
-        places, lists = filled.places[len(self.places) :], filled.lists[len(self.shared) :]
-        for place in places:
-            value, slot = carried_attributes.read(self.context, place), len(self.values)
+        locations, lists = filled.places[len(self.locations) :], filled.lists[len(self.shared) :]
+        for location in locations:
+            value, slot = carried_attributes.read(self.context, location), len(self.values)
             self.values = (*self.values, value)
-            self.places.append(place)
+            self.locations.append(location)
             self.live_in |= {slot}
             self.live_at_head.append(slot)
         self.shared += lists
-        if places or lists:
+        if locations or lists:
             raise PlanGrew
 
 
