@@ -51,29 +51,30 @@ class Cut(Protocol):
 
 
 class Branching(Protocol):
-    """What makes operators of branches on tensors."""
+    """Makes operators of data-dependent branches and loops (see ``control_flow.branches``)."""
 
     def at_branch(self, context: Context, step: Step) -> None:
-        """The program is about to jump, or not, on a tensor's value.
+        """The program is about to branch on a tensor's value.
 
         Raises:
-            Split: the branch cannot be part of a record.
+            Split: no operator expresses the branch.
         """
 
     def at_flag_branch(self, context: Context, step: Step, flag: ShadowNode) -> None:
-        """The program is about to jump, or not, on a bool that varies between calls.
+        """The program is about to branch on a lifted flag.
 
         Raises:
-            Split: both ways cannot be part of one record.
+            Split: no operator expresses both branches.
         """
 
     def at_join(self, context: Context, frame: types.FrameType | None) -> None:
-        """The program, of which nothing was announced since the branch, is where its sides meet.
+        """The program, unreported since the branch or loop, has come to the join point.
 
-        ``frame`` is None when it has not come there.
+        Args:
+            frame: None if an exception has kept the program from coming there.
 
         Raises:
-            Split: it is not as the sides have recorded.
+            Split: the program's values are not as the isolated paths have left them.
         """
 
     def at_loop(
@@ -84,17 +85,27 @@ class Branching(Protocol):
         tensors: tuple[torch.Tensor, ...],
         element: Callable[[int, list[torch.Tensor]], Any] | None,
     ) -> bool:
-        """The program may be about to begin a loop over ``range(*bounds)``, which takes
-        ``element(index, rows)`` of its iterator, the rows being those of ``tensors``, or what a
-        function makes of these; whether it does, and is an operator now, or may be one from its
-        second round on, or from when all elements are taken at once."""
+        """The program may be about to begin a loop over ``range(*bounds)``.
+
+        Args:
+            tensors: the tensors, or lists of the graph, over whose rows the loop iterates.
+            element: the element that the iterator yields for an index and these rows; None for
+                elements that a function computes from them.
+
+        Returns:
+            True if the loop is an operator now, or may become one: from its second iteration on, or
+            in the polyfill of a function that consumes all elements.
+        """
 
     def is_consumed_at_once(self, step: Step, functions: Collection[Any]) -> bool:
-        """Whether what a call is about to make goes to one of these functions at once."""
+        """True if the result of the call at ``step`` goes straight to one of these functions."""
 
     def at_comparison(self, context: Context, step: Step, compared: Callable[..., bool]) -> bool:
-        """The program is about to compare numbers of which one varies, maybe to go on with a loop
-        that counts; whether it is, and that is an operator now."""
+        """The program is about to compare numbers, one of them lifted.
+
+        Returns:
+            True if this is the condition of a loop that counts, and the loop is an operator now.
+        """
 
     def at_graph_condition(
         self,
@@ -103,49 +114,59 @@ class Branching(Protocol):
         operation: Callable[..., bool],
         operands: tuple[Any, ...],
     ) -> bool:
-        """Beside the program, ``operation`` is about to ask something of numbers of the graph,
-        which are the topmost operands; whether the program branches on that, and the branch is an
-        operator now.
+        """An isolated path is about to apply a predicate to its topmost operands, numbers that only
+        the graph computes.
+
+        Returns:
+            True if the path branches on the result, and the branch is an operator now.
 
         Raises:
-            Split: no operator does.
+            Split: no operator expresses the branch.
         """
 
     def list_element(self, context: Context, given: GraphList, at: Any) -> torch.Tensor:
-        """What stands for the element of a list of the graph at an index: a plain one, or a node.
+        """A placeholder for an element of a list of the graph.
+
+        Args:
+            at: the index, a plain one or a node.
 
         Raises:
             Split: the elements are not alike.
         """
 
     def at_loop_head(self, context: Context, step: Step) -> None:
-        """The program is at the head of a loop, maybe for the second time: if the first round has
-        kept it from being an operator, the others may be one."""
+        """The program is at the head of a loop. After a first iteration that ran natively, the
+        others may become an operator."""
 
     def abandon_loops(self, context: Context, frame: types.FrameType | None = None) -> None:
-        """The loops of a frame, or all, end here, and have not become operators."""
+        """Give up loops, of one frame or all, that have not become operators."""
 
     def at_identity_test(self, context: Context, step: Step, depths: Sequence[int]) -> None:
-        """The program is about to ask which objects the operands at these depths are.
+        """The program is about to test the identity of the operands at these depths.
 
         Raises:
-            Split: a branch decides that.
+            Split: the identity depends on a branch or a loop.
         """
 
     def has_substitutes(self) -> bool:
-        """Whether the program has tensors that are not its own."""
+        """True if the program holds substitutes for some of its tensors."""
 
     def restore_originals(self, frame: types.FrameType | None, changed: Sequence[Any] = ()) -> None:
-        """A recording ends, which has ``changed`` these objects: the program is to have its own
-        tensors there, and elsewhere, also ``frame``, which stands before an instruction. Frames
-        that have called it, and native code, may still have others: this is done once more when
-        each of them goes on."""
+        """A recording ends: replace all substitutes by the program's own tensors.
+
+        The callers of ``frame``, and native code, may still hold substitutes: call this once more
+        when each of them goes on.
+
+        Args:
+            frame: a frame before its next instruction.
+            changed: the objects that the recording has changed.
+        """
 
     def restore_locals(self, frame: types.FrameType) -> None:
-        """The local variables of a frame are to be the program's own tensors, too."""
+        """Replace the substitutes in the local variables of a frame."""
 
     def release_restored(self) -> None:
-        """All frames have gone on."""
+        """All frames have gone on: release the replaced substitutes."""
 
     def recorded_truth(self, step: Step) -> bool:
-        """Which way a side goes whose record is made already."""
+        """The truth with which an isolated path goes on at a branch that is an operator."""
