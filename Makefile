@@ -9,25 +9,36 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TYPED := $(wildcard magpy_like paritybench_runner benchmarks zoo)
 
-.PHONY: demo test test-full sweep lint
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full sweep lint types docs outputs
 
-demo: $(READY)
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(READY)  ## compile a ResNet-18; print the captured graph and its speed
 	$(RUN) -m benchmarks.demo
 
-test: lint
+test: lint  ## linters, type checker, tests (minutes)
 	$(RUN) -m pytest -n 2 --dist worksteal -q
 
-test-full: lint
+test-full: lint  ## the same with the long sweeps (an hour)
 	$(RUN) -m pytest -n 2 --dist worksteal -q -m "full or not full"
 
-# Which checks of guards matter: goes on where it was interrupted; SWEEP=tests/... for some tests.
-sweep: $(READY)
+sweep: $(READY)  ## force each guard condition to hold; resumes; SWEEP=tests/... for some tests
 	$(RUN) -m tests.soundness $(SWEEP)
 
-lint: $(READY)
+lint: $(READY) types  ## ruff and mypy
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+
+types: $(READY)  ## mypy
 	$(RUN) -m mypy $(TYPED)
+
+docs: $(READY)  ## build the documentation site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+
+outputs: $(READY)  ## regenerate the outputs that docs/architecture.md shows
+	$(RUN) -m docs.outputs
 
 # The environment is rebuilt when what it is made from has changed.
 $(READY): pyproject.toml setup.py constraints.txt
