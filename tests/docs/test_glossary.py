@@ -10,9 +10,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = [
     line.split("\t") for line in (ROOT / "docs" / "glossary.tsv").read_text().splitlines() if line
 ]
-RETIRED = re.compile(
-    r"foretell|foretold|surprises|\bstretch(es)?\b|\bSettle|\bMeetings\b"
-)
+RETIRED = re.compile(r"foretell|foretold|surprises|\bstretch(es)?\b|\bSettle|\bMeetings\b")
 """Words of an earlier private vocabulary, which have entries under the field's names now."""
 
 
