@@ -1,7 +1,7 @@
 """Log topics, printed to stderr if ``MAGPY_LOGS`` lists them (comma-separated).
 
-Every topic is an ordinary logger of the standard library, silent unless its name is in
-``MAGPY_LOGS`` or the program configures it itself.
+Each topic is a logger of the standard library: silent unless ``MAGPY_LOGS`` lists the topic or the
+program configures the logger.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ import logging
 import os
 import warnings
 
+# Topic to logger name: the package or module that it is about. No logger is an ancestor of another,
+# whose level and handler the descendant would inherit.
 TOPICS = {
-    "guards": "magpy_like.synthesis.guards",
-    "graph": "magpy_like.monitor.graph",
+    "guards": "magpy_like.synthesis.guard",
+    "graph": "magpy_like.monitor.operator_graph",
     "records": "magpy_like.records",
-    "splits": "magpy_like.dynamic.splits",
+    "splits": "magpy_like.splitting",
     "monitor": "magpy_like.monitor.run",
     "fusion": "magpy_like.compiler.scheduling.fusion",
-    "output_code": "magpy_like.compiler.output_code",
+    "output_code": "magpy_like.compiler.codegen",
 }
 
 
 def topic(name: str) -> logging.Logger:
-    """The logger of one of ``TOPICS``.
+    """Returns the logger of a topic.
 
     Raises:
-        KeyError: there is no such topic.
+        KeyError: ``TOPICS`` has no such topic.
     """
     return logging.getLogger(TOPICS[name])
 
 
 def configure(wanted: str) -> None:
-    """Print exactly the topics in ``wanted`` to stderr, written as in ``MAGPY_LOGS``.
+    """Prints exactly the topics in ``wanted``, written as in ``MAGPY_LOGS``, to stderr.
 
-    Warns about a word that is not a topic.
+    Warns about words that are not topics.
     """
     words = {word.strip() for word in wanted.split(",")} - {""}
     unknown = sorted(words - TOPICS.keys())

@@ -1,6 +1,7 @@
 """MAGPY_LOGS switches topics on, one by one."""
 
 import importlib
+import importlib.util
 import logging
 import os
 import subprocess
@@ -73,3 +74,13 @@ def test_the_environment_is_read(name, capsys, monkeypatch):
     for other in logs.TOPICS:
         logs.topic(other).debug("hello")
     assert capsys.readouterr().err == f"[{name}] hello\n"
+
+
+@pytest.mark.parametrize("name", logs.TOPICS)
+def test_a_topic_is_named_after_a_module_that_exists(name):
+    assert importlib.util.find_spec(logs.TOPICS[name]) is not None
+
+
+def test_no_topic_inherits_from_another():
+    names = [f"{logger}." for logger in logs.TOPICS.values()]
+    assert not [a for a in names for b in names if a != b and a.startswith(b)]
