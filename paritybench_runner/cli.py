@@ -1,5 +1,6 @@
-"""The command line."""
+"""The command line: options, the course of a run, the progress bar."""
 
+import dataclasses
 import platform
 import signal
 import sys
@@ -17,10 +18,72 @@ from paritybench_runner.supervisor import Limits, Supervisor
 from paritybench_runner.worker import Job
 
 _GIB = 1024**3
+_INTERRUPTED_EXIT_CODE = 130
 _FOLDER = click.Path(path_type=Path)
 
 
-def _compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """The options of a run. The attributes have the names of the command's parameters.
+
+    Attributes:
+        root: `--corpus`.
+        listing: `--files`, the file that lists the corpus files to run.
+        compilers: names of compilers, in order.
+        backend: backend of the compilers.
+        device: "cpu" or "cuda".
+        train: training mode, gradients compared.
+        jobs: number of files at once.
+        timeout: seconds for each step of a file.
+        memory: GiB for each file's process.
+        pattern: `--filter`.
+        shard: `--shard`, "i/n".
+        resume: continue the run in `out`.
+        out: folder for the results.
+    """
+
+    root: Path
+    listing: Path | None
+    compilers: tuple[str, ...]
+    backend: str
+    device: str
+    train: bool
+    jobs: int
+    timeout: float
+    memory: float
+    pattern: str | None
+    shard: str | None
+    resume: bool
+    out: Path
+
+    def describe(self, file_count: int) -> dict[str, Any]:
+        """Returns the contents of `run.json` for a run of `file_count` files."""
+        return {
+            "corpus": str(self.root.absolute()),
+            "compilers": list(self.compilers),
+            "backend": self.backend,
+            "device": self.device,
+            "train": self.train,
+            "filter": self.pattern,
+            "shard": self.shard,
+            "timeout": self.timeout,
+            "memory": self.memory,
+            "files": file_count,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+
+    def job(self, path: Path) -> Job:
+        """Returns the job that runs one corpus file."""
+        return Job(str(path), self.compilers, self.backend, self.device, self.train, self.pattern)
+
+    def supervisor(self) -> Supervisor:
+        """Starts a supervisor with the limits of this run."""
+        limits = Limits(self.timeout, int(self.memory * _GIB))
+        return Supervisor(limits, self.jobs, self.compilers, self.device, self.backend)
+
+
+def _parse_compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
     unknown = [name for name in names if name not in COMPILERS]
     if unknown or not names:
@@ -30,11 +93,11 @@ def _compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, 
 
 @click.group(invoke_without_command=True)
 @click.option("--corpus", "root", type=_FOLDER, help="Folder of test_*.py, or one with generated/.")
-@click.option("--files", "listing", type=_FOLDER, help="Run the files this list names, one a line.")
+@click.option("--files", "listing", type=_FOLDER, help="List of the files to run, one per line.")
 @click.option(
     "--compilers",
     default="magpy",
-    callback=_compilers,
+    callback=_parse_compilers,
     show_default=True,
     help=f"One or several of {','.join(COMPILERS)}.",
 )
@@ -43,7 +106,7 @@ def _compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, 
     type=click.Choice(["eager", "magpy"]),
     default="eager",
     show_default=True,
-    help="What runs the graphs.",
+    help="Backend that runs the operator graphs.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--train", is_flag=True, help="Training mode; gradients are compared as well.")
@@ -60,105 +123,93 @@ def _compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, 
     type=click.FloatRange(0, min_open=True),
     default=12.0,
     show_default=True,
-    help="What a file's process may take in GiB: addresses; with --device cuda, memory, and as "
-    "much on the GPU.",
+    help="Limit of each file's process in GiB: of its address space; with --device cuda, of its "
+    "memory, and the same again on the GPU.",
 )
 @click.option("--filter", "pattern", help="Part of a file or module name, or FILE::MODULE.")
 @click.option("--shard", help="i/n: part i of n of the files.")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out.")
 @click.option("--out", type=_FOLDER, help="Folder for the results.")
 @click.pass_context
 def main(context: click.Context, **options: Any) -> None:
-    """Runs a corpus of PyTorch programs through compilers and says what became of each.
+    """Runs a corpus of PyTorch programs through compilers and classifies the results.
 
     Writes results.jsonl, summary.md and report.html to --out.
     """
     if context.invoked_subcommand is not None:
         return
-    for needed in ("root", "out"):
-        if options[needed] is None:
-            name = {"root": "--corpus"}.get(needed, f"--{needed}")
-            raise click.UsageError(f"Missing option '{name}'.")
+    for parameter, option in (("root", "--corpus"), ("out", "--out")):
+        if options[parameter] is None:
+            raise click.UsageError(f"Missing option '{option}'.")
     try:
-        _run(**options)
+        _run(RunSettings(**options))
     except (corpus.CorpusError, run_results.RunError) as error:
         raise click.ClickException(str(error)) from None
 
 
-def _run(
-    root: Path,
-    listing: Path | None,
-    compilers: tuple[str, ...],
-    backend: str,
-    device: str,
-    train: bool,
-    jobs: int,
-    timeout: float,
-    memory: float,
-    pattern: str | None,
-    shard: str | None,
-    resume: bool,
-    out: Path,
-) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
+def _run(settings: RunSettings) -> None:
+    if settings.device == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda: PyTorch finds no GPU here")
-    folder = corpus.folder_of(root.absolute())
-    files = corpus.shard(corpus.discover(folder, listing), shard)
-    files = corpus.wanted_files(files, pattern)
-    described = {
-        "corpus": str(root.absolute()),
-        "compilers": list(compilers),
-        "backend": backend,
-        "device": device,
-        "train": train,
-        "filter": pattern,
-        "shard": shard,
-        "timeout": timeout,
-        "memory": memory,
-        "files": len(files),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    writer = run_results.Writer(out, described, resume)
+    files = _select_files(settings)
+    description = settings.describe(len(files))
+    writer = run_results.ResultsWriter(settings.out, description, settings.resume)
+    was_interrupted = _run_files(settings, files, writer)
+    lines = _read_in_order(settings.out, files)
+    _write_reports(settings.out, description, lines)
+    if was_interrupted:
+        done = f"{len(lines)} of {len(files)} files"
+        click.echo(f"Stopped after {done}; --resume continues the run.", err=True)
+        sys.exit(_INTERRUPTED_EXIT_CODE)
+
+
+def _select_files(settings: RunSettings) -> list[Path]:
+    folder = corpus.find_test_folder(settings.root.absolute())
+    files = corpus.select_shard(corpus.discover(folder, settings.listing), settings.shard)
+    return corpus.filter_files(files, settings.pattern)
+
+
+def _run_files(settings: RunSettings, files: list[Path], writer: run_results.ResultsWriter) -> bool:
+    """Runs the files without results; returns True if the run was interrupted.
+
+    SIGTERM interrupts like Ctrl-C: the files' processes end, and the results so far are reported.
+    """
     done = {line["file"] for line in writer.done}
-    todo = [
-        Job(str(path), compilers, backend, device, train, pattern)
-        for path in files
-        if path.name not in done
-    ]
-    limits = Limits(timeout, int(memory * _GIB))
-    interrupted = False
-    # However the run is told to stop, files' processes end and what is done is summed up.
+    jobs = [settings.job(path) for path in files if path.name not in done]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with (
-            Supervisor(limits, jobs, compilers, device, backend) as supervisor,
-            _Bar(len(files), compilers) as bar,
+            settings.supervisor() as supervisor,
+            _ProgressBar(len(files), settings.compilers) as bar,
         ):
             for line in writer.done:
                 bar.count(line)
-            for line in supervisor.run(todo):
+            for line in supervisor.run(jobs):
                 writer.append(line)
                 bar.count(line)
     except KeyboardInterrupt:
-        interrupted = True
+        return True
     finally:
         writer.close()
-    _, lines = run_results.read(out)
+    return False
+
+
+def _read_in_order(out: Path, files: list[Path]) -> list[dict[str, Any]]:
+    """Returns the results of a run in the order of its files."""
+    _, lines = run_results.read_run(out)
     order = {path.name: number for number, path in enumerate(files)}
-    lines.sort(key=lambda line: order.get(line["file"], -1))
-    text = report.summary(described, lines)
+    return sorted(lines, key=lambda line: order.get(line["file"], -1))
+
+
+def _write_reports(out: Path, description: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    text = report.render_summary(description, lines)
     (out / "summary.md").write_text(text)
-    (out / "report.html").write_text(report.html(described, lines))
+    (out / "report.html").write_text(report.render_html(description, lines))
     click.echo(text.partition("## Reasons")[0])
     click.echo(f"{out / 'summary.md'}, {out / 'report.html'}")
-    if interrupted:
-        click.echo(f"Stopped after {len(lines)} of {len(files)} files; --resume goes on.", err=True)
-        sys.exit(130)
 
 
-class _Bar:
-    """The progress bar: files done, tests by class for each compiler, time left."""
+class _ProgressBar:
+    """Files done, tests by class for each compiler, time left."""
 
     def __init__(self, total: int, compilers: tuple[str, ...]) -> None:
         self._compilers = compilers
@@ -173,7 +224,7 @@ class _Bar:
         )
         self._task = self._progress.add_task("", total=total, counts="")
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> "_ProgressBar":
         self._progress.start()
         return self
 
@@ -181,10 +232,11 @@ class _Bar:
         self._progress.stop()
 
     def count(self, line: dict[str, Any]) -> None:
+        """Adds one file's results."""
         self._lines.append(line)
         counts = []
         for compiler in self._compilers:
-            classes = [test.klass for test in run_results.tests(self._lines, compiler)]
+            classes = [test.klass for test in run_results.iterate_tests(self._lines, compiler)]
             by_class = [(name, classes.count(name)) for name in run_results.CLASSES]
             shown = " ".join(f"{name} {count}" for name, count in by_class if count)
             counts.append(f"{compiler}: {shown or '–'}")
@@ -195,17 +247,19 @@ class _Bar:
 @click.argument("before", type=_FOLDER)
 @click.argument("after", type=_FOLDER)
 def compare(before: Path, after: Path) -> None:
-    """Says which tests changed their class from run BEFORE to run AFTER.
+    """Lists the tests whose class changed between runs BEFORE and AFTER.
 
-    Exits with 1 when a test got worse.
+    Exits with 1 if a test got worse.
     """
     try:
-        (run, old), (other, new) = run_results.read(before), run_results.read(after)
+        old_run, old_lines = run_results.read_run(before)
+        new_run, new_lines = run_results.read_run(after)
     except run_results.RunError as error:
         raise click.ClickException(str(error)) from None
-    common = [compiler for compiler in run["compilers"] if compiler in other["compilers"]]
+    common = [name for name in old_run["compilers"] if name in new_run["compilers"]]
     if not common:
         raise click.ClickException("the two runs have no compiler in common")
-    changed = report.changes(old, new, common)
-    click.echo(report.comparison(changed, report.in_one_only(old, new, common[0])))
-    sys.exit(any(change.worse for change in changed))
+    changes = report.find_changes(old_lines, new_lines, common)
+    unshared = report.count_unshared_tests(old_lines, new_lines, common[0])
+    click.echo(report.render_comparison(changes, unshared))
+    sys.exit(any(change.worse for change in changes))

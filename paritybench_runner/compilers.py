@@ -161,7 +161,7 @@ class Dynamo:
             fast(*args, **kwargs)
             return Capture(True, fast.graphs)
         except Exception as error:
-            detail = first_line(error)
+            detail = summarize_error(error)
         self._forget()
         module, args, kwargs = fresh()
         fast = _DynamoCompiled(module, self._eager, fullgraph=False)
@@ -217,7 +217,7 @@ class TorchScript:
         try:
             return _Scripted(torch.jit.script(module))
         except Exception as error:
-            raise Refused(first_line(error)) from error
+            raise Refused(summarize_error(error)) from error
 
     def capture(self, fresh: FreshCall) -> Capture:
         return Capture(True, 1)
@@ -271,14 +271,14 @@ def warm_up(name: str, backend: str, device: str) -> None:
         compiler.reset()
 
 
-def first_line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """An exception as one line: its type and the first lines of its text that say something."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     text = " ".join([line for line in lines if line][:4])
     return f"{type(error).__name__}: {text}"[:300]
 
 
-def place_of(error: BaseException) -> str:
+def find_raise_site(error: BaseException) -> str:
     """Where an exception was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

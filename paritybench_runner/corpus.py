@@ -31,7 +31,7 @@ class Case:
     forward_arguments: Callable[[], Arguments]
 
 
-def folder_of(corpus: Path) -> Path:
+def find_test_folder(corpus: Path) -> Path:
     """The folder with the files: `generated/` in a checkout of ParityBench, else `corpus` itself.
 
     Raises:
@@ -66,7 +66,7 @@ def discover(folder: Path, listing: Path | None = None) -> list[Path]:
     return files
 
 
-def shard(files: list[Path], which: str | None) -> list[Path]:
+def select_shard(files: list[Path], which: str | None) -> list[Path]:
     """Part i of n (`"i/n"`, i from 1), by a hash of the name: it stays when files come and go.
 
     Raises:
@@ -78,15 +78,15 @@ def shard(files: list[Path], which: str | None) -> list[Path]:
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
         raise CorpusError(f"--shard {which}: expected i/n with 1 <= i <= n, such as 1/4")
     wanted = int(part) - 1
-    return [path for path in files if _bucket(path.name, int(parts)) == wanted]
+    return [path for path in files if _shard_of(path.name, int(parts)) == wanted]
 
 
-def _bucket(name: str, parts: int) -> int:
+def _shard_of(name: str, parts: int) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % parts
 
 
-def wanted_files(files: Iterable[Path], pattern: str | None) -> list[Path]:
-    """The files that can hold a test which `selects` takes; only loading a file tells for sure.
+def filter_files(files: Iterable[Path], pattern: str | None) -> list[Path]:
+    """The files that can hold a test which `matches_filter` takes; only loading a file tells for sure.
 
     Raises:
         CorpusError: there is none.
@@ -105,7 +105,7 @@ def wanted_files(files: Iterable[Path], pattern: str | None) -> list[Path]:
     return found
 
 
-def selects(pattern: str | None, file: str, module: str) -> bool:
+def matches_filter(pattern: str | None, file: str, module: str) -> bool:
     """Whether `--filter` takes this test: part of `file.py::Module`, of either side of a `::`."""
     if pattern is None:
         return True
@@ -115,7 +115,7 @@ def selects(pattern: str | None, file: str, module: str) -> bool:
     return pattern in file or pattern in module
 
 
-def load(path: Path) -> list[Case]:
+def load_cases(path: Path) -> list[Case]:
     """Imports a corpus file (under its stem, so that classes can be pickled) and lists its tests.
 
     Raises:
@@ -126,10 +126,10 @@ def load(path: Path) -> list[Case]:
     sys.modules[path.stem] = module
     # Not through the import system: that would write compiled files into somebody's checkout.
     exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
-    return [_case(*entry) for entry in enumerate(getattr(module, "TESTCASES", []))]
+    return [_parse_case(*entry) for entry in enumerate(getattr(module, "TESTCASES", []))]
 
 
-def _case(index: int, entry: Any) -> Case:
+def _parse_case(index: int, entry: Any) -> Case:
     """
     Raises:
         TypeError: an entry of `TESTCASES` is something else.

@@ -20,7 +20,7 @@ from magpy_like.torch_compat.dispatch import TorchDispatchMode
 aten = torch.ops.aten
 
 # Hand the memory of a tensor, or its text, to whoever asks; no operator runs.
-READERS = frozenset(
+MEMORY_READERS = frozenset(
     (
         *("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "__repr__", "__format__"),
         *("data_ptr", "storage", "untyped_storage"),
@@ -50,15 +50,15 @@ class ValueReads:
     """Collects, within `watch()`, the places where a program read a value out of a tensor."""
 
     def __init__(self) -> None:
-        self.places: list[str] = []
+        self.sites: list[str] = []
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        with _Functions(self), _Operators(self):
+        with _FunctionMode(self), _DispatchMode(self):
             yield
 
 
-class _Functions(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     def __init__(self, reads: ValueReads) -> None:
         super().__init__()
         self.reads = reads
@@ -67,34 +67,34 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
-        before = len(self.reads.places)
+        before = len(self.reads.sites)
         result = func(*args, **(kwargs or {}))
-        if name in READERS:
-            self.reads.places.append(_place(name))
+        if name in MEMORY_READERS:
+            self.reads.sites.append(_find_read_site(name))
         elif not hasattr(func, "__code__") and name not in SHAPED_BY_VALUE:
-            if name == "__setitem__" or _is_tensors(result):
-                del self.reads.places[before:]
+            if name == "__setitem__" or _contains_only_tensors(result):
+                del self.reads.sites[before:]
         return result
 
 
-class _Operators(TorchDispatchMode):
+class _DispatchMode(TorchDispatchMode):
     def __init__(self, reads: ValueReads) -> None:
         super().__init__()
         self.reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in VALUE_OPERATORS:
-            self.reads.places.append(_place(func.overloadpacket.__name__))
+            self.reads.sites.append(_find_read_site(func.overloadpacket.__name__))
         return func(*args, **(kwargs or {}))
 
 
-def _is_tensors(result: Any) -> bool:
+def _contains_only_tensors(result: Any) -> bool:
     if isinstance(result, tuple | list):
-        return bool(result) and all(map(_is_tensors, result))
+        return bool(result) and all(map(_contains_only_tensors, result))
     return isinstance(result, torch.Tensor)
 
 
-def _place(what: str) -> str:
+def _find_read_site(what: str) -> str:
     frame = sys._getframe(2)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_filename == _HERE

@@ -26,12 +26,12 @@ from paritybench_runner.compilers import (
     Compiler,
     FreshCall,
     Refused,
-    first_line,
-    place_of,
+    find_raise_site,
+    summarize_error,
 )
 from paritybench_runner.corpus import Case
 from paritybench_runner.dynamism import ValueReads
-from paritybench_runner.result_comparison import difference, tensors_by_path
+from paritybench_runner.result_comparison import collect_tensors, find_difference
 
 CALL_SEEDS = (1337, 1337, 4242)
 _BUILD_SEED = 1337
@@ -54,7 +54,7 @@ def _random_state(device: str) -> tuple[Any, ...]:
     return torch.get_rng_state(), on_device, random.getstate(), numpy.random.get_state()
 
 
-def _modes() -> tuple[Any, ...]:
+def _torch_modes() -> tuple[Any, ...]:
     """Torch's modes that a call may leave behind."""
     return (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
@@ -70,9 +70,9 @@ class Program:
         self.device = device
         self.train = train
         self.rebuild = False
-        self.keeps_graph = train
+        self.needs_saved_tensors = train
         self._original = self._build()
-        self._calls: dict[int, Call] = {}
+        self._drawn_arguments: dict[int, Call] = {}
 
     def _build(self) -> torch.nn.Module:
         seed_everything(_BUILD_SEED)
@@ -91,7 +91,7 @@ class Program:
         forward = getattr(self._original, "forward", None)
         return getattr(forward, "__name__", "") != "_forward_unimplemented"
 
-    def twin(self) -> torch.nn.Module:
+    def copy_module(self) -> torch.nn.Module:
         """A module equal to the first one built, sharing nothing with other twins.
 
         A deep copy is that, unless functions among its attributes lead back to the original
@@ -106,12 +106,12 @@ class Program:
             module.load_state_dict(self._original.state_dict())
         return module
 
-    def call(self, seed: int) -> Call:
+    def draw_arguments(self, seed: int) -> Call:
         """Arguments drawn with `seed`, in new objects each time."""
-        if seed not in self._calls:
-            self._calls[seed] = self._draw(seed)
+        if seed not in self._drawn_arguments:
+            self._drawn_arguments[seed] = self._draw(seed)
         try:
-            return copy.deepcopy(self._calls[seed])
+            return copy.deepcopy(self._drawn_arguments[seed])
         except Exception:
             return self._draw(seed)
 
@@ -131,18 +131,18 @@ class Program:
         """
 
         def make() -> tuple[torch.nn.Module, list[Any], dict[str, Any]]:
-            module, (args, kwargs) = self.twin(), self.call(CALL_SEEDS[0])
+            module, (args, kwargs) = self.copy_module(), self.draw_arguments(CALL_SEEDS[0])
             seed_everything(CALL_SEEDS[0])
-            if _is_lazy(module):
+            if _has_lazy_parameters(module):
                 module(*args, **kwargs)
-                args, kwargs = self.call(CALL_SEEDS[0])
+                args, kwargs = self.draw_arguments(CALL_SEEDS[0])
                 seed_everything(CALL_SEEDS[0])
             return module, args, kwargs
 
         return make
 
 
-def _is_lazy(module: torch.nn.Module) -> bool:
+def _has_lazy_parameters(module: torch.nn.Module) -> bool:
     # Not by the module's own methods, which a program may have replaced.
     tensors = (*torch.nn.Module.parameters(module), *torch.nn.Module.buffers(module))
     return any(map(torch.nn.parameter.is_lazy, tensors))
@@ -159,37 +159,37 @@ class Outcome:
     modes: tuple[Any, ...] = ()
     seconds: float = 0.0
 
-    def said(self) -> Any:
+    def comparable_result(self) -> Any:
         """The result, or the exception by type and text (without addresses)."""
         if self.error is None:
             return self.result
         return type(self.error).__name__, _ADDRESS.sub("0x", str(self.error))
 
 
-def run(function: Callable[..., Any], call: Call, seed: int, program: Program) -> Outcome:
+def run_call(function: Callable[..., Any], call: Call, seed: int, program: Program) -> Outcome:
     """One call; with `program.train` also a backward pass from the sum of the results."""
     seed_everything(seed)
     outcome = Outcome()
     gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    _wait(program.device)
+    _synchronize_device(program.device)
     start = time.perf_counter()
     try:
         outcome.result = function(*call[0], **call[1])
-        _wait(program.device)
+        _synchronize_device(program.device)
         outcome.seconds = time.perf_counter() - start
         if program.train:
             _backward(outcome.result)
     except Exception as error:
         # What the frames hold must not live as long as the outcome.
-        outcome.where = place_of(error)
+        outcome.where = find_raise_site(error)
         outcome.error = error.with_traceback(None)
-    outcome.random_state, outcome.modes = _random_state(program.device), _modes()
+    outcome.random_state, outcome.modes = _random_state(program.device), _torch_modes()
     torch.set_grad_enabled(gradients)
     torch.set_default_dtype(dtype)
     return outcome
 
 
-class _Saved:
+class _SavedTensor:
     __slots__ = ("__weakref__", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -197,16 +197,16 @@ class _Saved:
 
 
 @contextlib.contextmanager
-def _no_backward_after() -> Iterator[None]:
+def _release_saved_tensors() -> Iterator[None]:
     """Lets go, in the end, of what operators saved for a backward pass.
 
     A result is kept until it is compared, and with its graph it would keep the activations of a
     whole model from the memory that the next run may use.
     """
-    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+    saved: weakref.WeakSet[_SavedTensor] = weakref.WeakSet()
 
-    def pack(tensor: torch.Tensor) -> _Saved:
-        box = _Saved(tensor)
+    def pack(tensor: torch.Tensor) -> _SavedTensor:
+        box = _SavedTensor(tensor)
         saved.add(box)
         return box
 
@@ -216,7 +216,7 @@ def _no_backward_after() -> Iterator[None]:
         box.tensor = None
 
 
-def _no_backward() -> torch.autograd.graph.saved_tensors_hooks:
+def _save_no_tensors() -> torch.autograd.graph.saved_tensors_hooks:
     """Keeps nothing of what operators save for a backward pass."""
 
     def fail(_: None) -> torch.Tensor:
@@ -225,13 +225,13 @@ def _no_backward() -> torch.autograd.graph.saved_tensors_hooks:
     return torch.autograd.graph.saved_tensors_hooks(lambda _: None, fail)
 
 
-def _wait(device: str) -> None:
+def _synchronize_device(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def _backward(result: Any) -> None:
-    tensors = pytree.tree_leaves(dict(enumerate(tensors_by_path(result).values())))
+    tensors = pytree.tree_leaves(dict(enumerate(collect_tensors(result).values())))
     sums = [
         tensor.sum()
         for tensor in tensors
@@ -244,7 +244,7 @@ def _backward(result: Any) -> None:
 
 
 @dataclasses.dataclass
-class InStep:
+class LockstepResult:
     """How the calls in step went."""
 
     seconds: list[float] = dataclasses.field(default_factory=list)
@@ -254,15 +254,15 @@ class InStep:
     eager_error: Exception | None = None
 
 
-def in_step(
+def run_in_lockstep(
     program: Program,
     compiled: Callable[..., Any],
     module: torch.nn.Module,
     state: Callable[[torch.nn.Module], Any] = lambda module: module,
     *,
-    marks: dict[str, Any] | None = None,
+    compiler_attributes: dict[str, Any] | None = None,
     compare: bool = True,
-) -> InStep:
+) -> LockstepResult:
     """Calls `compiled` and an eager twin three times each and compares after each call.
 
     Args:
@@ -273,31 +273,34 @@ def in_step(
         marks: attributes that compiling set on the module; not the program's doing.
         compare: False runs the calls only.
     """
-    steps = InStep()
-    eager = program.twin()
-    expected_first, actual_first = program.call(CALL_SEEDS[0]), program.call(CALL_SEEDS[0])
-    vars(eager).update(marks or {})
+    steps = LockstepResult()
+    eager = program.copy_module()
+    expected_first, actual_first = (
+        program.draw_arguments(CALL_SEEDS[0]),
+        program.draw_arguments(CALL_SEEDS[0]),
+    )
+    vars(eager).update(compiler_attributes or {})
     for number, seed in enumerate(CALL_SEEDS, start=1):
-        expected_call = _with_modules_of(expected_first, program.call(seed))
-        actual_call = _with_modules_of(actual_first, program.call(seed))
+        expected_call = _with_modules_of(expected_first, program.draw_arguments(seed))
+        actual_call = _with_modules_of(actual_first, program.draw_arguments(seed))
         if program.train:
             eager.zero_grad()
             module.zero_grad()
-        with contextlib.nullcontext() if program.keeps_graph else _no_backward_after():
-            expected = run(eager, expected_call, seed, program)
+        with contextlib.nullcontext() if program.needs_saved_tensors else _release_saved_tensors():
+            expected = run_call(eager, expected_call, seed, program)
         if expected.error is not None and number == 1:
             steps.eager_error = expected.error
             return steps
-        actual = run(compiled, actual_call, seed, program)
+        actual = run_call(compiled, actual_call, seed, program)
         steps.seconds.append(actual.seconds)
         if actual.error is not None and expected.error is None:
             steps.error, steps.where = actual.error, actual.where
             return steps
         if compare:
-            steps.difference = _difference(
+            steps.difference = _compare_final_states(
                 (expected, expected_call, state(eager)),
                 (actual, actual_call, state(module)),
-                _Spreads(program, number, state, (expected, expected_call, eager)),
+                _LazySpreads(program, number, state, (expected, expected_call, eager)),
             )
         if steps.difference is not None:
             steps.difference = f"call {number}: {steps.difference}"
@@ -319,26 +322,28 @@ def _with_modules_of(first: Call, call: Call) -> Call:
     return pytree.tree_unflatten(kept, as_call)
 
 
-Left = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments, module state
+FinalState = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments, module state
 
 
-def _difference(
-    eager: Left, compiled: Left, spread: Callable[[str], Iterator[torch.Tensor]]
+def _compare_final_states(
+    eager: FinalState, compiled: FinalState, spread: Callable[[str], Iterator[torch.Tensor]]
 ) -> str | None:
     # One comparison, so that a result that is an argument, or part of the module, has to be one.
-    found = difference(_left(*eager), _left(*compiled), "", spread)
+    found = find_difference(
+        _collect_final_state(*eager), _collect_final_state(*compiled), "", spread
+    )
     if found is not None:
         return re.sub(r"^\['(\w+)'\]", r"\1", found)
-    found = difference(eager[0].random_state, compiled[0].random_state, "random state")
-    return found or difference(eager[0].modes, compiled[0].modes, "modes")
+    found = find_difference(eager[0].random_state, compiled[0].random_state, "random state")
+    return found or find_difference(eager[0].modes, compiled[0].modes, "modes")
 
 
-def _left(outcome: Outcome, call: Call, state: Any) -> dict[str, Any]:
+def _collect_final_state(outcome: Outcome, call: Call, state: Any) -> dict[str, Any]:
     args, kwargs = call
-    return {"result": outcome.said(), "args": args, "kwargs": kwargs, "module": state}
+    return {"result": outcome.comparable_result(), "args": args, "kwargs": kwargs, "module": state}
 
 
-class _Spreads:
+class _LazySpreads:
     """How far the tensors that a call leaves behind move under other rounding, found when asked."""
 
     def __init__(
@@ -356,27 +361,27 @@ class _Spreads:
 
     def __call__(self, path: str) -> Iterator[torch.Tensor]:
         if self._known is None:
-            self._known = rounding.Spreads(self._tensors(*self._eager), self._again)
-        return self._known.of(path)
+            self._known = rounding.Spreads(self._tensors(*self._eager), self._rerun)
+        return self._known.iterate(path)
 
     def _tensors(
         self, outcome: Outcome, call: Call, module: torch.nn.Module
     ) -> dict[str, torch.Tensor]:
-        return tensors_by_path(_left(outcome, call, self._state(module)), "")
+        return collect_tensors(_collect_final_state(outcome, call, self._state(module)), "")
 
-    def _again(self, mode: rounding.Mode) -> dict[str, torch.Tensor] | None:
+    def _rerun(self, mode: rounding.Mode) -> dict[str, torch.Tensor] | None:
         # Nothing is kept for a backward pass, unless the program itself runs one.
-        found = None if self._program.keeps_graph else self._run(mode, _no_backward())
+        found = None if self._program.needs_saved_tensors else self._run(mode, _save_no_tensors())
         return found or self._run(mode, contextlib.nullcontext())
 
     def _run(self, mode: rounding.Mode, within: rounding.Mode) -> dict[str, torch.Tensor] | None:
-        program, module = self._program, self._program.twin()
+        program, module = self._program, self._program.copy_module()
         for seed in CALL_SEEDS[: self._number]:
             if program.train:
                 module.zero_grad()
-            call = program.call(seed)
+            call = program.draw_arguments(seed)
             with mode, within:
-                outcome = run(module, call, seed, program)
+                outcome = run_call(module, call, seed, program)
         if (outcome.error is None) != (self._eager[0].error is None):
             return None
         return self._tensors(outcome, call, module)
@@ -388,17 +393,17 @@ def evaluate_eager(case: Case, device: str, train: bool) -> tuple[Program | None
         program = Program(case, device, train)
         if not program.has_forward:
             return None, {"class": "no forward"}
-        verdict = _repeatable(program)
+        verdict = _compare_with_itself(program)
         if "saved tensor hooks" in str(verdict.eager_error):
-            program.keeps_graph = True  # torch.func takes no such hooks
-            verdict = _repeatable(program)
+            program.needs_saved_tensors = True  # torch.func takes no such hooks
+            verdict = _compare_with_itself(program)
         if (verdict.eager_error is None and verdict.difference) or verdict.error:
             program.rebuild = True
-            verdict = _repeatable(program)
+            verdict = _compare_with_itself(program)
     except Exception as error:
-        return None, {"class": "fails", "error": first_line(error)}
+        return None, {"class": "fails", "error": summarize_error(error)}
     if verdict.eager_error is not None:
-        return None, {"class": "fails", "error": first_line(verdict.eager_error)}
+        return None, {"class": "fails", "error": summarize_error(verdict.eager_error)}
     result = {
         "class": "ok",
         "deterministic": verdict.difference is None and verdict.error is None,
@@ -407,13 +412,13 @@ def evaluate_eager(case: Case, device: str, train: bool) -> tuple[Program | None
         "reads": _value_reads(program),
     }
     if not result["deterministic"]:
-        result["difference"] = verdict.difference or first_line(verdict.error or Exception())
+        result["difference"] = verdict.difference or summarize_error(verdict.error or Exception())
     return program, result
 
 
-def _repeatable(program: Program) -> InStep:
-    module = program.twin()
-    return in_step(program, module, module)
+def _compare_with_itself(program: Program) -> LockstepResult:
+    module = program.copy_module()
+    return run_in_lockstep(program, module, module)
 
 
 def _value_reads(program: Program) -> list[str]:
@@ -422,7 +427,7 @@ def _value_reads(program: Program) -> list[str]:
     # The watching itself may upset a program that looks at torch's modes.
     with contextlib.suppress(Exception), reads.watch():
         module(*args, **kwargs)
-    return sorted(set(reads.places))
+    return sorted(set(reads.sites))
 
 
 @contextlib.contextmanager
@@ -439,7 +444,7 @@ def evaluate_compiler(
 ) -> dict[str, Any]:
     """What a compiler makes of a test that runs in eager mode."""
     with _reset_after(compiler):
-        module = program.twin()
+        module = program.copy_module()
         attributes = set(vars(module))
         start = time.perf_counter()
         try:
@@ -447,20 +452,26 @@ def evaluate_compiler(
         except Refused as refusal:
             return {"class": "eager", "error": str(refusal)}
         except Exception as error:
-            return {"class": "crashed", "error": first_line(error), "where": place_of(error)}
+            return {
+                "class": "crashed",
+                "error": summarize_error(error),
+                "where": find_raise_site(error),
+            }
         compile_seconds = time.perf_counter() - start
-        steps = in_step(
+        steps = run_in_lockstep(
             program,
             compiled,
             compiled.module,
             compiler.state,
-            marks={name: vars(module)[name] for name in set(vars(module)) - attributes},
+            compiler_attributes={
+                name: vars(module)[name] for name in set(vars(module)) - attributes
+            },
             compare=eager["deterministic"],
         )
         if steps.error is not None:
             return {
                 "class": "crashed",
-                "error": first_line(steps.error),
+                "error": summarize_error(steps.error),
                 "where": steps.where,
             }
         if steps.difference is not None:
@@ -473,17 +484,17 @@ def evaluate_compiler(
         try:
             capture = compiler.capture(program.fresh())
         except Exception as error:
-            text = f"while explaining: {first_line(error)}"
-            return {"class": "crashed", "error": text, "where": place_of(error)}
+            text = f"while explaining: {summarize_error(error)}"
+            return {"class": "crashed", "error": text, "where": find_raise_site(error)}
         return {
-            "class": _class_of(capture),
+            "class": _classify(capture),
             **result,
             "graphs": capture.graphs,
             "splits": [dataclasses.asdict(split) for split in capture.splits],
         }
 
 
-def _class_of(capture: Capture) -> str:
+def _classify(capture: Capture) -> str:
     if capture.whole:
         return "one_graph"
     return "split" if capture.graphs else "eager"

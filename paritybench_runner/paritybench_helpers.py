@@ -46,7 +46,7 @@ def _fails_compile() -> Callable[[Any], Any]:
     return lambda test: test
 
 
-def module() -> types.ModuleType:
+def make_module() -> types.ModuleType:
     """The module to find under the name `_paritybench_helpers`."""
     helpers = types.ModuleType("_paritybench_helpers")
     helpers.__dict__.update(

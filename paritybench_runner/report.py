@@ -14,7 +14,7 @@ import jinja2
 from paritybench_runner import run_results
 from paritybench_runner.run_results import CLASSES, NOT_RUNNABLE
 
-_TITLES = {
+_CLASS_TITLES = {
     "one_graph": "one graph",
     "split": "split",
     "eager": "ran eagerly",
@@ -23,7 +23,7 @@ _TITLES = {
     "wrong": "wrong",
     NOT_RUNNABLE: "not runnable in eager",
 }
-_GROUPS_IN_SUMMARY = 30
+_MAX_GROUPS_IN_SUMMARY = 30
 
 Lines = list[dict[str, Any]]
 
@@ -51,9 +51,9 @@ class Coverage:
         return self.failed / self.static if self.static else 0.0
 
 
-def coverage(lines: Lines, compiler: str) -> Coverage:
+def compute_coverage(lines: Lines, compiler: str) -> Coverage:
     """Table 3's row of a compiler."""
-    verdicts = run_results.files(lines, compiler)
+    verdicts = run_results.classify_files(lines, compiler)
     static = [verdict for verdict in verdicts if not verdict.dynamic]
     return Coverage(
         compiler,
@@ -64,21 +64,25 @@ def coverage(lines: Lines, compiler: str) -> Coverage:
     )
 
 
-def summary(run: dict[str, Any], lines: Lines) -> str:
+def render_summary(run: dict[str, Any], lines: Lines) -> str:
     """`summary.md`."""
     compilers = run["compilers"]
-    parts = ["# Coverage", _described(run, lines), "## Files (Table 3)"]
+    parts = ["# Coverage", _describe_run(run, lines), "## Files (Table 3)"]
     rows = []
     for compiler in compilers:
-        row = coverage(lines, compiler)
+        row = compute_coverage(lines, compiler)
         rows.append(
             (
                 *(row.compiler, row.cases, row.static, row.failed),
-                *(_percent(row.failed, row.static), row.whole, _percent(row.whole, row.cases)),
+                *(
+                    _format_percent(row.failed, row.static),
+                    row.whole,
+                    _format_percent(row.whole, row.cases),
+                ),
             )
         )
     columns = ("Compiler", "Cases", "Static cases", "Failed static cases", "Fail rate")
-    parts.append(_table((*columns, "One graph (all cases)", "of all cases"), rows))
+    parts.append(_render_table((*columns, "One graph (all cases)", "of all cases"), rows))
     parts.append(
         "A case is a file with a test that runs in eager mode, and counts by the worst of its "
         "tests. It is static when no tensor's value steers Python or reaches native code. It fails "
@@ -86,18 +90,20 @@ def summary(run: dict[str, Any], lines: Lines) -> str:
     )
     parts.append("## Classes")
     by_file = {
-        c: collections.Counter(v.klass for v in run_results.files(lines, c)) for c in compilers
+        c: collections.Counter(v.klass for v in run_results.classify_files(lines, c))
+        for c in compilers
     }
     by_test = {
-        c: collections.Counter(t.klass for t in run_results.tests(lines, c)) for c in compilers
+        c: collections.Counter(t.klass for t in run_results.iterate_tests(lines, c))
+        for c in compilers
     }
     header = ("Class", *(f"{c}, {what}" for what in ("files", "tests") for c in compilers))
     parts.append(
-        _table(
+        _render_table(
             header,
             [
                 (
-                    _TITLES[klass],
+                    _CLASS_TITLES[klass],
                     *(count[c][klass] for count in (by_file, by_test) for c in compilers),
                 )
                 for klass in (*CLASSES, NOT_RUNNABLE)
@@ -105,7 +111,7 @@ def summary(run: dict[str, Any], lines: Lines) -> str:
         )
     )
     for compiler in compilers:
-        unmatched = [t for t in run_results.tests(lines, compiler) if t.unmatched]
+        unmatched = [t for t in run_results.iterate_tests(lines, compiler) if t.unmatched]
         if unmatched:
             first = unmatched[0]
             parts.append(
@@ -113,11 +119,11 @@ def summary(run: dict[str, Any], lines: Lines) -> str:
                 f"that repeats the first; `{first.file}::{first.module}` is one."
             )
     for compiler in compilers:
-        parts += [f"## Reasons: {compiler}", _reasons(lines, compiler)]
+        parts += [f"## Reasons: {compiler}", _render_reasons(lines, compiler)]
     return "\n\n".join(parts) + "\n"
 
 
-def _described(run: dict[str, Any], lines: Lines) -> str:
+def _describe_run(run: dict[str, Any], lines: Lines) -> str:
     imported = sum("import_error" not in line for line in lines)
     tests = [test for line in lines for test in line["tests"]]
     eager = [test["eager"] for test in tests if test["eager"]["class"] == "ok"]
@@ -131,39 +137,39 @@ def _described(run: dict[str, Any], lines: Lines) -> str:
     )
 
 
-def _reasons(lines: Lines, compiler: str) -> str:
-    found = run_results.groups(lines, compiler)
+def _render_reasons(lines: Lines, compiler: str) -> str:
+    found = run_results.group_failures(lines, compiler)
     if not found:
         return "None: every test became one graph."
     rows = []
-    for group in found[:_GROUPS_IN_SUMMARY]:
+    for group in found[:_MAX_GROUPS_IN_SUMMARY]:
         dynamic = sum(test.dynamic for test in group.tests)
         first = group.tests[0]
         example = f"`{first.file}::{first.module}`"
-        rows.append((_TITLES[group.klass], len(group.tests), dynamic, group.reason, example))
-    text = _table(("Class", "Tests", "of these dynamic", "Reason", "Example"), rows)
-    rest = found[_GROUPS_IN_SUMMARY:]
+        rows.append((_CLASS_TITLES[group.klass], len(group.tests), dynamic, group.reason, example))
+    text = _render_table(("Class", "Tests", "of these dynamic", "Reason", "Example"), rows)
+    rest = found[_MAX_GROUPS_IN_SUMMARY:]
     if rest:
         count = sum(len(group.tests) for group in rest)
         text += f"\n\n{len(rest)} more reasons with {count} tests are in report.html."
     return text
 
 
-def _percent(part: int, whole: int) -> str:
+def _format_percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    lines = [list(header), *([_cell(item) for item in row] for row in rows)]
+def _render_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [list(header), *([_escape_cell(item) for item in row] for row in rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cell(item: Any) -> str:
+def _escape_cell(item: Any) -> str:
     return str(item).replace("|", "\\|").replace("\n", " ")
 
 
-def html(run: dict[str, Any], lines: Lines) -> str:
+def render_html(run: dict[str, Any], lines: Lines) -> str:
     """`report.html`: one file without references to the network."""
     tests = [
         {
@@ -180,7 +186,7 @@ def html(run: dict[str, Any], lines: Lines) -> str:
             or test.detail.get("error", ""),
         }
         for compiler in run["compilers"]
-        for test in run_results.tests(lines, compiler)
+        for test in run_results.iterate_tests(lines, compiler)
     ]
     groups = [
         {
@@ -190,17 +196,17 @@ def html(run: dict[str, Any], lines: Lines) -> str:
             "count": len(group.tests),
             "dynamic": sum(test.dynamic for test in group.tests),
             "example": group.example,
-            "command": reproduce(run, compiler, group.tests[0]),
+            "command": format_command(run, compiler, group.tests[0]),
         }
         for compiler in run["compilers"]
-        for group in run_results.groups(lines, compiler)
+        for group in run_results.group_failures(lines, compiler)
     ]
     template = _environment().get_template("report.html")
     return template.render(
         run=run,
-        described=_described(run, lines),
-        coverage=[coverage(lines, compiler) for compiler in run["compilers"]],
-        titles=_TITLES,
+        described=_describe_run(run, lines),
+        compute_coverage=[compute_coverage(lines, compiler) for compiler in run["compilers"]],
+        titles=_CLASS_TITLES,
         groups=groups,
         tests=tests,
     )
@@ -221,7 +227,7 @@ def _json_in_html(value: Any) -> str:
     return markupsafe.Markup(json.dumps(value).replace("<", "\\u003c"))
 
 
-def reproduce(run: dict[str, Any], compiler: str, test: run_results.Test) -> str:
+def format_command(run: dict[str, Any], compiler: str, test: run_results.Test) -> str:
     """The command that runs one test again."""
     arguments = [
         *("--corpus", run["corpus"]),
@@ -256,7 +262,7 @@ class Change:
         )
 
 
-def changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[Change]:
+def find_changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[Change]:
     """The tests that are in both runs and changed their class, regressions first."""
     found = []
     for compiler in compilers:
@@ -269,7 +275,7 @@ def changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[Chang
     return sorted(found, key=lambda change: not change.worse)
 
 
-def in_one_only(before: Lines, after: Lines, compiler: str) -> tuple[int, int]:
+def count_unshared_tests(before: Lines, after: Lines, compiler: str) -> tuple[int, int]:
     """How many tests are in the first run only, and how many in the second: one may be partial."""
     old, new = (_by_test(lines, compiler).keys() for lines in (before, after))
     return len(old - new), len(new - old)
@@ -279,24 +285,24 @@ def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], run_resu
     # Names may repeat within a file; the n-th of a name is the n-th of it in the other run.
     seen: collections.Counter[tuple[str, str]] = collections.Counter()
     by_test = {}
-    for test in run_results.tests(lines, compiler):
+    for test in run_results.iterate_tests(lines, compiler):
         seen[test.file, test.module] += 1
         by_test[test.file, test.module, seen[test.file, test.module]] = test
     return by_test
 
 
-def comparison(changed: list[Change], alone: tuple[int, int] = (0, 0)) -> str:
-    """`compare`'s output; ``alone`` as :func:`in_one_only` gives it."""
+def render_comparison(changed: list[Change], alone: tuple[int, int] = (0, 0)) -> str:
+    """`compare`'s output; ``alone`` as :func:`count_unshared_tests` gives it."""
     left_out = "{} tests are in the first run only, {} in the second.".format(*alone)
-    told = _changes_told(changed)
+    told = _render_changes(changed)
     return f"{told}\n\n{left_out}" if any(alone) else told
 
 
-def _changes_told(changed: list[Change]) -> str:
+def _render_changes(changed: list[Change]) -> str:
     if not changed:
         return "No test changed its class."
     moves = collections.Counter(
-        (change.compiler, _TITLES[change.before], _TITLES[change.after], change.worse)
+        (change.compiler, _CLASS_TITLES[change.before], _CLASS_TITLES[change.after], change.worse)
         for change in changed
     )
     totals = [
@@ -306,13 +312,13 @@ def _changes_told(changed: list[Change]) -> str:
     rows = [
         (
             *(change.compiler, f"{change.file}::{change.module}"),
-            *(_TITLES[change.before], _TITLES[change.after], change.reason[:120]),
+            *(_CLASS_TITLES[change.before], _CLASS_TITLES[change.after], change.reason[:120]),
         )
         for change in changed
     ]
     return "\n\n".join(
         (
-            _table(("Compiler", "Was", "Is", "Tests", ""), totals),
-            _table(("Compiler", "Test", "Was", "Is", "Reason"), rows),
+            _render_table(("Compiler", "Was", "Is", "Tests", ""), totals),
+            _render_table(("Compiler", "Test", "Was", "Is", "Reason"), rows),
         )
     )

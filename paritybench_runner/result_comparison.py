@@ -16,7 +16,7 @@ from unittest import mock
 import numpy
 import torch
 
-from paritybench_runner.rounding import within
+from paritybench_runner.rounding import is_within_rounding
 
 # (rtol, atol) as in torch.testing, for values that are near 1 as a whole.
 TOLERANCES = {
@@ -41,7 +41,7 @@ _OPAQUE = (mock.Base, types.GeneratorType)
 Spread = Callable[[str], Iterable[torch.Tensor]]
 
 
-def _pairs(mapping: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+def _ordered_items(mapping: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
     """In the order that iterating gives; an OrderedDict keeps one of its own."""
     if isinstance(mapping, collections.OrderedDict):
         return collections.OrderedDict.items(mapping)
@@ -52,7 +52,7 @@ class _Differs(Exception):
     pass
 
 
-def difference(
+def find_difference(
     expected: Any, actual: Any, name: str = "result", spread: Spread | None = None
 ) -> str | None:
     """The first difference between two object graphs in words, or None when there is none.
@@ -65,16 +65,16 @@ def difference(
             (`paritybench_runner.rounding`).
     """
     try:
-        _Comparison(spread).same(name, expected, actual)
+        _Comparison(spread).compare(name, expected, actual)
     except _Differs as found:
         return str(found)
     return None
 
 
-def tensors_by_path(root: Any, name: str = "result") -> dict[str, torch.Tensor]:
-    """The tensors in an object graph by the path that `difference` would call them by."""
+def collect_tensors(root: Any, name: str = "result") -> dict[str, torch.Tensor]:
+    """The tensors in an object graph by the path that `find_difference` would call them by."""
     walk = _Comparison(None)
-    walk.same(name, root, root, shared=False)
+    walk.compare(name, root, root, shared=False)
     return walk.tensors
 
 
@@ -82,42 +82,42 @@ class _Comparison:
     def __init__(self, spread: Spread | None) -> None:
         self.spread = spread
         self.tensors: dict[str, torch.Tensor] = {}
-        self._partner: dict[tuple[str, int], tuple[str, int]] = {}
-        self._back: dict[tuple[str, int], tuple[str, int]] = {}
+        self._actual_of: dict[tuple[str, int], tuple[str, int]] = {}
+        self._expected_of: dict[tuple[str, int], tuple[str, int]] = {}
         self._alive: list[Any] = []  # keeps ids from being used again
 
-    def same(self, path: str, expected: Any, actual: Any, shared: bool = True) -> None:
+    def compare(self, path: str, expected: Any, actual: Any, shared: bool = True) -> None:
         """Raises `_Differs` unless both are the same at `path`."""
         if shared and expected is actual:
             return
         if not _same_type(type(expected), type(actual)):
-            raise _Differs(f"{path}: {_type(actual)} instead of {_type(expected)}")
+            raise _Differs(f"{path}: {_type_name(actual)} instead of {_type_name(expected)}")
         if isinstance(expected, _OPAQUE):
             return
         if isinstance(expected, type):
             if not _same_type(expected, actual):
-                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+                raise _Differs(f"{path}: {_short_repr(actual)} instead of {_short_repr(expected)}")
         elif isinstance(expected, types.ModuleType):
             if expected.__name__ != actual.__name__:
-                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+                raise _Differs(f"{path}: {_short_repr(actual)} instead of {_short_repr(expected)}")
         elif isinstance(expected, float | complex):
             self._numbers(path, numpy.asarray(expected), numpy.asarray(actual))
         elif isinstance(expected, (*_PLAIN, *_BY_EQUALITY)):
             if expected != actual:
-                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+                raise _Differs(f"{path}: {_short_repr(actual)} instead of {_short_repr(expected)}")
         # A tuple's identity says nothing; another known pair has been compared, or is being.
-        elif isinstance(expected, tuple) or self._first_meeting(path, expected, actual):
+        elif isinstance(expected, tuple) or self._pair_objects(path, expected, actual):
             self._contents(path, expected, actual, shared)
 
-    def _first_meeting(self, path: str, expected: Any, actual: Any) -> bool:
+    def _pair_objects(self, path: str, expected: Any, actual: Any) -> bool:
         self._alive += (expected, actual)
-        return self._paired(path, ("object", id(expected)), ("object", id(actual)))
+        return self._pair(path, ("object", id(expected)), ("object", id(actual)))
 
-    def _paired(self, path: str, one: tuple[str, int], other: tuple[str, int]) -> bool:
+    def _pair(self, path: str, one: tuple[str, int], other: tuple[str, int]) -> bool:
         """Pairs two identities and says whether they are new; raises when one has another pair."""
-        known, known_back = self._partner.get(one), self._back.get(other)
+        known, known_back = self._actual_of.get(one), self._expected_of.get(other)
         if known is None and known_back is None:
-            self._partner[one], self._back[other] = other, one
+            self._actual_of[one], self._expected_of[other] = other, one
             return True
         if known != other or known_back != one:
             raise _Differs(f"{path}: shared with other objects than in eager mode")
@@ -134,13 +134,13 @@ class _Comparison:
         elif isinstance(expected, types.FunctionType):
             self._function(path, expected, actual, shared)
         elif isinstance(expected, types.MethodType):
-            self.same(f"{path}.__func__", expected.__func__, actual.__func__, shared)
-            self.same(f"{path}.__self__", expected.__self__, actual.__self__, shared)
+            self.compare(f"{path}.__func__", expected.__func__, actual.__func__, shared)
+            self.compare(f"{path}.__self__", expected.__self__, actual.__self__, shared)
         else:
             self._items(path, expected, actual, shared)
             self._attributes(path, expected, actual, shared)
             one, other = _native_state(expected), _native_state(actual)
-            self.same(f"{path}.__reduce__()", one, other, shared)
+            self.compare(f"{path}.__reduce__()", one, other, shared)
 
     def _items(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if isinstance(expected, list | tuple | collections.deque | dict | set | frozenset):
@@ -148,20 +148,20 @@ class _Comparison:
                 raise _Differs(f"{path}: {len(actual)} items instead of {len(expected)}")
         if isinstance(expected, list | tuple | collections.deque):
             for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
-                self.same(f"{path}[{index}]", one, other, shared)
+                self.compare(f"{path}[{index}]", one, other, shared)
         elif isinstance(expected, dict):
             # The base class's view: a subclass may answer items() with something else.
-            pairs = zip(_pairs(expected), _pairs(actual), strict=True)
+            pairs = zip(_ordered_items(expected), _ordered_items(actual), strict=True)
             for (key, value), (other_key, other_value) in pairs:
-                self.same(f"a key of {path}", key, other_key, shared)
-                self.same(f"{path}[{_short(key)}]", value, other_value, shared)
+                self.compare(f"a key of {path}", key, other_key, shared)
+                self.compare(f"{path}[{_short_repr(key)}]", value, other_value, shared)
         elif isinstance(expected, set | frozenset):
             plain = all(isinstance(item, _PLAIN) for item in expected | actual)
             if plain and expected != actual:
-                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+                raise _Differs(f"{path}: {_short_repr(actual)} instead of {_short_repr(expected)}")
 
     def _attributes(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
-        ones, others = dict(_attributes_of(expected)), dict(_attributes_of(actual))
+        ones, others = dict(_iterate_attributes(expected)), dict(_iterate_attributes(actual))
         for name in ones.keys() | others.keys():
             if name not in ones or name not in others:
                 state = "missing" if name in ones else "unexpected"
@@ -174,16 +174,18 @@ class _Comparison:
                 elif "_hooks" in name and isinstance(value, dict) and isinstance(other, dict):
                     # Keyed by a number that says how many hooks the process had before.
                     value, other = tuple(value.values()), tuple(other.values())
-            self.same(where, value, other, shared)
+            self.compare(where, value, other, shared)
 
     def _function(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if expected.__code__ != actual.__code__:
-            raise _Differs(f"{path}: another function, {_short(actual)}")
+            raise _Differs(f"{path}: another function, {_short_repr(actual)}")
         for name in ("__defaults__", "__kwdefaults__", "__dict__"):
-            self.same(f"{path}.{name}", getattr(expected, name), getattr(actual, name), shared)
+            self.compare(f"{path}.{name}", getattr(expected, name), getattr(actual, name), shared)
         cells = zip(expected.__closure__ or (), actual.__closure__ or (), strict=True)
         for name, (one, other) in zip(expected.__code__.co_freevars, cells, strict=True):
-            self.same(f"{path}.<cell {name}>", _cell(one), _cell(other), shared)
+            self.compare(
+                f"{path}.<cell {name}>", _cell_contents(one), _cell_contents(other), shared
+            )
 
     def _tensor(
         self, path: str, expected: torch.Tensor, actual: torch.Tensor, shared: bool
@@ -196,16 +198,16 @@ class _Comparison:
             )
             if one != other:
                 raise _Differs(f"{path}: {name} {other} instead of {one}")
-        if _strides(expected) != _strides(actual):
+        if _significant_strides(expected) != _significant_strides(actual):
             strides = f"{actual.stride()} instead of {expected.stride()}"
             raise _Differs(f"{path}: strides {strides} ({tuple(expected.shape)})")
         self._values(path, expected, actual)
         if expected.layout == torch.strided and expected.device.type != "meta":
             one, other = expected.untyped_storage(), actual.untyped_storage()
             if one.nbytes() and other.nbytes():
-                self._paired(path, ("storage", one._cdata), ("storage", other._cdata))
+                self._pair(path, ("storage", one._cdata), ("storage", other._cdata))
         if expected.is_leaf and actual.is_leaf:
-            self.same(f"{path}.grad", expected.grad, actual.grad, shared)
+            self.compare(f"{path}.grad", expected.grad, actual.grad, shared)
 
     def _values(self, path: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
         if expected.device.type == "meta" or expected is actual:
@@ -215,7 +217,7 @@ class _Comparison:
             return
         if one.dtype not in TOLERANCES:
             raise _Differs(f"{path}: {int((one != other).sum())} of {one.numel()} values differ")
-        if self._near(path, one, other, TOLERANCES[one.dtype]):
+        if self._is_close(path, one, other, TOLERANCES[one.dtype]):
             return
         gap = (one - other).abs()
         finite = gap[gap.isfinite()]
@@ -230,7 +232,7 @@ class _Comparison:
         if expected.dtype.kind in "fc":
             self._numbers(path, expected, actual)
         elif expected.dtype.kind == "O":
-            self.same(path, expected.tolist(), actual.tolist(), shared)
+            self.compare(path, expected.tolist(), actual.tolist(), shared)
         elif not (expected == actual).all():
             raise _Differs(f"{path}: values differ")
 
@@ -239,22 +241,22 @@ class _Comparison:
         precise = "complex128" if expected.dtype.kind == "c" else "float64"
         one, other = (torch.from_numpy(x.astype(precise)) for x in (expected, actual))
         self.tensors[path] = one
-        if not self._near(path, one, other, TOLERANCES[torch.float32]):
+        if not self._is_close(path, one, other, TOLERANCES[torch.float32]):
             few = f"{actual} instead of {expected}" if one.dim() == 0 else "values differ"
             raise _Differs(f"{path}: {few}")
 
-    def _near(
+    def _is_close(
         self, path: str, one: torch.Tensor, other: torch.Tensor, tolerance: tuple[float, float]
     ) -> bool:
         rtol, atol = tolerance
         # What is small as a whole, such as a gradient behind a small factor, is no less exact.
-        atol *= min(1.0, _usual_size(one))
+        atol *= min(1.0, _rms(one))
         if torch.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
             return True
         gap = (one - other).abs()
         rounding = atol + rtol * one.abs()
         return any(
-            spread.shape == gap.shape and within(gap, spread, rounding)
+            spread.shape == gap.shape and is_within_rounding(gap, spread, rounding)
             for spread in (() if self.spread is None else self.spread(path))
         )
 
@@ -276,7 +278,7 @@ def _same_type(one: type, other: type) -> bool:
     )
 
 
-def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_attributes(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         yield from vars(value).items()
     except TypeError:
@@ -293,7 +295,7 @@ def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
                     pass  # a slot nobody has filled
 
 
-def _cell(cell: types.CellType) -> Any:
+def _cell_contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
@@ -307,12 +309,12 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
-def _usual_size(tensor: torch.Tensor) -> float:
+def _rms(tensor: torch.Tensor) -> float:
     finite = tensor[tensor.isfinite()].abs().double()
     return float(finite.square().mean().sqrt()) if len(finite) else 0.0
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+def _significant_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Those that say where values are; a dimension of one value may have any."""
     if tensor.layout != torch.strided or not tensor.numel():
         return None
@@ -337,13 +339,13 @@ def _native_state(value: Any) -> Any:
         return None
 
 
-def _type(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def _short(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:  # a repr that fails must not end the comparison
-        text = f"a {_type(value)}"
+        text = f"a {_type_name(value)}"
     return text if len(text) <= 60 else f"{text[:57]}..."

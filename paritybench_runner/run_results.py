@@ -22,7 +22,7 @@ from typing import Any, TextIO
 CLASSES = ("one_graph", "split", "eager", "timeout", "crashed", "wrong")
 NOT_RUNNABLE = "not_runnable"
 # What a run may be gone on with otherwise than it began.
-_LIMITS = ("timeout", "memory")
+_RESUMABLE_LIMITS = ("timeout", "memory")
 _RANK = {name: rank for rank, name in enumerate(CLASSES)}
 
 
@@ -79,7 +79,7 @@ class Failure:
     reason: str = ""
     title: str = ""
 
-    def group(self, module: str) -> str:
+    def heading(self, module: str) -> str:
         """The heading under which failures are counted together.
 
         A typed reason groups by its member. A message groups by its text without the parts that
@@ -91,7 +91,7 @@ class Failure:
         return f"{self.detail} ({self.where})" if self.where else self.detail
 
 
-def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A run's `run.json` and the lines of its `results.jsonl`; a line cut short is left out.
 
     Raises:
@@ -111,17 +111,17 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return json.loads(described.read_text()), lines
 
 
-class Writer:
+class ResultsWriter:
     """Starts a run in a folder, or takes one up again, and appends results."""
 
     def __init__(self, folder: Path, run: dict[str, Any], resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.done: list[dict[str, Any]] = []
         if (folder / "run.json").is_file():
-            before, self.done = read(folder)
+            before, self.done = read_run(folder)
             if not resume:
                 raise RunError(f"{folder} holds a run: pass --resume to go on, or another --out")
-            changed = [k for k in run if k not in _LIMITS and run[k] != before.get(k)]
+            changed = [k for k in run if k not in _RESUMABLE_LIMITS and run[k] != before.get(k)]
             if changed:
                 raise RunError(
                     f"{folder} holds a run with another {', '.join(changed)}: to go on with it, "
@@ -146,7 +146,7 @@ class Writer:
         self._stream.close()
 
 
-def tests(lines: Iterable[dict[str, Any]], compiler: str) -> Iterator[Test]:
+def iterate_tests(lines: Iterable[dict[str, Any]], compiler: str) -> Iterator[Test]:
     """All tests of a run as one compiler saw them."""
     for line in lines:
         for test in line["tests"]:
@@ -170,19 +170,21 @@ class FileVerdict:
     dynamic: bool
 
 
-def files(lines: Iterable[dict[str, Any]], compiler: str) -> list[FileVerdict]:
+def classify_files(lines: Iterable[dict[str, Any]], compiler: str) -> list[FileVerdict]:
     """The files that have a test which runs in eager mode."""
     by_file: dict[str, list[Test]] = collections.defaultdict(list)
-    for test in tests(lines, compiler):
+    for test in iterate_tests(lines, compiler):
         if test.klass != NOT_RUNNABLE:
             by_file[test.file].append(test)
     return [
-        FileVerdict(file, worst(test.klass for test in of_file), any(t.dynamic for t in of_file))
+        FileVerdict(
+            file, worst_class(test.klass for test in of_file), any(t.dynamic for t in of_file)
+        )
         for file, of_file in by_file.items()
     ]
 
 
-def worst(classes: Iterable[str]) -> str:
+def worst_class(classes: Iterable[str]) -> str:
     """The worst of some classes."""
     return max(classes, key=_RANK.__getitem__)
 
@@ -219,13 +221,13 @@ class Group:
     example: str
 
 
-def groups(lines: Iterable[dict[str, Any]], compiler: str) -> list[Group]:
+def group_failures(lines: Iterable[dict[str, Any]], compiler: str) -> list[Group]:
     """Failures grouped by class and reason, the worst classes first, then the largest groups."""
     members: dict[tuple[str, str], dict[tuple[str, str], Test]] = {}
     examples: dict[tuple[str, str], str] = {}
-    for test in tests(lines, compiler):
+    for test in iterate_tests(lines, compiler):
         for failure in test.failures:
-            key = test.klass, failure.group(test.module)
+            key = test.klass, failure.heading(test.module)
             members.setdefault(key, {})[test.file, test.module] = test
             examples.setdefault(key, str(failure))
     found = [

@@ -27,10 +27,10 @@ SEED = 1337
 
 # Libraries that programs import for data and logging, seldom for their models: when they are not
 # installed, any attribute of theirs is a mock.
-MOCKED = ("tensorflow", "torchtext", "torchaudio")
+MOCKED_LIBRARIES = ("tensorflow", "torchtext", "torchaudio")
 
 # Names that moved or went: module -> name -> where it is now, or a function that makes it.
-MOVED: dict[str, dict[str, str | Callable[[], Any]]] = {
+MOVED_NAMES: dict[str, dict[str, str | Callable[[], Any]]] = {
     "inspect": {"getargspec": "inspect.getfullargspec"},
     "numpy": {
         "bool8": "builtins.bool",
@@ -86,15 +86,15 @@ _KEEP_ALIVE: list[Any] = []  # a torch.library.Library undoes its definitions wh
 
 def install() -> None:
     """Installs all shims. Corpus files can be imported afterwards."""
-    sys.modules["_paritybench_helpers"] = paritybench_helpers.module()
+    sys.modules["_paritybench_helpers"] = paritybench_helpers.make_module()
     pin_seed()
     for name in vars(collections.abc):
         if name[0].isupper() and not hasattr(collections, name):
             setattr(collections, name, getattr(collections.abc, name))
-    sys.modules.setdefault("torch._six", _torch_six())
+    sys.modules.setdefault("torch._six", _make_torch_six())
     sys.meta_path.append(_MockedLibraries())
     _declare_torchvision_operators()
-    for module, names in MOVED.items():
+    for module, names in MOVED_NAMES.items():
         _add_moved_names(module, names)
     for module in URL_TABLES:
         _add_moved_names(module, {"model_urls": lambda: collections.defaultdict(str)})
@@ -113,7 +113,7 @@ def pin_seed() -> None:
     torch.manual_seed = manual_seed
 
 
-def _torch_six() -> types.ModuleType:
+def _make_torch_six() -> types.ModuleType:
     six = types.ModuleType("torch._six")
     six.__dict__.update(
         PY2=False,
@@ -151,12 +151,12 @@ def _add_moved_names(module: str, names: dict[str, str | Callable[[], Any]]) -> 
 
 
 class _MockedLibraries(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `MOCKED` libraries, and any submodule of theirs, that nobody else found."""
+    """Finds `MOCKED_LIBRARIES` libraries, and any submodule of theirs, that nobody else found."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in MOCKED:
+        if fullname.partition(".")[0] not in MOCKED_LIBRARIES:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 

@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.2
 # it runs the program in eager mode, too, and again under other rounding where values differ: some
 # fifty calls, each three times as slow, where eager mode's own step has seven.
 _EAGER_FACTOR = 20.0
-_STDERR_LINES = 6
+_MAX_STDERR_LINES = 6
 
 # One thread per file: results do not depend on the number of cores, and files share them well. The
 # environment says so: after `torch.set_num_threads`, each thread of a forked process sets the
@@ -43,7 +43,7 @@ _ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 # What `paritybench_runner.preload` warms up: importing that module does it, so it cannot be asked.
-_WARM = "PARITYBENCH_WARM"
+_WARM_UP_VARIABLE = "PARITYBENCH_WARM"
 # Programs that ask for a GPU do not get one when the CPU is what is looked at.
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -69,7 +69,7 @@ class Stopped(Exception):
     """The run was told to stop while this file was running."""
 
 
-class _TooLarge(Exception):
+class _MemoryLimitExceeded(Exception):
     """The file's process took more memory than it may."""
 
 
@@ -87,7 +87,9 @@ class Supervisor:
         self.limits = limits
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["paritybench_runner.preload"])
-        environment = _ENVIRONMENT | {_WARM: f"{','.join(compilers)}:{backend}:{device}"}
+        environment = _ENVIRONMENT | {
+            _WARM_UP_VARIABLE: f"{','.join(compilers)}:{backend}:{device}"
+        }
         if device == "cpu":
             environment |= _WITHOUT_GPU
         with mock.patch.dict(os.environ, environment):
@@ -112,15 +114,15 @@ class Supervisor:
     def run_one(self, job: Job) -> FileResult:
         """One file's result: its tests, or why it could not be imported."""
         start = time.perf_counter()
-        record = _Record(job)
+        record = _FileProgress(job)
         while record.unfinished:
             self._attempt(job, record)
         return {**record.result(), "seconds": round(time.perf_counter() - start, 3)}
 
-    def _attempt(self, job: Job, record: "_Record") -> None:
+    def _attempt(self, job: Job, record: "_FileProgress") -> None:
         with tempfile.TemporaryDirectory(prefix="paritybench-") as folder:
             channel, theirs = self._context.Pipe(duplex=False)
-            arguments = (job, record.known(), theirs, folder, self.limits.memory)
+            arguments = (job, record.known_results(), theirs, folder, self.limits.memory)
             process = self._context.Process(target=main, args=arguments)
             process.start()
             theirs.close()
@@ -128,17 +130,19 @@ class Supervisor:
                 for event in self._events(channel, process.pid):
                     if event.kind == "again":
                         break
-                    record.take(event)
+                    record.apply(event)
                 else:
                     if record.unfinished:
                         process.join(_POLL_SECONDS * 10)
-                        record.died(process.exitcode, _tail(Path(folder, "stderr")))
+                        record.process_died(
+                            process.exitcode, _stderr_excerpt(Path(folder, "stderr"))
+                        )
             except TimeoutError as limit:
                 record.timed_out(limit.args[0])
-            except _TooLarge as reason:
-                record.died_of(str(reason))
+            except _MemoryLimitExceeded as reason:
+                record.step_crashed(str(reason))
             finally:
-                _end(process)
+                _kill_group(process)
                 channel.close()
 
     def _events(self, channel: Connection, process: int | None) -> Iterator[Event]:
@@ -167,10 +171,12 @@ class Supervisor:
     def _check_memory(self, process: int | None) -> None:
         limit, used = self.limits.memory, _private_memory(process)
         if limit is not None and used > limit:
-            raise _TooLarge(f"used {used / 2**30:.1f} GiB of the {limit / 2**30:g} it may use")
+            raise _MemoryLimitExceeded(
+                f"used {used / 2**30:.1f} GiB of the {limit / 2**30:g} it may use"
+            )
 
 
-class _Record:
+class _FileProgress:
     """What is known of a file after one or more attempts."""
 
     def __init__(self, job: Job) -> None:
@@ -181,7 +187,7 @@ class _Record:
         self._current: tuple[int, str] = (-1, "import")
         self._timeouts = 0
 
-    def known(self) -> dict[tuple[int, str], dict[str, Any]]:
+    def known_results(self) -> dict[tuple[int, str], dict[str, Any]]:
         steps = (EAGER, *self._job.compilers)
         return {
             (index, step): test[step]
@@ -190,7 +196,7 @@ class _Record:
             if step in test
         }
 
-    def take(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         if event.kind == "begin":
             self._current = (event.index, event.step)
         elif event.kind == "end":
@@ -205,17 +211,17 @@ class _Record:
 
     def timed_out(self, seconds: float) -> None:
         self._timeouts += 1
-        self._failed("timeout", f"no result after {seconds:g} s")
+        self._record_failure("timeout", f"no result after {seconds:g} s")
         if self._timeouts == MAX_TIMEOUTS:
             self._give_up(f"not run: {MAX_TIMEOUTS} steps of this file timed out before")
 
-    def died(self, exit_code: int | None, stderr: str) -> None:
-        self.died_of(f"{_cause_of_death(exit_code)}; {stderr}".rstrip("; "))
+    def process_died(self, exit_code: int | None, stderr: str) -> None:
+        self.step_crashed(f"{_cause_of_death(exit_code)}; {stderr}".rstrip("; "))
 
-    def died_of(self, cause: str) -> None:
-        self._failed("crashed", cause)
+    def step_crashed(self, cause: str) -> None:
+        self._record_failure("crashed", cause)
 
-    def _failed(self, kind: str, error: str) -> None:
+    def _record_failure(self, kind: str, error: str) -> None:
         index, step = self._current
         if index < 0:
             self._import_error = error
@@ -259,14 +265,14 @@ def _private_memory(process: int | None) -> int:
     return sum(int(size) for _, size, _ in sizes) * 1024
 
 
-def _tail(stderr: Path) -> str:
+def _stderr_excerpt(stderr: Path) -> str:
     if not stderr.is_file():
         return ""
     lines = stderr.read_text(errors="replace").strip().splitlines()
-    return " | ".join(line.strip() for line in lines[:_STDERR_LINES])[:500]
+    return " | ".join(line.strip() for line in lines[:_MAX_STDERR_LINES])[:500]
 
 
-def _end(process: multiprocessing.context.ForkServerProcess) -> None:
+def _kill_group(process: multiprocessing.context.ForkServerProcess) -> None:
     """Ends a file's process and everything it started."""
     if process.pid is not None:
         try:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from paritybench_runner import corpus
-from paritybench_runner.compilers import COMPILERS, first_line
+from paritybench_runner.compilers import COMPILERS, summarize_error
 from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
 
 EAGER = "eager"
@@ -74,13 +74,13 @@ def run_file(
     known = known or {}
     yield Event("begin")
     try:
-        cases = corpus.load(Path(job.path))
+        cases = corpus.load_cases(Path(job.path))
     except Exception as error:
-        yield Event("done", result={"error": first_line(error)})
+        yield Event("done", result={"error": summarize_error(error)})
         yield Event("end")
         return
     name = Path(job.path).name
-    cases = [case for case in cases if corpus.selects(job.pattern, name, case.module)]
+    cases = [case for case in cases if corpus.matches_filter(job.pattern, name, case.module)]
     yield Event("done", result={"tests": [(case.index, case.module) for case in cases]})
     compilers = {name: COMPILERS[name](job.backend) for name in job.compilers}
     for case in cases:
@@ -91,7 +91,7 @@ def run_file(
         # In a second attempt eager mode runs again: its program is needed, its verdict is known.
         yield Event("begin", case.index, EAGER)
         program, result = evaluate_eager(case, job.device, job.train)
-        lost = _gpu_is_lost()
+        lost = _has_lost_gpu()
         if lost:
             program, result = None, {"class": "fails", "error": result.get("error", "lost the GPU")}
         if eager is None or program is None:
@@ -102,14 +102,14 @@ def run_file(
                 yield Event("begin", case.index, step)
                 result = evaluate_compiler(program, eager, compilers[step])
                 yield Event("done", case.index, step, result)
-                lost = _gpu_is_lost()
+                lost = _has_lost_gpu()
         if lost:
             yield Event("again")
             return
     yield Event("end")
 
 
-def _gpu_is_lost() -> bool:
+def _has_lost_gpu() -> bool:
     """Whether a failed kernel left this process without its GPU: nothing will run on it."""
     if torch.cuda.is_initialized():
         try:
@@ -139,10 +139,10 @@ def main(
     os.setsid()  # so that the file's processes can be ended together
     threading.Thread(target=_end_with_runner, daemon=True).start()
     os.chdir(folder)
-    _redirect(os.path.join(folder, "stderr"))
+    _redirect_streams(os.path.join(folder, "stderr"))
     faulthandler.enable()
     if memory is not None:
-        _limit(memory, job.device)
+        _limit_memory(memory, job.device)
     sys.path.insert(0, os.path.dirname(job.path))
     warnings.simplefilter("ignore")
     exit_code = 0
@@ -152,7 +152,7 @@ def main(
     except SystemExit as error:
         exit_code = error.code if isinstance(error.code, int) else 1
     except BaseException as error:  # a program may raise more than an `Exception`
-        sys.stderr.write(first_line(error))
+        sys.stderr.write(summarize_error(error))
         sys.stderr.flush()
         exit_code = 1
     channel.close()
@@ -160,7 +160,7 @@ def main(
     os._exit(exit_code)
 
 
-def _limit(memory: int, device: str) -> None:
+def _limit_memory(memory: int, device: str) -> None:
     if device == "cuda":
         # CUDA reserves far more addresses than it uses; the supervisor watches the rest.
         total = torch.cuda.get_device_properties(0).total_memory
@@ -181,7 +181,7 @@ def _end_with_runner() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def _redirect(stderr: str) -> None:
+def _redirect_streams(stderr: str) -> None:
     sys.stdout.flush()
     with contextlib.ExitStack() as stack:
         null_in = stack.enter_context(open(os.devnull))

@@ -34,8 +34,8 @@ def test_files_of_a_folder_are_taken_in_order(folder):
 
 def test_a_checkout_keeps_its_files_in_generated(folder):
     (folder / "generated").mkdir()
-    assert corpus.folder_of(folder) == folder / "generated"
-    assert corpus.folder_of(folder / "generated") == folder / "generated"
+    assert corpus.find_test_folder(folder) == folder / "generated"
+    assert corpus.find_test_folder(folder / "generated") == folder / "generated"
 
 
 def test_a_list_names_the_files(folder):
@@ -52,42 +52,42 @@ def test_what_is_missing_is_named(folder, tmp_path_factory):
     with pytest.raises(CorpusError, match="no such file"):
         corpus.discover(folder, folder / "no list")
     with pytest.raises(CorpusError, match="no file holds"):
-        corpus.wanted_files(corpus.discover(folder), "NoSuchNet")
+        corpus.filter_files(corpus.discover(folder), "NoSuchNet")
     with pytest.raises(CorpusError, match="no such folder"):
-        corpus.folder_of(folder / "nowhere")
+        corpus.find_test_folder(folder / "nowhere")
     with pytest.raises(CorpusError, match="no files"):
         corpus.discover(tmp_path_factory.mktemp("empty"))
 
 
 def test_shards_share_the_files_out_and_stay_when_files_are_added(tmp_path):
     files = [tmp_path / f"test_{number}.py" for number in range(40)]
-    shards = [corpus.shard(files, f"{part}/3") for part in (1, 2, 3)]
+    shards = [corpus.select_shard(files, f"{part}/3") for part in (1, 2, 3)]
     assert sorted(sum(shards, [])) == sorted(files)
     assert all(shards)
-    assert set(corpus.shard(files[:20], "2/3")) <= set(shards[1])
+    assert set(corpus.select_shard(files[:20], "2/3")) <= set(shards[1])
 
 
 @pytest.mark.parametrize("which", ["0/2", "3/2", "a/b", "1"])
 def test_a_shard_that_makes_no_sense_is_refused(which):
     with pytest.raises(CorpusError, match="i/n"):
-        corpus.shard([], which)
+        corpus.select_shard([], which)
 
 
 def test_a_filter_is_part_of_a_name_or_names_one_test():
-    assert corpus.selects(None, "test_a.py", "Net")
-    assert corpus.selects("test_a", "test_a.py", "Net")
-    assert corpus.selects("Ne", "test_a.py", "Net")
-    assert not corpus.selects("Nets", "test_a.py", "Net")
-    assert corpus.selects("test_a.py::Net", "test_a.py", "Net")
-    assert not corpus.selects("test_a.py::Net", "test_a.py", "Network")
-    assert not corpus.selects("test_a.py::Net", "test_b.py", "Net")
+    assert corpus.matches_filter(None, "test_a.py", "Net")
+    assert corpus.matches_filter("test_a", "test_a.py", "Net")
+    assert corpus.matches_filter("Ne", "test_a.py", "Net")
+    assert not corpus.matches_filter("Nets", "test_a.py", "Net")
+    assert corpus.matches_filter("test_a.py::Net", "test_a.py", "Net")
+    assert not corpus.matches_filter("test_a.py::Net", "test_a.py", "Network")
+    assert not corpus.matches_filter("test_a.py::Net", "test_b.py", "Net")
 
 
 def test_a_filter_spares_files_that_cannot_hold_the_test(folder):
     (folder / "test_b.py").write_text(NET.replace("Net", "Other"))
     files = corpus.discover(folder)
-    assert names(corpus.wanted_files(files, "Other")) == ["test_b.py"]
-    assert names(corpus.wanted_files(files, "test_a.py::Net")) == ["test_a.py"]
+    assert names(corpus.filter_files(files, "Other")) == ["test_b.py"]
+    assert names(corpus.filter_files(files, "test_a.py::Net")) == ["test_a.py"]
 
 
 def test_a_folder_is_no_file(folder):
@@ -98,20 +98,20 @@ def test_a_folder_is_no_file(folder):
 def test_a_file_says_how_it_is_encoded(folder):
     text = f"# coding: latin-1\n{NET}\nNAME = 'caf\xe9'\n"
     (folder / "test_b.py").write_bytes(text.encode("latin-1"))
-    files = corpus.wanted_files(corpus.discover(folder), "Net")
-    assert [len(corpus.load(path)) for path in files] == [1, 1]
+    files = corpus.filter_files(corpus.discover(folder), "Net")
+    assert [len(corpus.load_cases(path)) for path in files] == [1, 1]
 
 
 @pytest.mark.parametrize("entry", ["5", "(Net, lambda: ([], {}))", "(Net, None, lambda: None)"])
 def test_an_entry_that_is_no_test_is_named(folder, entry):
     (folder / "test_b.py").write_text(f"{NET}\nTESTCASES.append({entry})")
     with pytest.raises(TypeError, match=r"TESTCASES\[1\] is not"):
-        corpus.load(folder / "test_b.py")
+        corpus.load_cases(folder / "test_b.py")
 
 
 def test_loading_a_file_gives_its_tests_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
-    (case,) = corpus.load(folder / "test_a.py")
+    (case,) = corpus.load_cases(folder / "test_a.py")
     args, kwargs = case.init_arguments()
     assert case.module == "Net"
     assert case.build(*args, **kwargs)(*case.forward_arguments()[0]).shape == (1, 2)

@@ -42,18 +42,18 @@ STATIC = {
 }
 
 
-def places(program):
+def sites(program):
     reads = ValueReads()
     with reads.watch():
         program()
-    return reads.places
+    return reads.sites
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_reading_a_value_is_seen_where_it_happens(name):
-    assert any(place.startswith("test_dynamism.py:") for place in places(DYNAMIC[name]))
+    assert any(site.startswith("test_dynamism.py:") for site in sites(DYNAMIC[name]))
 
 
 @pytest.mark.parametrize("name", STATIC)
 def test_operators_and_metadata_are_no_reads(name):
-    assert places(STATIC[name]) == []
+    assert sites(STATIC[name]) == []

@@ -9,12 +9,12 @@ from paritybench_runner.compilers import Magpy
 from paritybench_runner.corpus import Case
 from paritybench_runner.evaluate import (
     Program,
-    _Spreads,
+    _LazySpreads,
     evaluate_compiler,
     evaluate_eager,
-    run,
+    run_call,
 )
-from paritybench_runner.rounding import OtherRounding
+from paritybench_runner.rounding import PerturbedInputs
 
 
 class SavesActivation(nn.Module):
@@ -86,10 +86,10 @@ class LooksForItsActivation(nn.Module):
 def rounded_otherwise(module):
     """What a test's first call leaves under some rounding."""
     program = Program(case_of(module))
-    call, twin = program.call(0), program.twin()
-    outcome = run(twin, call, 0, program)
-    return _Spreads(program, 1, lambda module: module, (outcome, call, twin))._again(
-        OtherRounding(0)
+    call, twin = program.draw_arguments(0), program.copy_module()
+    outcome = run_call(twin, call, 0, program)
+    return _LazySpreads(program, 1, lambda module: module, (outcome, call, twin))._rerun(
+        PerturbedInputs(0)
     )
 
 

@@ -10,7 +10,9 @@ from paritybench_runner import corpus
 from paritybench_runner.worker import EAGER, Job, run_file
 
 FOLDER = Path(__file__).parents[1] / "corpus"
-TESTS = [(path.name, case.module) for path in corpus.discover(FOLDER) for case in corpus.load(path)]
+TESTS = [
+    (path.name, case.module) for path in corpus.discover(FOLDER) for case in corpus.load_cases(path)
+]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paritybench_runner.result_comparison import difference, tensors_by_path
+from paritybench_runner.result_comparison import collect_tensors, find_difference
 
 
 class Box:
@@ -101,7 +101,7 @@ SAME = [
 
 @pytest.mark.parametrize("make", SAME)
 def test_twins_are_the_same(make):
-    assert difference(make(), make()) is None
+    assert find_difference(make(), make()) is None
 
 
 DIFFERENT = {
@@ -165,7 +165,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_difference_is_found_and_named(name):
     expected, actual, words = DIFFERENT[name]
-    assert words in difference(expected(), actual())
+    assert words in find_difference(expected(), actual())
 
 
 def one_list_twice():
@@ -190,15 +190,15 @@ def two_tensors():
     "shared, apart", [(one_list_twice, two_lists), (views_of_one, two_tensors)]
 )
 def test_sharing_is_part_of_the_result(shared, apart):
-    assert "shared" in difference(shared(), apart())
-    assert "shared" in difference(apart(), shared())
-    assert difference(shared(), shared()) is None
+    assert "shared" in find_difference(shared(), apart())
+    assert "shared" in find_difference(apart(), shared())
+    assert find_difference(shared(), shared()) is None
 
 
 def test_a_result_that_should_be_the_argument_is_told_from_a_copy():
     one, other = torch.ones(2), torch.ones(2)
-    assert difference((one, one), (other, other)) is None
-    assert "shared" in difference((one, one), (other.clone(), other))
+    assert find_difference((one, one), (other, other)) is None
+    assert "shared" in find_difference((one, one), (other.clone(), other))
 
 
 def test_cycles_are_followed_once():
@@ -207,8 +207,8 @@ def test_cycles_are_followed_once():
         items.append(items)
         return items
 
-    assert difference(ring(1), ring(1)) is None
-    assert "2 instead of 1" in difference(ring(1), ring(2))
+    assert find_difference(ring(1), ring(1)) is None
+    assert "2 instead of 1" in find_difference(ring(1), ring(2))
 
 
 def test_gradients_of_leaves_are_compared():
@@ -217,29 +217,29 @@ def test_gradients_of_leaves_are_compared():
         (weight * factor).sum().backward()
         return weight
 
-    assert difference(trained(2), trained(2)) is None
-    assert "result.grad" in difference(trained(2), trained(3))
+    assert find_difference(trained(2), trained(2)) is None
+    assert "result.grad" in find_difference(trained(2), trained(3))
 
 
 def test_what_other_rounding_may_do_is_no_difference():
     eager = torch.tensor([1e-7, 2.0])
     spread = torch.tensor([1e-3, 1e-4], dtype=torch.float64)
     excused = eager + torch.tensor([4e-3, 0.0])
-    assert difference(eager, excused) is not None
-    assert difference(eager, excused, spread=lambda path: [spread]) is None
+    assert find_difference(eager, excused) is not None
+    assert find_difference(eager, excused, spread=lambda path: [spread]) is None
     too_far = eager + torch.tensor([0.0, 0.1])
-    assert difference(eager, too_far, spread=lambda path: [spread]) is not None
-    assert difference(eager, excused, spread=lambda path: []) is not None
+    assert find_difference(eager, too_far, spread=lambda path: [spread]) is not None
+    assert find_difference(eager, excused, spread=lambda path: []) is not None
 
 
 def test_numbers_outside_of_tensors_are_excused_by_what_rounding_does_to_them():
     spread = torch.tensor(1e-3, dtype=torch.float64)
     for number in (float, np.float64, np.asarray):
-        assert difference(number(1.0), number(1.002)) is not None
-        assert difference(number(1.0), number(1.002), spread=lambda path: [spread]) is None
-        assert difference(number(1.0), number(1.1), spread=lambda path: [spread]) is not None
+        assert find_difference(number(1.0), number(1.002)) is not None
+        assert find_difference(number(1.0), number(1.002), spread=lambda path: [spread]) is None
+        assert find_difference(number(1.0), number(1.1), spread=lambda path: [spread]) is not None
 
 
 def test_tensors_are_listed_by_the_path_a_difference_names():
     root = {"a": [torch.zeros(1)], "b": Box(x=torch.ones(1)), "c": 1.5}
-    assert set(tensors_by_path(root)) == {"result['a'][0]", "result['b'].x", "result['c']"}
+    assert set(collect_tensors(root)) == {"result['a'][0]", "result['b'].x", "result['c']"}

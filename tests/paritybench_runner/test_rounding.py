@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from paritybench_runner.rounding import (
-    RUNS,
-    ExactOperators,
-    OtherRounding,
+    NOISY_RUNS,
+    Float64Operators,
+    PerturbedInputs,
     Spreads,
-    within,
+    is_within_rounding,
 )
 from tests.paritybench_runner.planted import Planted, verdict
 
@@ -88,7 +88,7 @@ def spread_of(function, *inputs):
 
 def movement(run, path):
     """How far it moves in all runs that tell something about it."""
-    return list(spreads_of(run).of(path))[-1]
+    return list(spreads_of(run).iterate(path))[-1]
 
 
 def spreads_of(run):
@@ -121,7 +121,7 @@ def test_counts_are_exact():
 
 
 def test_random_draws_of_the_program_stay_what_they_are():
-    with OtherRounding(0):
+    with PerturbedInputs(0):
         torch.manual_seed(1)
         noisy = torch.rand(3)
     torch.manual_seed(1)
@@ -131,7 +131,7 @@ def test_random_draws_of_the_program_stay_what_they_are():
 def test_running_statistics_are_updated_under_other_rounding():
     norm = nn.BatchNorm1d(3)
     x = torch.rand(5, 3)
-    with OtherRounding(0):
+    with PerturbedInputs(0):
         norm(x)
     assert torch.allclose(norm.running_mean, 0.1 * x.mean(0), rtol=1e-5)
     assert float(norm.running_mean.abs().max()) > 0.01
@@ -140,8 +140,8 @@ def test_running_statistics_are_updated_under_other_rounding():
 def test_what_no_run_moves_takes_no_memory():
     parameters = torch.rand(1000)
     spreads = spreads_of(lambda: {"result": (parameters * 3).exp(), "module": parameters})
-    assert list(spreads.of("result"))[-1].any()
-    unmoved = list(spreads.of("module"))[-1]
+    assert list(spreads.iterate("result"))[-1].any()
+    unmoved = list(spreads.iterate("module"))[-1]
     assert not unmoved.any()
     assert unmoved.untyped_storage().nbytes() == 8
 
@@ -153,7 +153,7 @@ def test_a_run_that_does_not_repeat_itself_excuses_nothing():
         calls.append(1)
         return {"result": torch.tensor([1.0, len(calls) * 1e-2])}
 
-    assert not list(spreads_of(run).of("result"))
+    assert not list(spreads_of(run).iterate("result"))
 
 
 def test_operators_that_take_no_double_precision_leave_the_noisy_runs():
@@ -161,12 +161,12 @@ def test_operators_that_take_no_double_precision_leave_the_noisy_runs():
         return {"result": torch.linspace(1, 2, 5) * 3}
 
     def again(mode):
-        if isinstance(mode, ExactOperators):
+        if isinstance(mode, Float64Operators):
             return None
         with mode:
             return run()
 
-    assert len(list(Spreads(run(), again).of("result"))) == RUNS
+    assert len(list(Spreads(run(), again).iterate("result"))) == NOISY_RUNS
 
 
 def test_a_result_that_is_all_noise_excuses_nothing():
@@ -222,23 +222,23 @@ def test_a_few_elements_may_move_further_than_all_may():
     spread = torch.full((10_000,), 1e-4, dtype=torch.float64)
     few = torch.zeros(10_000)
     few[7] = 1e-2
-    assert within(few, spread)
-    assert not within(few * 2, spread)
-    assert not within(torch.full((10_000,), 1e-3), spread)
+    assert is_within_rounding(few, spread)
+    assert not is_within_rounding(few * 2, spread)
+    assert not is_within_rounding(torch.full((10_000,), 1e-3), spread)
 
 
 def test_an_element_that_no_noisy_run_moved_may_move_like_the_others():
     spread = torch.tensor([1e-4, 1e-4, 0.0, 1e-4], dtype=torch.float64)
-    assert within(torch.full((4,), 2e-4), spread)
+    assert is_within_rounding(torch.full((4,), 2e-4), spread)
 
 
 def test_what_is_not_finite_is_not_near():
     spread = torch.ones(2, dtype=torch.float64)
-    assert not within(torch.tensor([0.0, torch.nan]), spread)
-    assert not within(torch.tensor([0.0, torch.inf]), spread)
+    assert not is_within_rounding(torch.tensor([0.0, torch.nan]), spread)
+    assert not is_within_rounding(torch.tensor([0.0, torch.inf]), spread)
 
 
 def test_an_element_that_overflows_excuses_no_other():
     spread = torch.tensor([torch.inf, 1e-7], dtype=torch.float64)
-    assert not within(torch.tensor([0.0, 1.0]), spread)
-    assert not within(torch.tensor([torch.inf, 1.0]), spread)
+    assert not is_within_rounding(torch.tensor([0.0, 1.0]), spread)
+    assert not is_within_rounding(torch.tensor([torch.inf, 1.0]), spread)

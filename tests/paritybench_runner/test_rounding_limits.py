@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paritybench_runner.rounding import ELEMENT_FACTOR, FACTOR, RUNS, within
+from paritybench_runner.rounding import ELEMENT_FACTOR, NOISY_RUNS, NORM_FACTOR, is_within_rounding
 from tests.paritybench_runner import planted
 from tests.paritybench_runner.planted import Planted
 
@@ -17,15 +17,17 @@ from tests.paritybench_runner.planted import Planted
 def test_a_right_result_exceeds_the_limit_by_chance_once_in_thousands(directions):
     """Errors are sums of independent ones, each of which moves the result in its own direction."""
     trials, generator = 50_000, torch.Generator().manual_seed(0)
-    draws = torch.randn(RUNS + 1, trials, directions, generator=generator, dtype=torch.float64)
+    draws = torch.randn(
+        NOISY_RUNS + 1, trials, directions, generator=generator, dtype=torch.float64
+    )
     ratio = draws[0].norm(dim=1) / draws[1:].abs().amax(0).norm(dim=1)
-    assert float((ratio > FACTOR).double().mean()) < 1 / 3000
+    assert float((ratio > NORM_FACTOR).double().mean()) < 1 / 3000
 
 
 def test_rectifiers_that_flip_in_one_of_thousands_of_elements_are_right():
     """Each run flips some others, and moves them by as much."""
     count = 1 << 18
-    flipped = round(2 * count / RUNS / ELEMENT_FACTOR**2)
+    flipped = round(2 * count / NOISY_RUNS / ELEMENT_FACTOR**2)
     assert flipped == 4
     generator = torch.Generator().manual_seed(0)
 
@@ -34,8 +36,8 @@ def test_rectifiers_that_flip_in_one_of_thousands_of_elements_are_right():
         moved[torch.randperm(count, generator=generator)[:flipped]] = 1e-2
         return moved.abs()
 
-    spread = torch.stack([run() for _ in range(RUNS)]).amax(0)
-    assert all(within(run(), spread) for _ in range(10))
+    spread = torch.stack([run() for _ in range(NOISY_RUNS)]).amax(0)
+    assert all(is_within_rounding(run(), spread) for _ in range(10))
 
 
 def test_a_rectifier_that_flips_excuses_no_error_of_the_others():
@@ -43,8 +45,8 @@ def test_a_rectifier_that_flips_excuses_no_error_of_the_others():
     spread[3] = 1e-2
     moved = torch.full((256,), 3e-7, dtype=torch.float64)
     moved[[7, 100]] = 1e-2
-    assert within(moved, spread)
-    assert not within(torch.full((256,), 1e-3, dtype=torch.float64), spread)
+    assert is_within_rounding(moved, spread)
+    assert not is_within_rounding(torch.full((256,), 1e-3, dtype=torch.float64), spread)
 
 
 class Plain(nn.Module):

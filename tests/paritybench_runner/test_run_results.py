@@ -55,7 +55,7 @@ RUN = {
 
 
 def test_a_file_counts_by_its_worst_test_and_only_when_it_runs_in_eager():
-    verdicts = {v.file: (v.klass, v.dynamic) for v in run_results.files(LINES, "magpy")}
+    verdicts = {v.file: (v.klass, v.dynamic) for v in run_results.classify_files(LINES, "magpy")}
     assert verdicts == {
         "test_a.py": ("one_graph", False),
         "test_b.py": ("wrong", False),
@@ -66,13 +66,13 @@ def test_a_file_counts_by_its_worst_test_and_only_when_it_runs_in_eager():
 
 
 def test_table_3_counts_failures_among_static_files():
-    row = report.coverage(LINES, "magpy")
+    row = report.compute_coverage(LINES, "magpy")
     assert (row.cases, row.static, row.failed, row.whole) == (5, 4, 3, 1)
     assert row.fail_rate == 0.75
 
 
 def test_reasons_are_grouped_without_what_varies_and_the_worst_come_first():
-    first, second, third = run_results.groups(LINES, "magpy")
+    first, second, third = run_results.group_failures(LINES, "magpy")
     assert (first.klass, len(first.tests)) == ("wrong", 1)
     assert (second.klass, len(second.tests)) == ("crashed", 2)
     assert second.example.endswith("test_e.py, line 12")
@@ -80,7 +80,7 @@ def test_reasons_are_grouped_without_what_varies_and_the_worst_come_first():
 
 
 def test_the_summary_has_the_table_classes_and_reasons():
-    text = report.summary(RUN, LINES)
+    text = report.render_summary(RUN, LINES)
     assert "| magpy | 5 | 4 | 3 | 75.0 % | 1 | 20.0 % |" in text
     assert "| crashed | 2 | 2 |" in text
     assert "| not runnable in eager | 0 | 1 |" in text
@@ -89,7 +89,7 @@ def test_the_summary_has_the_table_classes_and_reasons():
 
 
 def test_the_report_is_one_file_with_all_tests_and_commands_that_reproduce():
-    page = report.html(RUN, LINES)
+    page = report.render_html(RUN, LINES)
     assert not re.search(r"(src|href)=|https?://|@import|url\(", page)
     assert page.count("</script>") == 1  # a reason cannot end the script
     data = [json.loads(found) for found in re.findall(r"^setUp\(\"\w+\", (.*)\);$", page, re.M)]
@@ -103,39 +103,44 @@ def test_the_report_is_one_file_with_all_tests_and_commands_that_reproduce():
 
 
 def test_a_killed_run_resumes_without_the_line_it_was_writing(tmp_path):
-    writer = run_results.Writer(tmp_path, RUN, resume=False)
+    writer = run_results.ResultsWriter(tmp_path, RUN, resume=False)
     writer.append(LINES[0])
     writer.close()
     with (tmp_path / "results.jsonl").open("a") as stream:
         stream.write('{"file": "test_b.py", "te')
-    writer = run_results.Writer(tmp_path, RUN, resume=True)
+    writer = run_results.ResultsWriter(tmp_path, RUN, resume=True)
     assert [done["file"] for done in writer.done] == ["test_a.py"]
     writer.append(LINES[1])
     writer.close()
-    assert [done["file"] for done in run_results.read(tmp_path)[1]] == ["test_a.py", "test_b.py"]
+    assert [done["file"] for done in run_results.read_run(tmp_path)[1]] == [
+        "test_a.py",
+        "test_b.py",
+    ]
 
 
 def test_a_run_may_be_gone_on_with_under_other_limits(tmp_path):
-    run_results.Writer(tmp_path, RUN, resume=False).close()
-    run_results.Writer(tmp_path, {**RUN, "timeout": 500.0, "memory": 20.0}, resume=True).close()
-    assert run_results.read(tmp_path)[0]["timeout"] == 500.0
+    run_results.ResultsWriter(tmp_path, RUN, resume=False).close()
+    run_results.ResultsWriter(
+        tmp_path, {**RUN, "timeout": 500.0, "memory": 20.0}, resume=True
+    ).close()
+    assert run_results.read_run(tmp_path)[0]["timeout"] == 500.0
 
 
 def test_a_run_is_not_mixed_with_another(tmp_path):
-    run_results.Writer(tmp_path, RUN, resume=False).close()
+    run_results.ResultsWriter(tmp_path, RUN, resume=False).close()
     with pytest.raises(RunError, match="--resume"):
-        run_results.Writer(tmp_path, RUN, resume=False)
+        run_results.ResultsWriter(tmp_path, RUN, resume=False)
     with pytest.raises(RunError, match="another backend"):
-        run_results.Writer(tmp_path, {**RUN, "backend": "magpy"}, resume=True)
+        run_results.ResultsWriter(tmp_path, {**RUN, "backend": "magpy"}, resume=True)
     with pytest.raises(RunError, match=r"run\.json"):
-        run_results.read(tmp_path / "nowhere")
+        run_results.read_run(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_results_that_say_nothing_of_their_run_are_not_written_over(tmp_path, resume):
     (tmp_path / "results.jsonl").write_text(json.dumps(LINES[0]) + "\n")
     with pytest.raises(RunError, match=r"no run\.json"):
-        run_results.Writer(tmp_path, RUN, resume=resume)
+        run_results.ResultsWriter(tmp_path, RUN, resume=resume)
     assert json.loads((tmp_path / "results.jsonl").read_text()) == LINES[0]
 
 
@@ -145,22 +150,22 @@ def test_comparing_runs_shows_regressions_first():
         line("test_b.py", seen("one_graph"), seen("one_graph")),
         *LINES[2:5],
     ]
-    changes = report.changes(LINES, after, ["magpy"])
+    changes = report.find_changes(LINES, after, ["magpy"])
     told = [(c.file, c.module, c.before, c.after, c.worse) for c in changes]
     assert told == [
         ("test_a.py", "Net0", "one_graph", "split", True),
         ("test_b.py", "Net1", "wrong", "one_graph", False),
     ]
-    assert "test_a.py::Net0" in report.comparison(changes)
-    assert report.comparison(report.changes(LINES, LINES, ["magpy"])) == (
+    assert "test_a.py::Net0" in report.render_comparison(changes)
+    assert report.render_comparison(report.find_changes(LINES, LINES, ["magpy"])) == (
         "No test changed its class."
     )
 
 
 def test_tests_that_one_of_two_runs_leaves_out_are_counted_and_no_change():
-    alone = report.in_one_only(LINES, LINES[:-1], "magpy")
+    alone = report.count_unshared_tests(LINES, LINES[:-1], "magpy")
     assert alone == (len(LINES[-1]["tests"]), 0)
-    told = report.comparison(report.changes(LINES, LINES[:-1], ["magpy"]), alone)
+    told = report.render_comparison(report.find_changes(LINES, LINES[:-1], ["magpy"]), alone)
     assert told == (
         "No test changed its class.\n\n"
         f"{alone[0]} tests are in the first run only, 0 in the second."
