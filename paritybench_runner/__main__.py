@@ -1,4 +1,4 @@
-"""`python -m paritybench_runner`."""
+"""The command `python -m paritybench_runner`."""
 
 from paritybench_runner.cli import main
 

@@ -1,4 +1,4 @@
-"""The compilers a corpus can be run through, each behind the same few calls."""
+"""Compilers that run a corpus: magpy_like, Dynamo and TorchScript behind one interface."""
 
 import dataclasses
 import traceback
@@ -10,12 +10,12 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A place where a compiler left the program to Python.
+    """A point where a compiler leaves the program to Python.
 
     Attributes:
         detail: the compiler's message.
         where: file, line and function, if known.
-        reason: the name of the message's category, if the compiler has categories.
+        reason: name of the message's category, if the compiler has categories.
         title: the category as a noun phrase.
     """
 
@@ -27,13 +27,13 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Capture:
-    """What a compiler made of a program.
+    """Result of capturing a program.
 
     Attributes:
-        whole: the program became one graph (a program without operators: none), nothing was left
-            to Python.
+        whole: True if the program became one graph (none, if it has no operators), with nothing
+            left to Python.
         graphs: number of operator graphs.
-        splits: why it is not whole.
+        splits: reasons why the program is not whole.
     """
 
     whole: bool
@@ -42,7 +42,7 @@ class Capture:
 
 
 class Refused(Exception):
-    """The compiler said, before anything ran, that it cannot take this program."""
+    """The compiler rejected the program before running any of it."""
 
 
 class Compiled(Protocol):
@@ -57,37 +57,41 @@ class Compiled(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def hits(self) -> int:
-        """How many calls so far needed no capture and no compilation."""
+        """Returns the number of calls so far without capture or compilation."""
 
 
-# Makes, each time, a module and the arguments of a call that nobody else uses.
+# Returns a new module and new arguments (args, kwargs) each time.
 FreshCall = Callable[[], tuple[torch.nn.Module, list[Any], dict[str, Any]]]
 
 
 class Compiler(Protocol):
-    """What the runner needs of a compiler.
+    """Interface of a compiler to the runner.
 
     Attributes:
-        name: what `--compilers` calls it.
+        name: its name in `--compilers`.
     """
 
     name: str
 
     def compile(self, module: torch.nn.Module) -> Compiled:
-        """Compiles; raises `Refused` when the compiler does not take the program at all."""
+        """Compiles a module.
+
+        Raises:
+            Refused: the compiler does not support the program at all.
+        """
 
     def capture(self, fresh: FreshCall) -> Capture:
-        """Says what becomes of a call."""
+        """Captures a call and returns its graphs and splits."""
 
     def state(self, module: torch.nn.Module) -> Any:
-        """What of a module's state the compiler promises to keep as eager does."""
+        """Returns the part of a module's state that must equal eager mode's after a call."""
 
     def reset(self) -> None:
-        """Forgets everything compiled so far."""
+        """Discards everything compiled so far."""
 
 
 class Magpy:
-    """magpy_like, through its public names."""
+    """magpy_like, through its public API."""
 
     name = "magpy"
 
@@ -104,7 +108,7 @@ class Magpy:
     def capture(self, fresh: FreshCall) -> Capture:
         module, args, kwargs = fresh()
         report = self._magpy.explain(module, *args, **kwargs)
-        if report.learnt:  # what the program becomes from then on is what counts
+        if report.learnt:  # later recordings skip the disproved fast paths: report one of them
             module, args, kwargs = fresh()
             known = self._magpy.compile(module, backend="eager")
             known(*args, **kwargs)
@@ -127,17 +131,17 @@ class _MagpyCompiled:
     def __init__(self, magpy: Any, module: torch.nn.Module, backend: str) -> None:
         self.module = module
         self._magpy = magpy
-        self._fast = magpy.compile(module, backend=backend)
+        self._compiled = magpy.compile(module, backend=backend)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fast(*args, **kwargs)
+        return self._compiled(*args, **kwargs)
 
     def hits(self) -> int:
-        return int(self._magpy.cache_info(self._fast).hits)
+        return int(self._magpy.cache_info(self._compiled).hits)
 
 
 class Dynamo:
-    """`torch.compile`: whole with `fullgraph=True`, else counted without."""
+    """`torch.compile`: whole if `fullgraph=True` succeeds; otherwise graphs counted without it."""
 
     name = "dynamo"
 
@@ -147,7 +151,7 @@ class Dynamo:
 
         self._forget = reset_dynamo
         self._eager = lookup_backend("eager")
-        # Not by its name: a package that is on the path but not installed has registered none.
+        # Not by name: a package that is on the path but not installed registers no backend.
         built_in = magpy_like.compiler.dynamo_backend
         self._backend = {"eager": self._eager, "magpy": built_in}[backend]
 
@@ -157,16 +161,16 @@ class Dynamo:
     def capture(self, fresh: FreshCall) -> Capture:
         module, args, kwargs = fresh()
         try:
-            fast = _DynamoCompiled(module, self._eager, fullgraph=True)
-            fast(*args, **kwargs)
-            return Capture(True, fast.graphs)
+            compiled = _DynamoCompiled(module, self._eager, fullgraph=True)
+            compiled(*args, **kwargs)
+            return Capture(True, compiled.graphs)
         except Exception as error:
             detail = summarize_error(error)
         self._forget()
         module, args, kwargs = fresh()
-        fast = _DynamoCompiled(module, self._eager, fullgraph=False)
-        fast(*args, **kwargs)
-        return Capture(False, fast.graphs, (Split(detail),))
+        compiled = _DynamoCompiled(module, self._eager, fullgraph=False)
+        compiled(*args, **kwargs)
+        return Capture(False, compiled.graphs, (Split(detail),))
 
     def state(self, module: torch.nn.Module) -> Any:
         return module
@@ -186,19 +190,19 @@ class _DynamoCompiled:
         self._hits = 0
         self._counters = dynamo_counters
 
-        def counting(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def counting_backend(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
             self.graphs += 1
             return backend(graph, example_inputs)
 
-        self._fast = torch.compile(module, backend=counting, fullgraph=fullgraph)
+        self._compiled = torch.compile(module, backend=counting_backend, fullgraph=fullgraph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before = self._frames()
-        result = self._fast(*args, **kwargs)
-        self._hits += self._frames() == before
+        before = self._count_frames()
+        result = self._compiled(*args, **kwargs)
+        self._hits += self._count_frames() == before
         return result
 
-    def _frames(self) -> int:
+    def _count_frames(self) -> int:
         return sum(self._counters["frames"].values())
 
     def hits(self) -> int:
@@ -211,7 +215,7 @@ class TorchScript:
     name = "torchscript"
 
     def __init__(self, backend: str) -> None:
-        pass  # TorchScript has one of its own
+        pass  # TorchScript has its own backend
 
     def compile(self, module: torch.nn.Module) -> Compiled:
         try:
@@ -223,7 +227,7 @@ class TorchScript:
         return Capture(True, 1)
 
     def state(self, module: torch.nn.Module) -> Any:
-        # A script module has its own copies of all other attributes.
+        # A script module copies all other attributes.
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def reset(self) -> None:
@@ -251,10 +255,11 @@ COMPILERS: dict[str, type[Magpy | Dynamo | TorchScript]] = {
 
 
 def warm_up(name: str, backend: str, device: str) -> None:
-    """Loads a compiler; for the CPU also what it loads for its first program, by giving it one.
+    """Loads a compiler; on the CPU, compiles a small program to load its lazy imports as well.
 
-    Without gradients, since a process that is forked after a backward pass can do none. Not for a
-    GPU: compilers ask for it, and a process that is forked after that cannot use it.
+    The program runs without gradients: a process forked after a backward pass can run none. For a
+    GPU nothing is compiled: compilers initialise CUDA, and a process forked after that cannot use
+    the GPU.
     """
     compiler = COMPILERS[name](backend)
     if device != "cpu":
@@ -272,13 +277,13 @@ def warm_up(name: str, backend: str, device: str) -> None:
 
 
 def summarize_error(error: BaseException) -> str:
-    """An exception as one line: its type and the first lines of its text that say something."""
+    """Returns an exception as one line: its type and the first non-empty lines of its message."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     text = " ".join([line for line in lines if line][:4])
     return f"{type(error).__name__}: {text}"[:300]
 
 
 def find_raise_site(error: BaseException) -> str:
-    """Where an exception was raised."""
+    """Returns file, line and function where an exception was raised; "" if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

@@ -1,8 +1,8 @@
-"""A corpus: a folder of Python files `test_*.py`, each with a list `TESTCASES`.
+"""Corpus files: a folder of Python files `test_*.py`, each with a list `TESTCASES`.
 
-An entry of `TESTCASES` is a tuple whose first three items are an `nn.Module` class, a function that
-returns the arguments of its constructor and one that returns the arguments of its `forward`, both
-as `(args, kwargs)`. Further items (ParityBench has one, "does TorchScript take it") are ignored.
+The first three items of an entry of `TESTCASES` are an `nn.Module` class, a function that returns
+the arguments of its constructor, and a function that returns the arguments of its `forward`, both
+as `(args, kwargs)`. Further items are ignored; ParityBench has one, "TorchScript accepts it".
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ Arguments = tuple[list[Any], dict[str, Any]]
 
 
 class CorpusError(Exception):
-    """The corpus, a list of files or a shard is not there; the text says what to do."""
+    """The corpus, the list of files or the shard does not exist. The message names the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Case:
 
 
 def find_test_folder(corpus: Path) -> Path:
-    """The folder with the files: `generated/` in a checkout of ParityBench, else `corpus` itself.
+    """Returns the folder of the tests: `generated/` in a ParityBench checkout, else `corpus`.
 
     Raises:
-        CorpusError: there is no such folder.
+        CorpusError: `corpus` is no folder.
     """
     if not corpus.is_dir():
         raise CorpusError(f"--corpus {corpus}: no such folder")
@@ -44,10 +44,12 @@ def find_test_folder(corpus: Path) -> Path:
 
 
 def discover(folder: Path, listing: Path | None = None) -> list[Path]:
-    """The corpus files of `folder`, sorted; with `listing` (one name a line) only those it names.
+    """Returns the corpus files of `folder`, sorted; only those named in `listing`, if there is one.
+
+    `listing` has one name per line; lines that begin with `#` are comments.
 
     Raises:
-        CorpusError: there is no file, no `listing`, or `listing` names one that does not exist.
+        CorpusError: `folder` has no corpus file, or `listing` or a file that it names is missing.
     """
     if listing is None:
         files = sorted(path for path in folder.glob("test_*.py") if path.is_file())
@@ -66,17 +68,19 @@ def discover(folder: Path, listing: Path | None = None) -> list[Path]:
     return files
 
 
-def select_shard(files: list[Path], which: str | None) -> list[Path]:
-    """Part i of n (`"i/n"`, i from 1), by a hash of the name: it stays when files come and go.
+def select_shard(files: list[Path], shard: str | None) -> list[Path]:
+    """Returns part i of n of the files; `shard` is `"i/n"`, i from 1, or None for all files.
+
+    A hash of its name assigns a file to its part, so that adding and removing files moves no other.
 
     Raises:
-        CorpusError: `which` is not of that form.
+        CorpusError: `shard` does not have that form.
     """
-    if which is None:
+    if shard is None:
         return files
-    part, _, parts = which.partition("/")
+    part, _, parts = shard.partition("/")
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise CorpusError(f"--shard {which}: expected i/n with 1 <= i <= n, such as 1/4")
+        raise CorpusError(f"--shard {shard}: expected i/n with 1 <= i <= n, such as 1/4")
     wanted = int(part) - 1
     return [path for path in files if _shard_of(path.name, int(parts)) == wanted]
 
@@ -86,27 +90,27 @@ def _shard_of(name: str, parts: int) -> int:
 
 
 def filter_files(files: Iterable[Path], pattern: str | None) -> list[Path]:
-    """The files that can hold a test which `matches_filter` takes; only loading a file tells for sure.
+    """Returns the files that may contain a test matched by `--filter`; decided without import.
 
     Raises:
-        CorpusError: there is none.
+        CorpusError: no file does.
     """
     if pattern is None:
         return list(files)
     in_file, named, _ = pattern.partition("::")
-    # A module's name stands in the file, if only in TESTCASES.
+    # The text of a file contains the names of its modules, at least in TESTCASES.
     found = [
         path
         for path in files
         if in_file in path.name or (not named and pattern.encode() in path.read_bytes())
     ]
     if not found:
-        raise CorpusError(f"--filter {pattern}: no file holds such a test")
+        raise CorpusError(f"--filter {pattern}: no file contains such a test")
     return found
 
 
 def matches_filter(pattern: str | None, file: str, module: str) -> bool:
-    """Whether `--filter` takes this test: part of `file.py::Module`, of either side of a `::`."""
+    """True if `--filter` selects the test: part of the file or module name, or `FILE::MODULE`."""
     if pattern is None:
         return True
     if "::" in pattern:
@@ -116,28 +120,31 @@ def matches_filter(pattern: str | None, file: str, module: str) -> bool:
 
 
 def load_cases(path: Path) -> list[Case]:
-    """Imports a corpus file (under its stem, so that classes can be pickled) and lists its tests.
+    """Imports a corpus file and returns its tests.
+
+    The module is registered under the file's stem, so that its classes can be pickled.
 
     Raises:
-        Exception: whatever importing the file raises.
+        Exception: any exception that the import raises.
     """
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     sys.modules[path.stem] = module
-    # Not through the import system: that would write compiled files into somebody's checkout.
+    # The import system would write bytecode files into the user's checkout.
     exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     return [_parse_case(*entry) for entry in enumerate(getattr(module, "TESTCASES", []))]
 
 
 def _parse_case(index: int, entry: Any) -> Case:
-    """
+    """Returns the test of one entry of `TESTCASES`.
+
     Raises:
-        TypeError: an entry of `TESTCASES` is something else.
+        TypeError: the entry has another form.
     """
     if not isinstance(entry, tuple | list) or len(entry) < 3 or not all(map(callable, entry[:3])):
         raise TypeError(
-            f"TESTCASES[{index}] is not (module class, function that gives the constructor's "
-            "arguments, function that gives forward's arguments)"
+            f"TESTCASES[{index}] is not (module class, function that returns the constructor's "
+            "arguments, function that returns forward's arguments)"
         )
     build, init, forward = entry[:3]
     return Case(index, getattr(build, "__name__", str(build)), build, init, forward)

@@ -1,9 +1,9 @@
-"""Is a program dynamic? It is when a tensor's value steers Python or reaches native code.
+"""Dynamic programs: a tensor's value decides Python's control flow or reaches native code.
 
-Decided by watching an eager run, without asking any compiler: a read of a tensor's value is seen
-where it happens, whether the program does it (`if x.sum() > 0`, `x.tolist()`) or a library does it
-for the program. An operator that reads a scalar to compute a tensor (`x[i]`) is not such a read;
-one whose result's shape is the value (`torch.arange(n)`) is.
+An eager run decides, independently of any compiler: every read of a tensor's value is recorded,
+whether the program does it (`if x.sum() > 0`, `x.tolist()`) or a library on its behalf. An operator
+that reads a scalar to compute a tensor (`x[i]`) does not count; one that reads the shape of its
+result (`torch.arange(n)`) does.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from magpy_like.torch_compat.dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
-# Hand the memory of a tensor, or its text, to whoever asks; no operator runs.
+# Methods that return a tensor's memory or text to the caller without running an operator.
 MEMORY_READERS = frozenset(
     (
         *("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "__repr__", "__format__"),
@@ -35,7 +35,7 @@ VALUE_OPERATORS = frozenset(
         aten.allclose.default,
     }
 )
-# Make tensors whose shape is a value they read.
+# Functions that create tensors with a shape given by a value they read.
 SHAPED_BY_VALUE = frozenset(
     (
         *("arange", "range", "linspace", "logspace", "full", "zeros", "ones", "empty", "eye"),
@@ -47,18 +47,25 @@ _HERE = os.path.abspath(__file__)
 
 
 class ValueReads:
-    """Collects, within `watch()`, the places where a program read a value out of a tensor."""
+    """Reads of tensor values by a program.
+
+    Attributes:
+        sites: file, line and operation of each read within `watch()`.
+    """
 
     def __init__(self) -> None:
         self.sites: list[str] = []
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
+        """Records the reads in its block."""
         with _FunctionMode(self), _DispatchMode(self):
             yield
 
 
 class _FunctionMode(TorchFunctionMode):
+    """Records memory reads; drops reads inside a native function that returns only tensors."""
+
     def __init__(self, reads: ValueReads) -> None:
         super().__init__()
         self.reads = reads
@@ -78,6 +85,8 @@ class _FunctionMode(TorchFunctionMode):
 
 
 class _DispatchMode(TorchDispatchMode):
+    """Records operators whose result is a Python value."""
+
     def __init__(self, reads: ValueReads) -> None:
         super().__init__()
         self.reads = reads
@@ -94,10 +103,10 @@ def _contains_only_tensors(result: Any) -> bool:
     return isinstance(result, torch.Tensor)
 
 
-def _find_read_site(what: str) -> str:
+def _find_read_site(operation: str) -> str:
     frame = sys._getframe(2)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_filename == _HERE
     ):
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {what}"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {operation}"

@@ -1,8 +1,8 @@
-"""Runs one test of a corpus: in eager mode, and through one compiler in step with eager mode.
+"""Evaluation of one test: in eager mode, and through a compiler in lockstep with eager mode.
 
-"In step": for each of three calls, an eager twin of the module and the compiled one get arguments
-of equal values and random generators in equal states; then everything the two calls left behind is
-compared. The second call repeats the values of the first, the third has fresh ones.
+Lockstep: in each of three calls, the compiled module and an eager copy receive arguments of equal
+values and random generators in equal states; then everything that the two calls leave behind is
+compared. The second call repeats the values of the first, the third has new ones.
 """
 
 import contextlib
@@ -24,7 +24,6 @@ from paritybench_runner import rounding
 from paritybench_runner.compilers import (
     Capture,
     Compiler,
-    FreshCall,
     Refused,
     find_raise_site,
     summarize_error,
@@ -41,7 +40,7 @@ Call = tuple[list[Any], dict[str, Any]]
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds PyTorch (not through `torch.manual_seed`, which a shim may pin), Python and NumPy."""
+    """Seeds PyTorch, Python and NumPy; not by `torch.manual_seed`, which `shims.pin_seed` pins."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
@@ -55,7 +54,7 @@ def _random_state(device: str) -> tuple[Any, ...]:
 
 
 def _torch_modes() -> tuple[Any, ...]:
-    """Torch's modes that a call may leave behind."""
+    """Returns the torch modes that a call may leave changed."""
     return (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
         *(torch.is_autocast_enabled(), torch.are_deterministic_algorithms_enabled()),
@@ -63,7 +62,12 @@ def _torch_modes() -> tuple[Any, ...]:
 
 
 class Program:
-    """A test's module and arguments, and as many equal copies of them as needed."""
+    """A test's module and arguments, and equal copies of them.
+
+    Attributes:
+        rebuild: copy the module by building it anew.
+        needs_saved_tensors: the program's results need what autograd saves for a backward pass.
+    """
 
     def __init__(self, case: Case, device: str = "cpu", train: bool = False) -> None:
         self.case = case
@@ -78,7 +82,7 @@ class Program:
         seed_everything(_BUILD_SEED)
         args, kwargs = self.case.init_arguments()
         module = self.case.build(*args, **kwargs)
-        # Some programs replace these methods with others that fail.
+        # Some programs override these methods with ones that raise.
         with contextlib.suppress(Exception):
             module.train(self.train)
         with contextlib.suppress(Exception):
@@ -87,14 +91,14 @@ class Program:
 
     @property
     def has_forward(self) -> bool:
-        """False for modules that are only used through other methods."""
+        """False for modules with other methods only."""
         forward = getattr(self._original, "forward", None)
         return getattr(forward, "__name__", "") != "_forward_unimplemented"
 
     def copy_module(self) -> torch.nn.Module:
-        """A module equal to the first one built, sharing nothing with other twins.
+        """Returns a module equal to the first one built, sharing nothing with other copies.
 
-        A deep copy is that, unless functions among its attributes lead back to the original
+        A deep copy, unless functions among its attributes refer to the original
         (`self.f = lambda x: self.conv(x)`): with `rebuild` the module is built anew.
         """
         if not self.rebuild:
@@ -102,20 +106,20 @@ class Program:
                 return copy.deepcopy(self._original)
         module = self._build()
         with contextlib.suppress(Exception):
-            # Parameters nobody initialised differ from one build to the next.
+            # Uninitialised parameters differ from one build to the next.
             module.load_state_dict(self._original.state_dict())
         return module
 
     def draw_arguments(self, seed: int) -> Call:
-        """Arguments drawn with `seed`, in new objects each time."""
+        """Returns arguments drawn with `seed`, in new objects each time."""
         if seed not in self._drawn_arguments:
-            self._drawn_arguments[seed] = self._draw(seed)
+            self._drawn_arguments[seed] = self._draw_anew(seed)
         try:
             return copy.deepcopy(self._drawn_arguments[seed])
         except Exception:
-            return self._draw(seed)
+            return self._draw_anew(seed)
 
-    def _draw(self, seed: int) -> Call:
+    def _draw_anew(self, seed: int) -> Call:
         seed_everything(seed)
         args, kwargs = self.case.forward_arguments()
         args, kwargs = pytree.tree_map_only(
@@ -123,34 +127,30 @@ class Program:
         )
         return list(args), kwargs
 
-    def fresh(self) -> FreshCall:
-        """A module and the first call's arguments, new each time, generators set for the call.
+    def fresh_call(self) -> tuple[torch.nn.Module, list[Any], dict[str, Any]]:
+        """Returns a new module and new arguments of the first call, and seeds the generators.
 
-        Lazy parameters are made by a call before, as torch asks for: what the program does once,
-        so that it is never done again, tells nothing about what becomes of the program.
+        An earlier call initialises lazy parameters, as torch recommends: an initialisation that
+        runs once says nothing about the capture of later calls.
         """
-
-        def make() -> tuple[torch.nn.Module, list[Any], dict[str, Any]]:
-            module, (args, kwargs) = self.copy_module(), self.draw_arguments(CALL_SEEDS[0])
+        module, (args, kwargs) = self.copy_module(), self.draw_arguments(CALL_SEEDS[0])
+        seed_everything(CALL_SEEDS[0])
+        if _has_lazy_parameters(module):
+            module(*args, **kwargs)
+            args, kwargs = self.draw_arguments(CALL_SEEDS[0])
             seed_everything(CALL_SEEDS[0])
-            if _has_lazy_parameters(module):
-                module(*args, **kwargs)
-                args, kwargs = self.draw_arguments(CALL_SEEDS[0])
-                seed_everything(CALL_SEEDS[0])
-            return module, args, kwargs
-
-        return make
+        return module, args, kwargs
 
 
 def _has_lazy_parameters(module: torch.nn.Module) -> bool:
-    # Not by the module's own methods, which a program may have replaced.
+    # Methods of the base class: a program may override the module's own.
     tensors = (*torch.nn.Module.parameters(module), *torch.nn.Module.buffers(module))
     return any(map(torch.nn.parameter.is_lazy, tensors))
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What a call gave, and how long it took."""
+    """Result and duration of a call."""
 
     result: Any = None
     error: Exception | None = None
@@ -160,14 +160,14 @@ class Outcome:
     seconds: float = 0.0
 
     def comparable_result(self) -> Any:
-        """The result, or the exception by type and text (without addresses)."""
+        """Returns the result, or type and message (without addresses) of the exception."""
         if self.error is None:
             return self.result
         return type(self.error).__name__, _ADDRESS.sub("0x", str(self.error))
 
 
 def run_call(function: Callable[..., Any], call: Call, seed: int, program: Program) -> Outcome:
-    """One call; with `program.train` also a backward pass from the sum of the results."""
+    """Runs one call; with `program.train` also a backward pass from the sum of the results."""
     seed_everything(seed)
     outcome = Outcome()
     gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
@@ -180,7 +180,7 @@ def run_call(function: Callable[..., Any], call: Call, seed: int, program: Progr
         if program.train:
             _backward(outcome.result)
     except Exception as error:
-        # What the frames hold must not live as long as the outcome.
+        # The traceback would keep the frames' objects alive as long as the outcome.
         outcome.where = find_raise_site(error)
         outcome.error = error.with_traceback(None)
     outcome.random_state, outcome.modes = _random_state(program.device), _torch_modes()
@@ -198,10 +198,10 @@ class _SavedTensor:
 
 @contextlib.contextmanager
 def _release_saved_tensors() -> Iterator[None]:
-    """Lets go, in the end, of what operators saved for a backward pass.
+    """Releases, at the end of its block, the tensors that operators saved for a backward pass.
 
-    A result is kept until it is compared, and with its graph it would keep the activations of a
-    whole model from the memory that the next run may use.
+    A result lives until it is compared; its autograd graph would keep the activations of a whole
+    model out of the memory that the next run may use.
     """
     saved: weakref.WeakSet[_SavedTensor] = weakref.WeakSet()
 
@@ -217,7 +217,7 @@ def _release_saved_tensors() -> Iterator[None]:
 
 
 def _save_no_tensors() -> torch.autograd.graph.saved_tensors_hooks:
-    """Keeps nothing of what operators save for a backward pass."""
+    """Discards the tensors that operators save for a backward pass."""
 
     def fail(_: None) -> torch.Tensor:
         raise RuntimeError("nothing was saved for a backward pass")
@@ -245,7 +245,15 @@ def _backward(result: Any) -> None:
 
 @dataclasses.dataclass
 class LockstepResult:
-    """How the calls in step went."""
+    """Result of calls in lockstep.
+
+    Attributes:
+        seconds: duration of each compiled call.
+        difference: the first difference from eager mode.
+        error: exception of a compiled call where the eager one returned.
+        where: file, line and function that raised `error`.
+        eager_error: exception of the first eager call.
+    """
 
     seconds: list[float] = dataclasses.field(default_factory=list)
     difference: str | None = None
@@ -263,22 +271,20 @@ def run_in_lockstep(
     compiler_attributes: dict[str, Any] | None = None,
     compare: bool = True,
 ) -> LockstepResult:
-    """Calls `compiled` and an eager twin three times each and compares after each call.
+    """Calls `compiled` and an eager copy of the module three times and compares after each call.
 
     Args:
         program: the test.
-        compiled: what to call.
-        module: the module whose state that changes.
-        state: what of a module's state to compare.
-        marks: attributes that compiling set on the module; not the program's doing.
+        compiled: the compiled callable.
+        module: the module whose state `compiled` changes.
+        state: returns the part of a module's state that is compared.
+        compiler_attributes: attributes that the compiler, not the program, set on the module.
         compare: False runs the calls only.
     """
-    steps = LockstepResult()
+    lockstep = LockstepResult()
     eager = program.copy_module()
-    expected_first, actual_first = (
-        program.draw_arguments(CALL_SEEDS[0]),
-        program.draw_arguments(CALL_SEEDS[0]),
-    )
+    expected_first = program.draw_arguments(CALL_SEEDS[0])
+    actual_first = program.draw_arguments(CALL_SEEDS[0])
     vars(eager).update(compiler_attributes or {})
     for number, seed in enumerate(CALL_SEEDS, start=1):
         expected_call = _with_modules_of(expected_first, program.draw_arguments(seed))
@@ -289,28 +295,28 @@ def run_in_lockstep(
         with contextlib.nullcontext() if program.needs_saved_tensors else _release_saved_tensors():
             expected = run_call(eager, expected_call, seed, program)
         if expected.error is not None and number == 1:
-            steps.eager_error = expected.error
-            return steps
+            lockstep.eager_error = expected.error
+            return lockstep
         actual = run_call(compiled, actual_call, seed, program)
-        steps.seconds.append(actual.seconds)
+        lockstep.seconds.append(actual.seconds)
         if actual.error is not None and expected.error is None:
-            steps.error, steps.where = actual.error, actual.where
-            return steps
+            lockstep.error, lockstep.where = actual.error, actual.where
+            return lockstep
         if compare:
-            steps.difference = _compare_final_states(
+            lockstep.difference = _compare_final_states(
                 (expected, expected_call, state(eager)),
                 (actual, actual_call, state(module)),
                 _LazySpreads(program, number, state, (expected, expected_call, eager)),
             )
-        if steps.difference is not None:
-            steps.difference = f"call {number}: {steps.difference}"
-            return steps
+        if lockstep.difference is not None:
+            lockstep.difference = f"call {number}: {lockstep.difference}"
+            return lockstep
         del expected, actual
-    return steps
+    return lockstep
 
 
 def _with_modules_of(first: Call, call: Call) -> Call:
-    """A call with the modules among the first one's arguments: a program keeps its modules."""
+    """Returns `call` with the modules of the first call: modules persist between calls."""
     modules, as_first = pytree.tree_flatten(first)
     leaves, as_call = pytree.tree_flatten(call)
     if as_first != as_call:
@@ -322,13 +328,13 @@ def _with_modules_of(first: Call, call: Call) -> Call:
     return pytree.tree_unflatten(kept, as_call)
 
 
-FinalState = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments, module state
+FinalState = tuple[Outcome, Call, Any]  # after a call: outcome, arguments, module state
 
 
 def _compare_final_states(
     eager: FinalState, compiled: FinalState, spread: Callable[[str], Iterator[torch.Tensor]]
 ) -> str | None:
-    # One comparison, so that a result that is an argument, or part of the module, has to be one.
+    # A single comparison also checks aliasing between results, arguments and the module.
     found = find_difference(
         _collect_final_state(*eager), _collect_final_state(*compiled), "", spread
     )
@@ -344,7 +350,7 @@ def _collect_final_state(outcome: Outcome, call: Call, state: Any) -> dict[str, 
 
 
 class _LazySpreads:
-    """How far the tensors that a call leaves behind move under other rounding, found when asked."""
+    """Spreads of the tensors that a call leaves behind, under other rounding; measured lazily."""
 
     def __init__(
         self,
@@ -370,17 +376,19 @@ class _LazySpreads:
         return collect_tensors(_collect_final_state(outcome, call, self._state(module)), "")
 
     def _rerun(self, mode: rounding.Mode) -> dict[str, torch.Tensor] | None:
-        # Nothing is kept for a backward pass, unless the program itself runs one.
+        # Nothing is saved for a backward pass, unless the program itself runs one.
         found = None if self._program.needs_saved_tensors else self._run(mode, _save_no_tensors())
         return found or self._run(mode, contextlib.nullcontext())
 
-    def _run(self, mode: rounding.Mode, within: rounding.Mode) -> dict[str, torch.Tensor] | None:
+    def _run(
+        self, mode: rounding.Mode, saved_tensors: rounding.Mode
+    ) -> dict[str, torch.Tensor] | None:
         program, module = self._program, self._program.copy_module()
         for seed in CALL_SEEDS[: self._number]:
             if program.train:
                 module.zero_grad()
             call = program.draw_arguments(seed)
-            with mode, within:
+            with mode, saved_tensors:
                 outcome = run_call(module, call, seed, program)
         if (outcome.error is None) != (self._eager[0].error is None):
             return None
@@ -388,31 +396,38 @@ class _LazySpreads:
 
 
 def evaluate_eager(case: Case, device: str, train: bool) -> tuple[Program | None, dict[str, Any]]:
-    """Whether a test runs in eager mode, the same way twice, and whether it is dynamic."""
+    """Runs a test in eager mode only.
+
+    Returns:
+        The program, or None if it does not run; and its eager results as in `results.jsonl`:
+        class, whether two runs agree ("deterministic"), reads of tensor values.
+    """
     try:
         program = Program(case, device, train)
         if not program.has_forward:
             return None, {"class": "no forward"}
-        verdict = _compare_with_itself(program)
-        if "saved tensor hooks" in str(verdict.eager_error):
-            program.needs_saved_tensors = True  # torch.func takes no such hooks
-            verdict = _compare_with_itself(program)
-        if (verdict.eager_error is None and verdict.difference) or verdict.error:
+        repetition = _compare_with_itself(program)
+        if "saved tensor hooks" in str(repetition.eager_error):
+            program.needs_saved_tensors = True  # torch.func supports no such hooks
+            repetition = _compare_with_itself(program)
+        if (repetition.eager_error is None and repetition.difference) or repetition.error:
             program.rebuild = True
-            verdict = _compare_with_itself(program)
+            repetition = _compare_with_itself(program)
     except Exception as error:
         return None, {"class": "fails", "error": summarize_error(error)}
-    if verdict.eager_error is not None:
-        return None, {"class": "fails", "error": summarize_error(verdict.eager_error)}
+    if repetition.eager_error is not None:
+        return None, {"class": "fails", "error": summarize_error(repetition.eager_error)}
     result = {
         "class": "ok",
-        "deterministic": verdict.difference is None and verdict.error is None,
+        "deterministic": repetition.difference is None and repetition.error is None,
         "rebuild": program.rebuild,
-        "seconds": verdict.seconds,
-        "reads": _value_reads(program),
+        "seconds": repetition.seconds,
+        "reads": _find_value_reads(program),
     }
     if not result["deterministic"]:
-        result["difference"] = verdict.difference or summarize_error(verdict.error or Exception())
+        result["difference"] = repetition.difference or summarize_error(
+            repetition.error or Exception()
+        )
     return program, result
 
 
@@ -421,10 +436,10 @@ def _compare_with_itself(program: Program) -> LockstepResult:
     return run_in_lockstep(program, module, module)
 
 
-def _value_reads(program: Program) -> list[str]:
+def _find_value_reads(program: Program) -> list[str]:
     reads = ValueReads()
-    module, args, kwargs = program.fresh()()
-    # The watching itself may upset a program that looks at torch's modes.
+    module, args, kwargs = program.fresh_call()
+    # A program that inspects torch's modes may fail while it is watched.
     with contextlib.suppress(Exception), reads.watch():
         module(*args, **kwargs)
     return sorted(set(reads.sites))
@@ -442,7 +457,16 @@ def _reset_after(compiler: Compiler) -> Iterator[None]:
 def evaluate_compiler(
     program: Program, eager: dict[str, Any], compiler: Compiler
 ) -> dict[str, Any]:
-    """What a compiler makes of a test that runs in eager mode."""
+    """Runs a test through a compiler in lockstep with eager mode, then captures it.
+
+    Args:
+        program: a program that runs in eager mode.
+        eager: its eager results.
+        compiler: the compiler.
+
+    Returns:
+        The compiler's results as in `results.jsonl`.
+    """
     with _reset_after(compiler):
         module = program.copy_module()
         attributes = set(vars(module))
@@ -452,46 +476,48 @@ def evaluate_compiler(
         except Refused as refusal:
             return {"class": "eager", "error": str(refusal)}
         except Exception as error:
-            return {
-                "class": "crashed",
-                "error": summarize_error(error),
-                "where": find_raise_site(error),
-            }
+            return _describe_crash(error)
         compile_seconds = time.perf_counter() - start
-        steps = run_in_lockstep(
+        added = set(vars(module)) - attributes
+        lockstep = run_in_lockstep(
             program,
             compiled,
             compiled.module,
             compiler.state,
-            compiler_attributes={
-                name: vars(module)[name] for name in set(vars(module)) - attributes
-            },
+            compiler_attributes={name: vars(module)[name] for name in added},
             compare=eager["deterministic"],
         )
-        if steps.error is not None:
-            return {
-                "class": "crashed",
-                "error": summarize_error(steps.error),
-                "where": steps.where,
-            }
-        if steps.difference is not None:
-            return {"class": "wrong", "error": steps.difference}
+        if lockstep.error is not None:
+            text = summarize_error(lockstep.error)
+            return {"class": "crashed", "error": text, "where": lockstep.where}
+        if lockstep.difference is not None:
+            return {"class": "wrong", "error": lockstep.difference}
         hits = compiled.hits()
-        result = {"hits": hits, "first_s": compile_seconds + steps.seconds[0]}
+        result = {"hits": hits, "first_s": compile_seconds + lockstep.seconds[0]}
         if hits:
-            result["matched_s"] = min(steps.seconds[1:])
+            result["matched_s"] = min(lockstep.seconds[1:])
         compiler.reset()
-        try:
-            capture = compiler.capture(program.fresh())
-        except Exception as error:
-            text = f"while explaining: {summarize_error(error)}"
-            return {"class": "crashed", "error": text, "where": find_raise_site(error)}
-        return {
-            "class": _classify(capture),
-            **result,
-            "graphs": capture.graphs,
-            "splits": [dataclasses.asdict(split) for split in capture.splits],
-        }
+        return _describe_capture(program, compiler, result)
+
+
+def _describe_capture(
+    program: Program, compiler: Compiler, result: dict[str, Any]
+) -> dict[str, Any]:
+    try:
+        capture = compiler.capture(program.fresh_call)
+    except Exception as error:
+        return _describe_crash(error, "while explaining: ")
+    return {
+        "class": _classify(capture),
+        **result,
+        "graphs": capture.graphs,
+        "splits": [dataclasses.asdict(split) for split in capture.splits],
+    }
+
+
+def _describe_crash(error: Exception, context: str = "") -> dict[str, Any]:
+    text = f"{context}{summarize_error(error)}"
+    return {"class": "crashed", "error": text, "where": find_raise_site(error)}
 
 
 def _classify(capture: Capture) -> str:

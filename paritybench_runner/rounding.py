@@ -1,12 +1,11 @@
-"""How far a program's results move when its operators round in another way.
+"""Spread of a program's results when its operators round differently.
 
-A compiler that reorders a sum or fuses a product rounds differently, and what that does to a result
-depends on the program: nothing much, or all there is, where terms cancel out or a rectifier sits
-at zero. It is measured here, by running the program in eager mode again. Once, every operator that
-rounds computes in float64 and rounds its result: that shows what eager mode's own sums lose. Then
-by Monte Carlo arithmetic (D. S. Parker, 1997): such operators are given inputs that are off by up
-to one unit in their last place, as if the operators before them had rounded in another way. The
-random numbers that the program draws stay what they are.
+A compiler that reorders a sum or fuses a product rounds differently. The effect on a result depends
+on the program: little, or everything, where terms cancel out or a rectifier is near zero. Further
+eager runs measure it. In the first, every operator that rounds computes in float64 and rounds its
+result, which shows the error of eager mode's own sums. The others use Monte Carlo arithmetic
+(D. S. Parker, 1997): the inputs of such operators are perturbed by up to one unit in the last
+place, as if the operators before had rounded differently. The program's random draws stay the same.
 """
 
 import contextlib
@@ -25,22 +24,23 @@ from magpy_like.torch_compat.dispatch import TorchDispatchMode
 aten = torch.ops.aten
 
 NOISY_RUNS = 8
-# To first order, what a compiler's rounding does to a result is another draw from what the noisy
-# runs are drawn from: a sum over the operators of how much each one's error counts. A result is off
-# as a whole (Euclidean norm) by more than `NORM_FACTOR` times the largest of `NOISY_RUNS` such draws once in
-# 6,000 times when all errors work in one direction, and next to never when they work in two or
-# more (`tests/paritybench/test_limits.py`); single roundings are off by half of what the noise is.
-# Where rounding flips a share p of the elements, such as a layer's rectifiers, other ones in each
-# run, those move by 1 / sqrt(RUNS p) times the root mean square: `ELEMENT_FACTOR` allows for one
-# element in 130,000.
+# To first order, the effect of a compiler's rounding on a result is a draw from the distribution of
+# the noisy runs: a sum of the operators' errors, each with its weight. The error of a result as a
+# whole (Euclidean norm) exceeds `NORM_FACTOR` times the largest of `NOISY_RUNS` such draws once in
+# 6,000 times when all errors work in one direction, and almost never when they work in two or more
+# (`tests/paritybench_runner/test_rounding_limits.py`); single roundings err by half of the noise.
+# Where rounding flips a share p of the elements, such as a layer's rectifiers, different ones in
+# each run, those move by 1 / sqrt(NOISY_RUNS p) times the root mean square: `ELEMENT_FACTOR` allows
+# for one element in 130,000.
 NORM_FACTOR, ELEMENT_FACTOR = 4.0, 128.0
-# The root of the mean square may be few elements' that moved far. So half of all or more are held
-# to what moves each of them: of a single run, a draw is smaller by this factor once in 25 times.
+# A few elements that moved far may dominate the root mean square. Therefore at least half of all
+# elements must stay within their own spread times this factor: a draw of a single run is smaller
+# than another one by this factor once in 25 times.
 HALF_FACTOR = 16.0
 
-# Operators that hand on values of their inputs or compare them: with inputs off by different
-# amounts they would tell apart what is one value in the program (`x == x.max()`), which rounding
-# never does.
+# Operators that select values of their inputs or compare them. With inputs perturbed by different
+# amounts they would distinguish equal values of the program (`x == x.max()`), which rounding never
+# does.
 _SELECTING_NAMES = """
     _local_scalar_dense _to_copy _unique2 abs adaptive_max_pool2d adaptive_max_pool3d amax
     amin argmax argmin argsort bucketize cat ceil clamp clamp_max clamp_min clone
@@ -53,8 +53,8 @@ _SELECTING_NAMES = """
     sign slice_scatter sort stack take threshold topk tril triu trunc unique_consecutive where
 """
 _SELECTING_OPERATORS = frozenset(f"aten::{name}" for name in _SELECTING_NAMES.split())
-# These hold sums that cancel each other, rounded once for many elements: they are taken apart, so
-# that the sums are inputs of something.
+# Operators with sums that cancel each other, rounded once for many elements. Decomposed, so that
+# the sums become inputs of operators.
 _DECOMPOSITIONS = get_decompositions(
     [
         aten._log_softmax_backward_data,
@@ -64,20 +64,20 @@ _DECOMPOSITIONS = get_decompositions(
         aten.native_layer_norm_backward,
     ]
 )
-# Nothing can be told about a result whose noise comes to this share of the largest value of its
-# kind.
+# A result with more noise than this share of the largest value in its scale group is chaotic: no
+# statement about it is possible.
 _MAX_NOISE_SHARE = 0.1
-# Except where it is next to nothing: all terms cancel, as in the difference of equal values.
+# Noise of this size is accepted anyway: all terms cancel, as in the difference of equal values.
 _NEGLIGIBLE = 1e-5
-# Less than the last place of single precision, and more than what a clock goes on by.
+# Relative. Below the last place of single precision, above the advance of a clock between two runs.
 _CLOCK_DRIFT = 1e-9
-# Whole numbers that leave so many bits unused are counts, masks and positions. They are exact, and
-# a program may rely on it: `floor(i / 2)`. A gradient is as inexact at 1 as anywhere.
+# Whole numbers with this many unused bits are counts, masks and positions. They are exact, and a
+# program may rely on it: `floor(i / 2)`. A gradient is as inexact at 1 as anywhere.
 _MIN_UNUSED_BITS = 6
 
 
 class _RoundingMode(TorchDispatchMode):
-    """Changes how operators round. Batch norm's backward pass and the like are taken apart."""
+    """Changes the rounding of operators. Batch norm's backward pass and the like are decomposed."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -90,16 +90,16 @@ class _RoundingMode(TorchDispatchMode):
         return self.rounded(func, dict(zip(names, args, strict=False)), kwargs)
 
     def rounded(self, func: Any, args: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator that rounds gives; ``args`` are its arguments by position."""
+        """Returns the result of an operator that rounds; ``args``: positional arguments by name."""
         raise NotImplementedError
 
 
 class Float64Operators(_RoundingMode):
-    """Operators on float32 and less compute in float64 and round their results."""
+    """Operators on float32 and lower precisions compute in float64 and round their results."""
 
     def rounded(self, func: Any, args: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        given = [tensor for tensor in pytree.tree_leaves(args) if _is_low_precision(tensor)]
-        if not given:
+        rounded = [tensor for tensor in pytree.tree_leaves(args) if _is_low_precision(tensor)]
+        if not rounded:
             return func(*args.values(), **kwargs)
         exact = pytree.tree_map_only(
             torch.Tensor,
@@ -112,17 +112,17 @@ class Float64Operators(_RoundingMode):
                 value.copy_(exact[name])
         if kwargs.get("dtype") is not None:
             return result
-        dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in given})
+        dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in rounded})
         return pytree.tree_map_only(
             torch.Tensor, lambda x: x.to(dtype) if x.dtype == torch.float64 else x, result
         )
 
 
 class PerturbedInputs(_RoundingMode):
-    """Gives operators that round inputs that are off by up to one unit in their last place.
+    """Operators that round receive inputs perturbed by up to one unit in the last place.
 
     Args:
-        seed: of the generators that the errors are drawn from.
+        seed: seeds the generators of the perturbations.
     """
 
     def __init__(self, seed: int) -> None:
@@ -131,7 +131,7 @@ class PerturbedInputs(_RoundingMode):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def rounded(self, func: Any, args: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        # Batch norm changes its running statistics, whatever its schema says.
+        # Batch norm updates its running statistics in place, although its schema does not say so.
         moved = (
             value if name.startswith("running_") else self._perturb(value)
             for name, value in args.items()
@@ -181,44 +181,48 @@ Mode = contextlib.AbstractContextManager[object]
 
 
 class Spreads:
-    """How far each element of what a run left moves under other rounding.
+    """Distance that each element of a run's final tensors moves under other rounding.
 
-    Most of what a large model leaves is its parameters: what no run moves takes no memory here.
+    Most final tensors of a large model are its parameters: a tensor that no run moves takes no
+    memory here.
 
     Args:
-        left: the tensors that the run left behind.
-        again: repeats that run in such a mode, from the same state, and says what it left; None
-            when the program fails in that mode.
+        final_tensors: the tensors that the run leaves behind.
+        rerun: repeats the run in a mode, from the same state, and returns the tensors that it
+            leaves behind; None if the program fails in that mode.
     """
 
-    def __init__(self, left: Tensors, rerun: Callable[[Mode], Tensors | None]) -> None:
-        self._left = {
-            path: tensor.detach() for path, tensor in left.items() if _is_measurable(tensor)
+    def __init__(self, final_tensors: Tensors, rerun: Callable[[Mode], Tensors | None]) -> None:
+        self._final_tensors = {
+            path: tensor.detach()
+            for path, tensor in final_tensors.items()
+            if _is_measurable(tensor)
         }
         self._rerun = rerun
-        self._exact: Tensors = {}
-        self._found: Tensors = {}
+        self._rounding_loss: Tensors = {}
+        self._spreads: Tensors = {}
         self._modes = self._iterate_modes()
-        self._largest: dict[str, float] = {}
+        self._largest_by_group: dict[str, float] = {}
 
     def iterate(self, path: str) -> Iterator[torch.Tensor]:
-        """The largest distances seen so far, more of them after each repetition of the run.
+        """Yields the largest distances so far, after each further repetition of the run.
 
-        float64, of the tensor's shape. Ends after `NOISY_RUNS` noisy runs, or when one fails; nothing for
-        what is no floating point tensor, and no more once it is nearly all noise. First comes what
-        eager mode's own operators lose, also when that is more: where they lose much, eager mode is
-        no better than another. But answers that are off by half of what they are stay wrong.
+        Each is float64, of the tensor's shape. Ends after `NOISY_RUNS` noisy runs, after a failed
+        one, and once the tensor is chaotic; yields nothing for a tensor of no floating point dtype.
+        The error of eager mode's own operators comes first, even if it is larger: where they lose
+        much, eager mode is no better than another result. But a result that is wrong by half of its
+        size stays wrong.
         """
-        if not self._found and not self._run_next_mode():
+        if not self._spreads and not self._run_next_mode():
             return
-        if path in self._exact:
-            values = self._left[path]
-            lost, size = _rms(self._exact[path]), _rms(values[values.isfinite()].double())
+        if path in self._rounding_loss:
+            values = self._final_tensors[path]
+            lost, size = _rms(self._rounding_loss[path]), _rms(values[values.isfinite()].double())
             excess = 2 * NORM_FACTOR * lost / size if size > 0 else 1.0
-            yield self._exact[path] / max(1.0, excess)
-        while path in self._left:
-            if path in self._found:
-                spread = self._found[path]
+            yield self._rounding_loss[path] / max(1.0, excess)
+        while path in self._final_tensors:
+            if path in self._spreads:
+                spread = self._spreads[path]
                 if not _rms(spread) <= self.noise_limit(path):
                     return
                 yield spread
@@ -226,14 +230,22 @@ class Spreads:
                 return
 
     def noise_limit(self, path: str) -> float:
-        """Up to what noise a tensor's results are told from wrong ones."""
-        kind = _scale_group(path)
-        if kind not in self._largest:
-            # A backward pass begins with gradients of 1; all that it ends with may cancel out.
-            alike = (tensor for other, tensor in self._left.items() if _scale_group(other) == kind)
-            least = 1.0 if kind == _GRADIENTS else 0.0
-            self._largest[kind] = max(least, *map(_largest_finite, alike))
-        return max(_max_noise_share(self._left[path].dtype) * self._largest[kind], _NEGLIGIBLE)
+        """Returns the largest noise under which a tensor can still be judged."""
+        group = _scale_group(path)
+        if group not in self._largest_by_group:
+            # A backward pass begins with gradients of 1; all the gradients that it ends with may
+            # cancel out.
+            same_group = (
+                tensor
+                for other, tensor in self._final_tensors.items()
+                if _scale_group(other) == group
+            )
+            least = 1.0 if group == _GRADIENTS else 0.0
+            self._largest_by_group[group] = max(least, *map(_largest_finite, same_group))
+        return max(
+            _max_noise_share(self._final_tensors[path].dtype) * self._largest_by_group[group],
+            _NEGLIGIBLE,
+        )
 
     def _iterate_modes(self) -> Iterator[_RoundingMode]:
         if self._is_repeatable():
@@ -245,20 +257,20 @@ class Spreads:
         if mode is None:
             return False
         noisy = self._rerun(mode)
-        if noisy is None:  # it looks at torch's modes, or an operator takes no float64
+        if noisy is None:  # the program inspects torch's modes, or an operator supports no float64
             return isinstance(mode, Float64Operators)
-        for path, tensor in self._left.items():
-            distance, known = _distances(tensor, noisy.get(path)), self._found.get(path)
+        for path, tensor in self._final_tensors.items():
+            distance, known = _distances(tensor, noisy.get(path)), self._spreads.get(path)
             if known is None or _is_shared_zero(known):
-                self._found[path] = distance
+                self._spreads[path] = distance
             elif not _is_shared_zero(distance):
-                self._found[path] = torch.maximum(known, distance)
+                self._spreads[path] = torch.maximum(known, distance)
         if isinstance(mode, Float64Operators):
-            self._exact = dict(self._found)
+            self._rounding_loss = dict(self._spreads)
         return True
 
     def _is_repeatable(self) -> bool:
-        """Whether it is rounding that moves the results, and not, say, a count of the calls."""
+        """True if only rounding moves the results, not, for example, a count of the calls."""
         rerun = self._rerun(contextlib.nullcontext())
         return rerun is not None and all(
             path in rerun
@@ -267,14 +279,14 @@ class Spreads:
                 torch.equal(rerun[path], tensor)
                 or torch.allclose(rerun[path], tensor, rtol=_CLOCK_DRIFT, atol=0.0, equal_nan=True)
             )
-            for path, tensor in self._left.items()
+            for path, tensor in self._final_tensors.items()
         )
 
 
 def _scale_group(path: str) -> str:
-    """Results, gradients and what else is left: each have a scale of their own.
+    """Returns the group of tensors with a common scale: results, gradients, module, and so on.
 
-    Paths begin with a name, ``result[0]``, or with one as a key, ``['result'][0]``.
+    Paths begin with a name, ``result[0]``, or with a name as a key, ``['result'][0]``.
     """
     return _GRADIENTS if path.endswith(".grad") else re.findall(r"\w+", path)[0]
 
@@ -310,31 +322,31 @@ def _distances(tensor: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor
 
 
 def _is_shared_zero(distance: torch.Tensor) -> bool:
-    """Whether it is what :func:`_distances` gives for equal tensors."""
+    """True for the result of :func:`_distances` on equal tensors, which takes no memory."""
     return distance.untyped_storage().nbytes() == distance.element_size() and not distance.any()
 
 
 def is_within_rounding(
     distance: torch.Tensor, spread: torch.Tensor, rounding: torch.Tensor | float = 0.0
 ) -> bool:
-    """Whether a tensor is off by no more than other rounding may move it.
+    """True if a tensor differs from eager mode's by no more than other rounding may move it.
 
-    Elements that the few noisy runs happened not to move are given what moves the others of that
-    tensor: the root of the mean square.
+    An element that the few noisy runs happened not to move has the spread of the others in that
+    tensor: the root mean square.
 
     Args:
-        distance: of each element from eager's; not finite is too far.
-        spread: how far it moved in noisy runs, float64, of the same shape. Where one element went
-            to infinity, nothing is told about any.
-        rounding: what a single operator may round by.
+        distance: distance of each element from eager mode's; False if one is not finite.
+        spread: distance that it moved in noisy runs, float64, of the same shape; False if one is
+            not finite.
+        rounding: rounding error of a single operator.
     """
     distance = distance.double()
     if not (spread.isfinite().all() and distance.isfinite().all()):
         return False
     near = distance <= ELEMENT_FACTOR * spread.clamp_min(_rms(spread))
-    as_each_moves = distance <= HALF_FACTOR * spread + rounding
+    within_own_spread = distance <= HALF_FACTOR * spread + rounding
     return (
         bool(near.all())
-        and float(as_each_moves.double().mean()) >= 0.5
+        and float(within_own_spread.double().mean()) >= 0.5
         and _rms(distance) <= NORM_FACTOR * _rms(spread)
     )
