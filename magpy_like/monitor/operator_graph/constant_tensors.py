@@ -1,8 +1,7 @@
-"""Tensors that a program computes from constants alone, such as ``torch.arange(2, 5)``.
+"""Constant tensors: computed from constants alone, such as ``torch.arange(2, 5)``.
 
-What they hold is the same at every call that the guard accepts, so reading a value out of one
-tells the program nothing that could differ: ``torch.arange(2, 5).tolist()`` is a constant, and
-``torch.tensor(0, dtype=x.dtype).numpy().dtype`` too.
+Their elements are the same at every call that the guard accepts, so a value read from one is a
+constant: ``torch.arange(2, 5).tolist()``, and ``torch.tensor(0, dtype=x.dtype).numpy().dtype`` too.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ VALUE_READERS = frozenset(
         *("__index__", "is_nonzero", "equal", "allclose"),
     )
 ) | {torch.equal, torch.allclose, torch.is_nonzero, int, float, bool, complex}
-"""Ways to read what a tensor holds into Python."""
+"""Functions that read a tensor's elements into Python."""
 
 
 class ConstantTensors:
-    """The constant tensors of a run, as long as nothing else is written to their memory."""
+    """The constant tensors of a run, as long as only constants are written to their memory."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[MonitorWeakRef, int]] = {}
@@ -37,16 +36,16 @@ class ConstantTensors:
         self.numpy_shares: list[
             tuple[torch.Tensor, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]
         ] = []
-        """Tensors that lend their memory to NumPy, each with its count of changes, the array and
-        a copy of what it held."""
+        """Tensors that share memory with NumPy, each with its version, the array, and a copy of the
+        array."""
 
     def hold(self, *values: Any) -> bool:
-        """Whether the tensors among some values, and in them, hold the same at every call."""
+        """True if the tensors among some values, and in containers there, are constant."""
         tensors = [value for value in _leaves(values) if is_instance(value, torch.Tensor)]
         return bool(self._known) and all(self._holds(tensor, 0) for tensor in tensors)
 
     def _holds(self, tensor: torch.Tensor, changes: int) -> bool:
-        """Whether a tensor was a constant until some changes ago."""
+        """True if a tensor was constant until ``changes`` versions ago."""
         if id(tensor) not in self._known:
             return False
         known, version = self._known[id(tensor)]
@@ -54,9 +53,9 @@ class ConstantTensors:
         return unwritten and storage_of(tensor) not in self._shared
 
     def note_write(self, tensor: torch.Tensor) -> None:
-        """An operator has written to a tensor, and may not have told torch: batch norm does not."""
+        """Note a write by an operator, which may not count as a version: batch norm's does not."""
         if id(tensor) in self._known and not self._holds(tensor, 0):
-            return  # it has
+            return  # it has counted
         memory = storage_of(tensor)
         for reference, _ in self._known.values():
             known = reference()
@@ -72,7 +71,7 @@ class ConstantTensors:
         result: Any,
         varies: Callable[[Any], bool],
     ) -> None:
-        """An operator ran. ``varies`` tells numbers that may be others at the next call."""
+        """Note an operator that ran. ``varies`` is true for lifted numbers."""
         name = getattr(operation, "__name__", "")
         facts = operator_facts(name)
         makes = facts.factory
@@ -99,7 +98,7 @@ class ConstantTensors:
                 self._known[id(tensor)] = (MonitorWeakRef(tensor), tensor_version(tensor))
 
     def share_with_numpy(self, args: Sequence[Any], result: Any) -> None:
-        """NumPy may have got the memory of the constant tensors among ``args``."""
+        """Note that NumPy may share the memory of the constant tensors among ``args``."""
         if is_instance(result, np.ndarray):
             for tensor in _leaves(args):
                 if is_instance(tensor, torch.Tensor):
@@ -108,7 +107,7 @@ class ConstantTensors:
                     )
 
     def numpy_shares_are_unchanged(self) -> bool:
-        """Whether neither side has written to memory that tensors and NumPy share."""
+        """True if neither tensors nor NumPy have written to memory that they share."""
         return all(
             tensor_version(tensor) == version
             and storage_of(tensor) not in self._shared

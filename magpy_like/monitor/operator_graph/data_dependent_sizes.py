@@ -1,4 +1,4 @@
-"""Operators whose results have sizes that depend on what their inputs hold."""
+"""Operators whose results' sizes depend on their inputs' data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from magpy_like.torch_compat.operators import NN_FUNCTIONS, OpOverload, OpOverlo
 
 
 def declared_shape(annotation: Annotation, operation: Any) -> DataShape:
-    """When sizes of an operator's results depend on data: one of ``torch.ops`` may be another name
-    of one that is annotated."""
+    """When sizes of an operator's results depend on data.
+
+    An operator of ``torch.ops`` may be another name of an annotated function.
+    """
     if not is_instance(operation, OpOverload | OpOverloadPacket):
         return annotation.output.shape_from_data
     overloads = [operation]
@@ -33,7 +35,7 @@ def declared_shape(annotation: Annotation, operation: Any) -> DataShape:
 
 
 def depends_on_data(shape: DataShape, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this call's output has sizes that depend on data."""
+    """True if this call's result has sizes that depend on data."""
     if shape is DataShape.NEVER:
         return False
     if shape is DataShape.ALWAYS:

@@ -1,7 +1,7 @@
-"""Operators that raise: because of what their tensors are, or because of what these hold?
+"""Operators that raise: because of their tensors' metadata, or because of their data.
 
-The guard fixes what tensors are (sizes, types, devices). What they hold changes from call to call,
-and with it whether an index is in bounds or a matrix has an inverse.
+The guard checks metadata (sizes, dtypes, devices). Data changes from call to call, and with it
+whether an index is in bounds or a matrix has an inverse.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from magpy_like.torch_patches import silent_fake_tensor_errors
 def may_succeed(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether an operator that has raised may not raise for other values of such tensors.
+    """True if an operator that has raised may succeed for other data of such tensors.
 
-    It is asked of tensors without data. Where that fails for reasons of its own, such as an output
-    whose size depends on data, the answer is yes: a caught exception costs little, a wrong answer
-    much.
+    The operator runs on fake tensors. Where that fails for other reasons, such as a result whose
+    size depends on data, the result is True: a caught exception costs little, a wrong record much.
     """
     if not any(is_instance(value, torch.Tensor) for value in pytree.tree_leaves((args, kwargs))):
         return False

@@ -1,4 +1,4 @@
-"""Functions as the nodes of an operator graph name them, and one that replaces a tensor's data."""
+"""Functions as targets of graph nodes, and one that replaces a tensor's data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.operators import OpOverload, OpOverloadPacket
 
 REPLAYED = "replayed"
-"""The attribute by which a function of the graph tells which operation it runs."""
+"""The attribute of a target that names the operation it runs."""
 
 
 def graph_function(operation: Callable[..., Any], args: tuple[Any, ...] = ()) -> Callable[..., Any]:
-    """A function that ``torch.fx`` can name, for one that lies where its name does not lead to."""
+    """A function that ``torch.fx`` can name, for one that its module and name do not lead to."""
     if is_of_negative_base(operation, args):
         return pow
     if is_instance(operation, types.FunctionType) and REPLAYED in operation.__dict__:
@@ -45,13 +45,16 @@ def graph_function(operation: Callable[..., Any], args: tuple[Any, ...] = ()) ->
 
 
 def is_of_negative_base(operation: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a number with a sign is raised to a power: ``torch.fx`` writes that as `-2 ** x`, by
-    which Python negates the power. In graphs of its own it does so however ours is written."""
+    """True for a power of a number with a sign.
+
+    ``torch.fx`` writes it as `-2 ** x`, which negates the power in Python; it does so in its own
+    copies, whatever the source of this graph.
+    """
     return operation in (operator.pow, pow) and repr(args[0]).startswith("-")
 
 
 class _ReplaceData(torch.autograd.Function):
-    """The value of one tensor with the gradient of another."""
+    """The data of one tensor with the gradient of another."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -63,5 +66,5 @@ class _ReplaceData(torch.autograd.Function):
 
 
 def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """``tensor`` after ``tensor.data = value``: gradients still flow to where they did."""
+    """``tensor`` after ``tensor.data = value``: its gradients still flow to its inputs."""
     return _ReplaceData.apply(tensor, value.detach())

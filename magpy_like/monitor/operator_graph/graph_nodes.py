@@ -1,7 +1,7 @@
-"""The nodes of the operator graph: placeholders, constants, and which tensor is which node's value.
+"""Nodes of the operator graph: placeholders, constants, and the node of each tensor.
 
 A tensor is the value of one node for as long as it lives. The placeholders come first, in the order
-in which the program met what they stand for.
+in which the program read their variables.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 
 class GraphNodes:
-    """A ``torch.fx`` graph, and the tensors and objects that it knows."""
+    """A ``torch.fx`` graph, and the nodes of live tensors and objects."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
         self.twin: SymbolicTwin | None = None
-        """Runs each operator on symbolic sizes too, while there are dynamic dimensions."""
+        """Runs each operator on symbolic sizes too; None without dynamic dimensions."""
         self._twins: dict[fx.Node, Any] = {}
-        """Those of a finished graph, for what follows a split: nobody else is to see them."""
+        """The twins of a finished graph's nodes, for the code after a split."""
         self._known: dict[int, tuple[MonitorWeakRef, fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, Any]] = []
-        """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
+        """Placeholders, each with the id of a ShadowNode, or an expression."""
         self.example_values: dict[Any, Any] = {}
-        """What expressions among the inputs were in this run that are none of lifted numbers."""
+        """Values in this run of input expressions that are no lifted numbers."""
         self._objects: dict[int, fx.Node] = {}
-        """By id, the placeholders of objects that stand for themselves, such as a configuration."""
+        """By id, the placeholders of objects, such as a configuration."""
         self._constants: dict[str, Any] = {}
         self.operator_count = 0
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node | None:
-        """The graph's node for a tensor that is alive, or None."""
+        """The node of a live tensor, or None."""
         found = self._known.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
     def live_tensors(self) -> Iterator[tuple[torch.Tensor, fx.Node]]:
-        """The tensors of the graph that are alive, with their nodes."""
+        """The live tensors of the graph, with their nodes."""
         alive = [(held(), node) for held, node in self._known.values()]
         return ((tensor, node) for tensor, node in alive if tensor is not None)
 
@@ -53,7 +53,7 @@ class GraphNodes:
         self._known[id(tensor)] = (MonitorWeakRef(tensor), node)
 
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The symbolic twin of an operator's result or input, where there is one."""
+        """The symbolic twin of an operator's result or input, or None."""
         node = self.node_of(tensor)
         return None if node is None else node.meta.get(TWIN, self._twins.get(node))
 
@@ -72,7 +72,7 @@ class GraphNodes:
         return node
 
     def add_input(self, tensor: torch.Tensor, shadow_id: int) -> fx.Node:
-        """A placeholder for a tensor that was there when the region was entered."""
+        """A placeholder for an external tensor."""
         node = self._placeholder(shadow_id)
         if self.twin is not None:
             self.twin.add_placeholder(node, tensor, shadow_id)
@@ -80,7 +80,7 @@ class GraphNodes:
         return node
 
     def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
-        """A placeholder for a tensor that the mock makes of random numbers."""
+        """A placeholder for a tensor that the mock computes from random numbers."""
         node = self._placeholder(drawn)
         self.example_values[drawn] = tensor
         if self.twin is not None:
@@ -88,13 +88,13 @@ class GraphNodes:
         self.set_node(tensor, node)
 
     def add_object(self, value: Any, shadow_id: int) -> None:
-        """A placeholder for an object from outside that is no tensor; the RefGraph holds it."""
+        """A placeholder for an external object that is no tensor; the RefGraph holds it."""
         if id(value) not in self._objects:
             node = self._objects[id(value)] = self._placeholder(shadow_id)
             node.meta[TWIN] = value
 
     def _constant(self, value: Any) -> fx.Node:
-        """An object that has no source text hangs on the graph's module."""
+        """A node for an object without source text: an attribute of the graph's module."""
         name = f"constant_{len(self._constants)}"
         self._constants[name] = value
         node = self.graph.create_node("get_attr", name)
@@ -107,22 +107,22 @@ class GraphNodes:
         return is_instance(value, torch.Tensor)
 
     def generators(self) -> list[torch.Generator]:
-        """Those that operators draw from, beside torch's own."""
+        """The generators that operators draw from, except torch's own."""
         return [g for g in self._constants.values() if is_instance(g, torch.Generator)]
 
     def add_grad_fn(self, tensor: fx.Node) -> fx.Node:
-        """The node of the autograd graph that a tensor has at this point."""
+        """The autograd node of a tensor at this point."""
         node = self.graph.call_function(getattr, (tensor, "grad_fn"))
         node.meta[AS_IS] = "is looked at by the program"
         return node
 
     def add_snapshot(self, node: fx.Node) -> fx.Node:
-        """What a tensor of the graph holds at this point, whatever becomes of it later."""
+        """A copy of a tensor at this point, independent of later writes."""
         self.operator_count += 1
         return self.graph.call_method("clone", (self.graph.call_method("detach", (node,)),))
 
     def erase_unused(self, numbers: Collection[fx.Node], outputs: Collection[fx.Node]) -> None:
-        """Leave those of the ``numbers`` out that nothing in the graph needs, nor its caller."""
+        """Erase those of the ``numbers`` that neither the graph nor its outputs use."""
         for node in reversed(self.graph.nodes):
             if node in numbers and not node.users and node not in outputs:
                 self.graph.erase_node(node)

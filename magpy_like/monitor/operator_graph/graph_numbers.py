@@ -1,7 +1,7 @@
-"""Numbers of the operator graph: read from tensors, sizes, and what is computed of both.
+"""Numbers of the operator graph: elements of tensors, sizes, and arithmetic on both.
 
-A number is a node where it is only known when the graph runs, or where it varies; what no symbolic
-number can follow decides sizes that nobody knows beforehand.
+A number is a node if it is only known when the graph runs, or if it varies. Sizes that follow from
+a number without a symbolic twin are unknown before the graph runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REAL_NUMBERS = frozenset(
     {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
      torch.float32, torch.float64}
 )  # fmt: skip
-"""The element types that ``item()`` gives as an ``int`` or a ``float``."""
+"""The dtypes for which ``item()`` returns an ``int`` or a ``float``."""
 
 
 class GraphNumbers(GraphNodes):
@@ -51,12 +51,12 @@ class GraphNumbers(GraphNodes):
     def __init__(self) -> None:
         super().__init__()
         self.expression: Callable[[Any], Any] = lambda value: None
-        """Gives the expression of a lifted number, None for any other value."""
+        """Returns the expression of a lifted number, None for any other value."""
         self.value_of: Callable[[Any], Any] = lambda expression: None
-        """Gives what an expression was in this run."""
+        """Returns the value of an expression in this run."""
         self._numbers: dict[int, tuple[Any, fx.Node]] = {}
         self._values: dict[fx.Node, tuple[Any, int]] = {}
-        """Of integers in tensors: symbolic numbers, and the tensor's version at which they hold."""
+        """Symbolic numbers of integers in tensors, and the tensor's version for which they hold."""
         self._scalars: set[fx.Node] = set()
         self.reads_data = False
         """Whether sizes or numbers in the graph depend on the data of tensors."""
@@ -68,7 +68,7 @@ class GraphNumbers(GraphNodes):
         value: Any,
         resolve: Callable[[torch.Tensor], fx.Node],
     ) -> fx.Node:
-        """A number that is read from a tensor, such as ``t.item()``."""
+        """A number read from a tensor, such as ``t.item()``."""
         self.operator_count += 1
         self.reads_data = True
         tensor = resolve(args[0])
@@ -84,7 +84,7 @@ class GraphNumbers(GraphNodes):
         return self._arithmetic(type(value), (node,), value)
 
     def add_elements(self, node: fx.Node, count: int) -> Iterator[fx.Node]:
-        """Tensors of one element each: what a tensor of the graph holds."""
+        """One-element tensors: the elements of a tensor of the graph."""
         flat = self.graph.call_method("reshape", (node, (-1,)))
         for i in range(count):
             yield self.graph.call_method("select", (flat, 0, i))
@@ -107,7 +107,7 @@ class GraphNumbers(GraphNodes):
         return self._know_number(node, value)
 
     def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
-        """A node that is a number: where its twin is not known, sizes made of it are not either."""
+        """Mark a node as a number; without a twin, sizes that follow from it are unknown."""
         node.meta[NUMBER] = True
         known = self.twin is not None and self.twin.run_node(node, self._constants, value)
         if not known or self._takes_number(node):
@@ -115,7 +115,7 @@ class GraphNumbers(GraphNodes):
         return node
 
     def add_size(self, source: fx.Node, dim: int) -> fx.Node:
-        """A number: one size of a tensor that an operator has made."""
+        """A number: one size of an operator's result."""
         with self.graph.inserting_after(source):
             node = self.graph.call_method("size", (source, dim))
         node.meta[NUMBER] = True
@@ -126,12 +126,12 @@ class GraphNumbers(GraphNodes):
         return node
 
     def _number(self, value: Any) -> fx.Node | None:
-        """The graph's node for a lifted number, or None for a constant."""
+        """The node of a lifted number, or None for a constant."""
         expression = self.expression(value)
         return None if expression is None else self._node_for(expression, value)
 
     def _array_number(self, value: np.generic) -> fx.Node | None:
-        """The graph's node for a lifted number of NumPy's, or None for a constant.
+        """The node of a lifted NumPy scalar, or None for a constant.
 
         Raises:
             UnguardableRead: it is only known when the graph has run.
@@ -154,7 +154,7 @@ class GraphNumbers(GraphNodes):
         return node
 
     def _node_for(self, expression: Any, value: Any) -> Any:
-        """The node of an expression, or the constant itself; ``value`` is what it was, if known."""
+        """The node of an expression, or the constant itself; ``value`` is its value, if known."""
         if is_instance(expression, GraphNumber):
             return expression.node
         found = self._numbers.get(id(expression))
@@ -172,7 +172,7 @@ class GraphNumbers(GraphNodes):
             node = self._placeholder(expression)
             node.meta[NUMBER] = True
             known = self.twin.numbers.get(expression) if self.twin is not None else None
-            if known is None:  # sizes that it decides are not followed
+            if known is None:  # sizes that follow from it are unknown
                 self._scalars.add(node)
                 known = self.example_values.get(expression, self.value_of(expression))
             node.meta[TWIN] = known
@@ -182,13 +182,13 @@ class GraphNumbers(GraphNodes):
         return node
 
     def _is_for_python(self, expression: Computed) -> bool:
-        """Whether a number comes into the graph from the mock, which can compute it."""
+        """True if the mock computes a number and passes it to the graph."""
         in_python = expression.operation not in _ON_NUMBERS or depends_on_tensor(expression)
         of_text = any(type(self.value_of(part)) is str for part in expression.operands)
         return (in_python or of_text) and is_computable_before_graph(expression)
 
     def forget_numbers(self, nodes: Collection[fx.Node]) -> None:
-        """These nodes, some of which compute lifted numbers, are none of this graph's any more."""
+        """Forget the lifted numbers of these nodes, which are removed from the graph."""
         self._numbers = {k: known for k, known in self._numbers.items() if known[1] not in nodes}
 
     def _takes_number(self, node: fx.Node) -> bool:
@@ -199,7 +199,7 @@ class GraphNumbers(GraphNodes):
         return resolve(value) if is_instance(value, torch.Tensor) else self._number(value) or value
 
     def symbolic_value(self, value: Any) -> Any:
-        """The symbolic number in a tensor or of a lifted number, else a plain number, or None."""
+        """The symbolic number of a tensor's element or a lifted number; a plain number; or None."""
         if is_instance(value, torch.Tensor):
             node = self.node_of(value)
             known = self._values.get(node) if node is not None else None
@@ -212,7 +212,7 @@ class GraphNumbers(GraphNodes):
     def _note_value(
         self, node: fx.Node, operation: Callable[..., Any], args: Sequence[Any], result: Any
     ) -> None:
-        """Remember what an integer in a tensor is made of, for it may become a bound or size."""
+        """Note the symbolic number of an integer in a tensor: it may become a bound or size."""
         if self.twin is None or operation not in _KEEP_VALUE:
             return
         if not is_instance(result, torch.Tensor) or result.dim() or result.dtype is not torch.int64:
@@ -226,7 +226,7 @@ class GraphNumbers(GraphNodes):
                 self._values[node] = (value, tensor_version(result))
 
     def _bound(self, part: Any) -> Any:
-        """A bound, as of a slice: a number, if it comes in a tensor and is known at entry."""
+        """A bound, as of a slice: a number, if it is a tensor whose value is known at entry."""
         if not is_instance(part, torch.Tensor) or self.twin is None:
             return part
         value = self.symbolic_value(part)
@@ -255,14 +255,14 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
     float: torch.sym_float,
     math.sqrt: torch.sym_sqrt,
 }
-"""Functions of numbers that would ask a symbolic one for its value, and those that do not."""
+"""Functions that would query a symbolic number's value, and their symbolic forms."""
 
 
 _ON_NUMBERS: set[Any] = {
     *(set(filter(callable, vars(operator).values())) - {operator.getitem}),
     *(*_ON_SYMBOLS, *_ON_SYMBOLS.values(), sum_of, abs, round, pow, math.floor, math.ceil),
 }
-"""Functions of numbers that a graph computes: symbolic ones have a counterpart of them."""
+"""Functions of numbers that a graph computes: they have symbolic forms."""
 
 
 _KEEP_VALUE: dict[Any, Callable[..., Any]] = {

@@ -1,6 +1,6 @@
-"""Branches and loops on the operator graph: operators that run graphs, and the parts for them.
+"""Branches and loops on the operator graph: operators that run graphs, and these graphs.
 
-A part of the graph becomes a graph of its own with placeholders for all that it takes from outside.
+A part of the graph becomes a graph of its own with placeholders for its inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from magpy_like.native.instance_checks import is_instance
 
 
 class GraphControl(GraphNumbers):
-    """What branches and loops make of the graph."""
+    """The nodes of branches and loops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class GraphControl(GraphNumbers):
         return fx.GraphModule(root, graph, class_name="Subgraph")
 
     def condition_graph(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:
-        """The graph of a loop's condition: whether the first of its inputs is ``stays``."""
+        """The graph of a loop's condition: true if the first of its inputs is ``stays``."""
         graph = fx.Graph()
         first, *_ = [graph.placeholder(f"operand_{i}") for i in range(len(inputs))]
         graph.output(first if stays else graph.call_function(torch.logical_not, (first,)))
@@ -53,35 +53,37 @@ class GraphControl(GraphNumbers):
         return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
 
     def add_condition(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
-        """The truth of what numbers are asked, of which some are the graph's: Python's as well."""
+        """A condition on numbers, some of them the graph's, as a Python number."""
         parts = tuple(self.value_node(operand, _no_tensor) for operand in operands)
         node = self.graph.call_function(operation, parts)
         node.meta[NUMBER] = True
         return node
 
     def add_row(self, tensor: fx.Node, index: fx.Node) -> fx.Node:
-        """A row of a tensor: its sizes are the same whatever the index is."""
+        """A row of a tensor, whose sizes do not depend on the index."""
         node = self.graph.call_function(torch.select, (tensor, 0, index))
         if self.twin is not None and TWIN in tensor.meta:
             self.twin.run_node(node, self._constants, None)
         return node
 
     def add_reversed(self, elements: fx.Node) -> fx.Node:
-        """A list of the graph, the last element first."""
+        """A list of the graph, reversed."""
         node = self.graph.call_function(reversed_elements, (elements,))
         node.meta[LIST] = True
         return node
 
     def add_row_writes(self, tensor: fx.Node, dim: int, rows: slice, found: fx.Node) -> None:
-        """Write the tensors of a loop's list to the ``rows`` of another one in a dimension."""
+        """Write the tensors of a loop's list to the ``rows`` of a tensor along a dimension."""
         stacked = self.graph.call_function(torch.stack, (found, dim))
         key = (*[slice(None)] * dim, rows)
         self.graph.call_function(operator.setitem, (tensor, key, stacked))
         self.operator_count += 2
 
     def add_symbol(self, number: bool, twin: Any = None) -> fx.Node:
-        """Stands for what a loop carries, until its graphs are made. ``twin`` is that of any value
-        that it carries; no size may follow from a number."""
+        """A symbol of a loop-carried value, until the loop's graphs are made.
+
+        ``twin`` is that of the value in every iteration; no size may follow from a number.
+        """
         node = self.graph.call_function(loop_symbol)
         if twin is not None:
             node.meta[TWIN] = twin
@@ -98,7 +100,7 @@ class GraphControl(GraphNumbers):
         after: Sequence[Any],
         numbers: Sequence[bool],
     ) -> list[fx.Node]:
-        """The results of an operator that runs graphs; ``numbers`` says which of them are such."""
+        """The results of an operator that runs graphs; ``numbers``: which of them are numbers."""
         parts = [self._constant(graph) for graph in graphs]
         node = self.graph.call_function(operation, (*before, *parts, *after))
         self.operator_count += 1

@@ -1,9 +1,8 @@
-"""What a program does with the autograd graph of its own operators: hooks for the backward pass.
+"""Autograd nodes of the program's operators: reads of the autograd graph, and gradient hooks.
 
-Whatever compiles a graph gives it one node for the backward pass, and there are none in between. So
-an operator whose node the program gets at, or whose result it wants the gradient of, runs as it is.
-The mock registers the hooks again when all that they refer to has been made: they are called in a
-backward pass, which is none of the record.
+A compiled graph has one autograd node, and none for its operators. So an operator whose node the
+program reads, or whose result's gradient it hooks, runs as it is. The mock registers the hooks
+again when all objects they refer to exist: a backward pass calls them, outside of the record.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _REASON = "makes a tensor whose place in the autograd graph the program looks at"
 
 GRADIENT_HOOKS = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
-"""What a tensor is asked to do with its gradient in a backward pass."""
+"""Methods that register an action on a tensor's gradient in the backward pass."""
 _OF_NODES = {"register_hook", "register_prehook"}
 
 
@@ -42,7 +41,7 @@ def read_node(context: Context, tensor: torch.Tensor) -> Token:
     """The program is about to read ``tensor.grad_fn``, which is not None.
 
     Raises:
-        Split: no operator on the graph has made the tensor.
+        Split: the tensor is not the result of an operator on the graph.
     """
     rec = context.recording
     _note_behind(rec, tensor)
@@ -57,23 +56,23 @@ def read_node(context: Context, tensor: torch.Tensor) -> Token:
 
 
 def _note_behind(rec: Recording, tensor: torch.Tensor) -> None:
-    """The segment before this one may have made the tensor."""
+    """Note a read of an external tensor's node: the previous segment may have created it."""
     rec.autograd.reads_external |= (
         rec.variables.node(tensor) is not None and tensor.grad_fn is not None
     )
 
 
 _CREATE_GRAPH = {torch.Tensor.backward: 3, torch.autograd.backward: 3, torch.autograd.grad: 4}
-"""Where functions are told that gradients are to have gradients."""
+"""Positions of the argument ``create_graph``."""
 
 
 def split_at_double_backward(
     rec: Recording, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Gradients of gradients are taken through eager mode's graph: that of a backend has none.
+    """Gradients of gradients need eager mode's autograd graph: a backend's node has none.
 
     Raises:
-        Split: a backward pass runs whose result has gradients.
+        Split: a backward pass runs with ``create_graph``.
     """
     position = _CREATE_GRAPH.get(operation)
     if position is None:
@@ -97,23 +96,23 @@ def _finish_node(context: Context, tensor: torch.Tensor, node: Any) -> None:
 
 
 def is_node(rec: Recording, value: Any) -> bool:
-    """Whether a value is a node of the autograd graph to which operators on the graph have led."""
+    """True if a value is an autograd node, and the program has reached nodes of its operators."""
     return bool(rec.autograd.nodes) and issubclass(type(value), torch.autograd.graph.Node)
 
 
 def read_attribute(context: Context, node: Any, name: str) -> None:
-    """The program reads an attribute of a node.
+    """The program reads an attribute of an autograd node.
 
     Raises:
-        Split: it is not known to depend on no more than the operators, or the node is not that of
-            a tensor that the program has asked for it.
+        Split: the attribute may depend on more than the operators, or the node was not read from a
+            tensor.
     """
     rec = context.recording
     if id(node) not in rec.autograd.nodes or name not in (*_OF_NODES, "name", "next_functions"):
         raise split_at_autograd_graph(rec)
     if name != "next_functions":
         return
-    # Where a tensor from outside is none of a leaf, this gives a node from outside.
+    # For an external tensor that is no leaf, this returns an external node.
     inputs = {made: rec.refs.get_node_by_id(i).variable for made, i in _tensors(rec)}
     _, made = rec.autograd.nodes[id(node)]
     for maker in _makers(made.all_input_nodes[0]):
@@ -135,7 +134,7 @@ def call_node_method(
     """A native method of a node, which comes first in ``args``, is about to run.
 
     Raises:
-        Split: it does more than to register a hook.
+        Split: it does more than register a hook.
     """
     node, name = args[0], operation.__name__
     if id(node) in context.recording.autograd.nodes and not kwargs:
@@ -147,13 +146,13 @@ def call_node_method(
 
 
 def split_at_autograd_graph(rec: Recording) -> Split:
-    """The program does something with the graph that only eager mode's own one is fit for."""
+    """The split for a use of the autograd graph that only eager mode supports."""
     rec.graph.runs_as_is = f"an operator {_REASON}"
     return Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
 
 
 def _finish_name(context: Context, _: None, result: Any) -> None:
-    """A text, which needs no further notice."""
+    """A text: nothing to record."""
 
 
 def register_hook(
@@ -162,7 +161,7 @@ def register_hook(
     """One of :data:`GRADIENT_HOOKS` is about to run.
 
     Raises:
-        Split: nothing is known of the tensor, or it is called in an unusual way.
+        Split: the tensor is of unknown origin, or the call has an unusual form.
     """
     rec, tensor = context.recording, args[0]
     if kwargs or context.isolation.branch_run is not None or not is_instance(tensor, torch.Tensor):
@@ -182,16 +181,16 @@ def _register(context: Context, owner: Any, name: str, args: tuple[Any, ...]) ->
 
 
 def _finish_registration(context: Context, hook: Hook, handle: Any) -> None:
-    """``handle`` removes the hook again; there is none for a gradient that is kept."""
+    """The hook is registered; ``handle`` removes it, and is None for ``retain_grad``."""
     context.account()
     context.recording.effects.hooks.append(hook._replace(handle=handle))
 
 
 def remove_hook(context: Context, handle: Any) -> Token | None:
-    """``handle.remove()`` is about to run; None for one of which all is known.
+    """``handle.remove()`` is about to run; None if it needs no record.
 
     Raises:
-        Split: it is from before, and nothing leads to its hooks but weak references.
+        Split: the handle is external: only weak references lead to its hooks.
     """
     rec = context.recording
     if is_handle(rec, handle):
@@ -208,17 +207,17 @@ def remove_hook(context: Context, handle: Any) -> Token | None:
 
 
 def is_handle(rec: Recording, value: Any) -> bool:
-    """Whether a value removes a hook that the record has."""
+    """True if a value is the handle of a hook in the record."""
     return any(hook.handle is value for hook in rec.effects.hooks) and is_instance(
         value, RemovableHandle
     )
 
 
 def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
-    """The program reads an attribute of what may be a handle.
+    """The program reads an attribute of a value that may be a handle.
 
     Raises:
-        Split: it looks into one that the mock has to make.
+        Split: it inspects a handle that the mock has to create.
     """
     if name not in ("remove", "__enter__", "__exit__") and is_handle(rec, handle):
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
@@ -228,7 +227,7 @@ def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
 
 
 def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
-    """Let no backend have the operators that a tensor's place in the autograd graph is due to."""
+    """Withhold from backends the operators that define a tensor's autograd node."""
     node = rec.operators.node_of(tensor)
     if node is None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
@@ -243,21 +242,21 @@ def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
 
 
 def _makers(node: fx.Node) -> list[fx.Node]:
-    """The operator that has made a tensor, and those that have written to it since, in order."""
+    """The operator that created a tensor, and those that wrote to it since, in order."""
     writers = [u for u in node.users if u.args and u.args[0] is node and may_write(u)]
     return [node, *writers]
 
 
 def _is_used_between(node: fx.Node, makers: list[fx.Node]) -> bool:
-    """Whether an operator takes a tensor before the last one has written to it: what a compiled
-    part keeps for its backward pass may not change."""
+    """True if an operator uses a tensor before the last write to it: a compiled part's saved values
+    must not change."""
     order = {other: i for i, other in enumerate(node.graph.nodes)}
     others = (user for user in node.users if user not in makers)
     return any(order[user] < order[makers[-1]] for user in others)
 
 
 def _with_source(node: fx.Node) -> list[fx.Node]:
-    """An operator, and what makes several tensors if it takes one of these."""
+    """An operator, and the operator with several results of which it selects one."""
     found = [node]
     while found[-1].target is operator.getitem and found[-1].all_input_nodes:
         found.append(found[-1].all_input_nodes[0])

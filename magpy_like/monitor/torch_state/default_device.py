@@ -1,7 +1,7 @@
-"""The default device: a mode on torch's stack that gives constructors of tensors their device.
+"""The default device: a torch function mode that passes a device to tensor constructors.
 
-A record is made under one default device, on which its guard insists. The operator graph names the
-device of every tensor that it makes, so that backends and graphs run without the mode.
+A record is made under one default device, which its guard checks. The operator graph names the
+device of every tensor that it creates, so backends and graphs run without the mode.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from magpy_like.torch_compat.dispatch import (
 )
 
 CONSTRUCTORS = frozenset(device_constructors())
-"""Functions that make tensors on the default device unless they are told another."""
+"""Functions that create tensors on the default device unless they receive another."""
 SWITCHES = frozenset({torch.device.__enter__, torch.device.__exit__})
-"""What ``with torch.device(...)`` calls."""
+"""The methods that ``with torch.device(...)`` calls."""
 ASKS_FOR_OVERRIDES = frozenset(
     {
         has_torch_function,
@@ -36,13 +36,13 @@ ASKS_FOR_OVERRIDES = frozenset(
         has_torch_function_variadic,
     }
 )
-"""With these torch's Python functions ask whether anybody wants to see them: any mode does."""
+"""By these torch's Python functions query if anything overrides them: any mode does."""
 MODE_CODE = DeviceContext.__torch_function__.__code__
-"""Runs between the program and the operators while there is a default device."""
+"""The code that runs between the program and its operators under a default device."""
 
 
 def default_device() -> torch.device | None:
-    """The default device that was set for this thread, or None."""
+    """The default device of this thread, or None."""
     count = function_mode_count()
     device: torch.device | None = None
     if count:
@@ -57,18 +57,18 @@ def modes() -> list[Any]:
 
 
 def default_devices() -> list[torch.device]:
-    """The default device, and after it those that are left when it is."""
+    """The default devices, innermost first."""
     return [mode.device for mode in reversed(modes())]
 
 
 def are_all_modes() -> bool:
-    """Whether the torch function modes of this thread are default devices, each of them."""
+    """True if all torch function modes of this thread are default devices."""
     return all(type(mode) is DeviceContext for mode in modes())
 
 
 @contextlib.contextmanager
 def held(stack: list[Any]) -> Iterator[None]:
-    """These modes for a while, instead of those that there are."""
+    """A context with these modes in place of the current ones."""
     before = modes()
     _replace(before, stack)
     try:
@@ -85,7 +85,10 @@ def _replace(before: list[Any], after: list[Any]) -> None:
 
 
 def mode_changes(before: list[Any], after: list[Any]) -> tuple[int, list[torch.device]]:
-    """How many ``with torch.device(...)`` are left on the way from ``before``, and then entered."""
+    """The changes from the modes ``before`` to ``after``.
+
+    That is the number of ``with torch.device(...)`` to exit, and the devices to enter then.
+    """
     same = 0
     while same < min(len(before), len(after)) and before[same] is after[same]:
         same += 1
@@ -93,7 +96,7 @@ def mode_changes(before: list[Any], after: list[Any]) -> tuple[int, list[torch.d
 
 
 def switch(exits: int, entered: list[torch.device]) -> None:
-    """Leave and enter as many."""
+    """Exit and enter default devices, as ``mode_changes`` states."""
     for _ in range(exits):
         pop_function_mode()
     for device in entered:
@@ -112,7 +115,7 @@ def without_default_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_device(operation: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a call, with the device that it gets by default."""
+    """The keyword arguments of a call, with the default device made explicit."""
     if operation not in CONSTRUCTORS or kwargs.get("device") is not None:
         return kwargs
     device = default_device()

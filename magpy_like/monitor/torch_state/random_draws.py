@@ -1,9 +1,9 @@
-"""Random numbers of Python and NumPy: the mock draws again, by the same calls in the same order.
+"""Random draws of Python and NumPy: the mock repeats them, by the same calls in the same order.
 
-A call that draws, seeds a generator or makes one is repeated before the operator graph runs; so is
-what NumPy and torch make of the arrays that were drawn. A number among the results is lifted, a
-tensor is an input of the graph. A drawn array is like one from outside of which nothing may be
-relied on: whoever looks at it splits the program.
+A call that draws, seeds a generator or creates one is repeated before the operator graph runs; so
+are NumPy's and torch's functions of drawn arrays. A number among the results is lifted, a tensor is
+an input of the graph. A drawn array is like an external one that no guard can check: an inspection
+splits the program.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ REWINDABLE: dict[type, tuple[str, str]] = {
     torch.Generator: ("{0}.get_state()", "{0}.set_state({1})"),
     np.random.Generator: ("{0}.bit_generator.state", "{0}.bit_generator.state = {1}"),
 }
-"""Random generators, with the text that tells the state of one, and the text that sets it."""
+"""Random generators, with the source text that reads the state, and the text that sets it."""
 
 _MAKERS: dict[Any, type] = {
     random.Random: random.Random,
     np.random.RandomState: np.random.RandomState,
     np.random.default_rng: np.random.Generator,
 }
-"""What makes a generator, and of which type."""
+"""Functions that create a generator, and its type."""
 
 _SEEDS: dict[Any, Any] = {
     np.random.seed: np.random.mtrand._rand,
     torch.manual_seed: torch.default_generator,
 }
-"""Functions that seed a generator which is none of their arguments."""
+"""Functions that seed a generator other than their arguments."""
 
 
 @dataclass(frozen=True, eq=False)
 class RepeatedCall:
-    """A call that the mock repeats before the operator graph; ``generator`` is what it changes of
-    what was there before."""
+    """A call that the mock repeats before the operator graph.
+
+    ``generator`` is the external generator that it changes, if any.
+    """
 
     operation: Callable[..., Any]
     args: tuple[Any, ...]
@@ -72,7 +74,7 @@ class RepeatedCall:
 
 
 def shuffled(shuffle: Callable[..., None], generator: Any, items: list[Any]) -> list[Any]:
-    """The same elements in the order that ``generator`` gives them."""
+    """The elements in random order, drawn from ``generator``."""
     items = list(items)
     shuffle(generator, items)
     return items
@@ -84,7 +86,7 @@ def repeat_draw(
     """A call draws random numbers, or seeds or makes a generator.
 
     Raises:
-        Split: it draws from something else than plain values, or changes what is no list.
+        Split: it draws from anything but plain values, or changes anything but a list.
     """
     rec, of_a_generator = context.recording, operation not in _MAKERS and operation not in _SEEDS
     if operation is torch.manual_seed and rec.state.drawn_from():
@@ -139,10 +141,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _snapshot(rec: Recording, value: Any, depth: int = 2) -> Any:
-    """An argument as it is now, whatever becomes of it.
+    """A copy of an argument's current contents.
 
     Raises:
-        Split: it is more than plain values.
+        Split: it contains more than plain values.
     """
     if is_plain(value) or _is_type(value) or rec.lifted.expression(value) is not None:
         return value
@@ -161,7 +163,7 @@ def _snapshot(rec: Recording, value: Any, depth: int = 2) -> Any:
 
 
 def _is_type(value: Any) -> bool:
-    """Whether a value names the type of an array's elements."""
+    """True if a value is the type of NumPy scalars."""
     return is_instance(value, type) and issubclass(value, np.generic)
 
 
@@ -177,8 +179,8 @@ def _finish(context: Context, drawing: RepeatedCall, result: Any) -> Any:
 
 
 def _finish_draw(context: Context, drawing: RepeatedCall, result: Any) -> Any:
-    """Arguments that vary may seed a generator, or bound a number; nothing else is known of what
-    the mock would draw by others."""
+    """Lifted arguments may seed a generator or bound a number; for any other result they are
+    specialized, as the mock's draw by other arguments may differ in kind."""
     given = drawing.args, tuple(drawing.kwargs.values())
     if context.lifted.identities.holds_lifted(given):
         if is_liftable(result):
@@ -189,7 +191,7 @@ def _finish_draw(context: Context, drawing: RepeatedCall, result: Any) -> Any:
 
 
 def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
-    """``operation``, but that it raises TypeError where it draws something of another type."""
+    """``operation``, which raises TypeError if the result has another type."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         result = operation(*args, **kwargs)
@@ -207,7 +209,7 @@ def _finish_shuffle(context: Context, drawn: tuple[RepeatedCall, list[Any]], _: 
 
 
 def _adopt(context: Context, drawing: RepeatedCall, result: Any) -> Any:
-    """Learn what the result of a repeated call is known by; gives what to put in its place.
+    """Register the result of a repeated call; returns its replacement, or None.
 
     Raises:
         UnguardableRead: the mock could not restore such a result.
@@ -237,7 +239,7 @@ def _holds_objects(value: Any) -> bool:
 
 
 def _lifted_items(context: Context, drawn: DrawnValue, items: list[Any]) -> list[Any]:
-    """Numbers of a drawn list, each known by its place in the list that the mock will draw."""
+    """The numbers of a drawn list, lifted: each is known by its index in the mock's list."""
     return [context.lifted.lift(item, DrawnValue(drawn.index, i)) for i, item in enumerate(items)]
 
 
@@ -272,7 +274,7 @@ _SHARING: set[Any] = {
     *(np.ndarray.reshape, np.ndarray.transpose, np.ndarray.swapaxes, np.reshape, np.array),
     *(np.asarray, np.ascontiguousarray, np.expand_dims, torch.from_numpy, torch.as_tensor),
 }
-"""Those of them whose results may share memory with their arguments."""
+"""Functions among them whose results may share memory with their arguments."""
 _INDICES = (np.dtype(np.int64), np.dtype(np.int32))
 _IN_PLACE: set[Any] = {np.ndarray.sort}
 _FOLDS = {sum, min, max, math.prod}
@@ -282,9 +284,8 @@ _TENSOR_MAKERS = {torch.from_numpy, torch.tensor, torch.as_tensor}
 def repeat_array_call(
     context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
-    """What to do with the result of a call that makes something of drawn arrays and the like, by a
-    function whose result has a type and shape that follow from those of its arguments; None for any
-    other call."""
+    """The completion of a call on drawn arrays or lifted numbers that the mock repeats: a function
+    whose result's type and shape follow from those of its arguments. None for any other call."""
     lifted, rec = context.lifted, context.recording
     if not lifted or rec.running.depth or context.isolation.branch_run is not None:
         return None
@@ -316,9 +317,9 @@ def repeat_array_call(
 
 
 def _is_known(context: Context, value: Any) -> bool:
-    """Whether the mock can have a value, or an array like it, before the operator graph runs."""
+    """True if the mock can compute a value, or an equal array, before the operator graph runs."""
     if is_instance(value, np.ndarray) and context.lifted.expression(value) is None:
-        node = context.recording.variables.node(value)  # the guard compares what it holds
+        node = context.recording.variables.node(value)  # the guard compares its contents
         return (
             node is not None
             and not value.dtype.hasobject
@@ -328,13 +329,13 @@ def _is_known(context: Context, value: Any) -> bool:
 
 
 def is_element_index(array: Any, key: Any) -> bool:
-    """Whether an index leads to one number of an array."""
+    """True if an index selects one number of an array."""
     keys = key if type(key) is tuple else (key,)
     return len(keys) == array.ndim and all(type(part) is int for part in keys)
 
 
 def yields_drawn_numbers(context: Context, array: Any) -> bool:
-    """Whether a loop over an array takes numbers from it that the mock can draw."""
+    """True if a loop over an array reads numbers that the mock can draw."""
     if type(array) is not np.ndarray or array.ndim != 1 or array.dtype.hasobject:
         return False
     return (
@@ -345,18 +346,18 @@ def yields_drawn_numbers(context: Context, array: Any) -> bool:
 
 
 def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a result shares no memory with arrays from outside."""
+    """True if a result shares no memory with external arrays."""
     if operation in _SHARING or not kwargs.keys() <= {"axis", "keepdims"}:
         return False
     return operation is not np.ndarray.astype or len(args) == 2
 
 
 def tensor_index(context: Context, key: Any) -> Any:
-    """An index of a tensor, with tensors for the drawn arrays and the lists of varying numbers in
-    it: so torch takes them, too."""
+    """An index of a tensor, with tensors in place of drawn arrays and of lists of lifted numbers:
+    torch treats both alike."""
     if type(key) is tuple:
         parts = tuple(tensor_index(context, part) for part in key) if context.lifted else key
-        # A copy of a tuple from outside would be one that is relied on without a guard.
+        # A copy of an external tuple would be used without a guard.
         return key if all(map(operator.is_, parts, key)) else parts
     if context.recording.running.depth or context.isolation.branch_run is not None:
         return key
@@ -373,7 +374,7 @@ def _is_drawn_index(context: Context, key: Any) -> bool:
 
 
 def _is_varying_index(context: Context, key: Any) -> bool:
-    """Whether a key is a list of integers, some of which vary and all of which the mock knows."""
+    """True if a key is a list of integers, some lifted and all computable by the mock."""
     if type(key) is not list or not context.lifted.any_lifted(tuple(key)):
         return False
     integers = all(type(part) is int for part in key)
@@ -381,5 +382,5 @@ def _is_varying_index(context: Context, key: Any) -> bool:
 
 
 def _finish_in_place(context: Context, drawing: RepeatedCall, _: Any) -> None:
-    """The array is known by the call that drew it: what the mock has of that is changed, too."""
+    """The array is known by the call that drew it: the mock changes its own array, too."""
     context.lifted.repeat(drawing)

@@ -1,5 +1,4 @@
-"""Attributes of tensors: torch's own are operators' work or metadata, Python keeps others in the
-tensor's dictionary."""
+"""Attributes of tensors: torch's own are operators or metadata, others are instance attributes."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def _read_grad(context: Context, tensor: torch.Tensor) -> None:
 
 
 def write(context: Context, tensor: torch.Tensor, name: str, value: Any) -> Any:
-    """Python keeps an attribute in the tensor's dictionary; torch's own are operators' work."""
+    """Record the assignment of an attribute: an operator for torch's own, else a mutation."""
     descriptor = lookup_in_type(type(tensor), name)
     if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
         if is_instance(descriptor, property):
@@ -91,7 +90,7 @@ def _require_grad(context: Context, tensor: torch.Tensor, value: bool) -> Any:
 
 
 def _finish_grad(context: Context, payload: tuple[ShadowNode, Any], result: Any) -> None:
-    """Torch has accepted a gradient."""
+    """Torch has accepted the gradient."""
     node, value = payload
     context.account()
     context.recording.mutations.store(node, Relation(RelationKind.SLOT, "grad"), value)

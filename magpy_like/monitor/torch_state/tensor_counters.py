@@ -1,8 +1,8 @@
 """Counters that a program keeps in tensors, as optimizers keep their steps.
 
-A tensor outside with a single value is counted up, and then its value is read as a number. That
-number is known before the operator graph runs: it is what the tensor holds at entry, and what was
-added. So a guard can ask about it, and Python computes with it as it does in eager mode.
+An external tensor with one element is incremented, and then its value is read as a number. That
+number is known before the operator graph runs: the element at entry, plus the increments. So a
+guard can check it, and Python computes with it as in eager mode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ADDS = (operator.iadd, torch.Tensor.add_, torch.Tensor.__iadd__, foreach_add_)
 
 
 def _add_singly(value: float, amount: float) -> float:
-    """The sum of two numbers as ``float32`` has them; ``value`` is one of these."""
+    """The sum of two numbers in ``float32``; ``value`` is exact in that type."""
     return ctypes.c_float(value + ctypes.c_float(amount).value).value
 
 
@@ -38,16 +38,16 @@ _SUMS: dict[torch.dtype, Callable[[float, float], float]] = {
 
 
 class TensorCounters:
-    """What single values outside have become, as long as nothing but constants was added."""
+    """The values of external one-element tensors to which only constants were added."""
 
     def __init__(
         self, variables: Variables, constants: ConstantTensors, operators: OperatorGraph
     ) -> None:
         self._variables, self._constants, self._operators = variables, constants, operators
         self._writes: dict[int, int] = {}
-        """How often operators have written to memory that tensors share."""
+        """How often operators have written to each storage."""
         self._sums: dict[int, tuple[int, int, Computed]] = {}
-        """By node: torch's count of changes, how often its memory was written to, and the sum."""
+        """By ShadowNode id: torch's version counter, the number of writes, and the sum."""
 
     def note_write(self, memory: int) -> None:
         self._writes[memory] = self._writes.get(memory, 0) + 1
@@ -89,7 +89,7 @@ class TensorCounters:
             self._sums[node.node_id] = version, writes, Computed(sum_of, (known[2], amount))
 
     def value(self, tensor: torch.Tensor, data_replaced: Container[int]) -> Computed | None:
-        """The value of a tensor that was counted up, and changed in no other way."""
+        """The value of a tensor that was incremented, and changed in no other way."""
         node = self._variables.node(tensor) if self._sums else None
         if node is None or node.node_id not in self._sums or node.node_id in data_replaced:
             return None

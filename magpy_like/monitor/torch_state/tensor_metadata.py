@@ -1,4 +1,4 @@
-"""Metadata of tensors that the guard checks only when the program has looked at it."""
+"""Metadata of tensors that the guard checks only if the program has read it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def getter(operation: Any) -> Callable[[torch.Tensor], Any]:
-    """A function that looks at what a property or method of tensors looks at."""
+    """A function that returns a property, or the result of a method, of a tensor."""
     if is_instance(operation, types.GetSetDescriptorType | property):
         return operator.attrgetter(operation.__name__)  # type: ignore[union-attr]
     function: Callable[[torch.Tensor], Any] = operation
@@ -27,10 +27,10 @@ def getter(operation: Any) -> Callable[[torch.Tensor], Any]:
 
 
 def guard_metadata(context: Context, get: Callable[[Any], Any], tensor: torch.Tensor) -> None:
-    """What ``get`` gives for a tensor from outside must be the same again.
+    """Guard ``get(tensor)`` for an external tensor.
 
     Raises:
-        Split: the program has changed it, or it is a matter of where another tensor lies.
+        Split: the program has changed it, or it depends on the memory of another tensor.
     """
     rec = context.recording
     node = rec.variables.node(tensor)

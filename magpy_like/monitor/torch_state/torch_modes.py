@@ -1,4 +1,4 @@
-"""Torch's modes that a region may leave switched: gradients and autocast."""
+"""Modes of torch that a region may change: gradient mode and autocast."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ SETTERS = {
     torch.autocast_decrement_nesting,
     torch.clear_autocast_cache,
 }
-"""What switches them; operators on a graph."""
+"""Functions that switch them: operators on the graph."""
 _DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class Modes:
-    """What they are at one moment."""
+    """The modes at one moment."""
 
     grad: bool
     autocast: tuple[tuple[bool, torch.dtype], ...]
-    """For each kind of device: whether it is on, and to what operands are cast."""
+    """For each device type: whether autocast is on, and the dtype of its operands."""
     caches: bool
     nesting: int
-    """How many ``autocast`` contexts are open: at the last one's end its cache is cleared."""
+    """The number of active ``autocast`` contexts: the exit of the last one clears the cache."""
 
     @staticmethod
     def now() -> Modes:
@@ -70,13 +70,13 @@ class Modes:
             function(*arguments)
 
     def switch_from(self, begin: Modes, earlier: Modes) -> None:
-        """Switch as a region did that began in the modes ``begin``, when it began in ``earlier``
-        ones, of which only the nesting may be another."""
+        """Switch from the modes ``earlier`` as a region did that was entered in ``begin``; only the
+        nesting may differ."""
         replace(self, nesting=self.nesting - begin.nesting + earlier.nesting).switch()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """These modes for a while."""
+        """A context with these modes."""
         before = Modes.now()
         self.switch()
         try:
