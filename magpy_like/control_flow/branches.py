@@ -265,7 +265,7 @@ class Branches:
             raise BranchNotMergeable("it contains a loop whose trip count is lifted")
         if is_isolated or not self._merges():
             return False
-        return self._heads.begins(context, step, bounds, tensors, element)
+        return self._heads.at_loop(context, step, bounds, tensors, element)
 
     def is_consumed_at_once(self, step: Step, functions: Collection[Any]) -> bool:
         """See ``Branching.is_consumed_at_once``."""
@@ -275,7 +275,7 @@ class Branches:
         """See ``Branching.at_comparison``."""
         if self._tools.paths.depth or not self._merges():
             return False
-        return self._heads.counts(context, step, compared)
+        return self._heads.at_comparison(context, step, compared)
 
     def at_loop_head(self, context: Context, step: Step) -> None:
         """See ``Branching.at_loop_head``."""

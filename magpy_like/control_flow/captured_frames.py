@@ -12,8 +12,8 @@ from magpy_like.splitting.frame_state import (
     FrameState,
     capture,
     is_restoring,
-    is_resumable,
     origins,
+    unresumable_reason,
 )
 
 
@@ -35,7 +35,7 @@ def check_resumable(state: FrameState) -> None:
     """Raises Split: no continuation can start from this state."""
     if state.handled_exception is not None:
         raise LoopNotMergeable("an exception is being handled")
-    if reason := is_resumable(state):
+    if reason := unresumable_reason(state):
         raise LoopNotMergeable(reason)
 
 

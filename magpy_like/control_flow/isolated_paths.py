@@ -34,7 +34,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.frame_state import FrameState, origins
-from magpy_like.splitting.resumption import resumption
+from magpy_like.splitting.resumption import build_resumption
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
 Receiver = Callable[[Context, FrameType], None]
@@ -124,7 +124,7 @@ class IsolatedPaths:
             self._visits.clear()
         rec = context.recording
         start, copies, originals = _with_copied_iterators(start, rec)
-        function = resumption(start)
+        function = build_resumption(start)
         shift = origins[id(function.__code__)].shift
         path = self._branch_run(context, function.__code__, shift, copies, options)
 

@@ -81,7 +81,7 @@ class LoopHeads:
         self._attempts: dict[tuple[int, int], int] = {}
         """By frame and offset of the body, how often a ``while`` loop was no operator."""
 
-    def begins(
+    def at_loop(
         self,
         context: Context,
         step: Step,
@@ -158,7 +158,7 @@ class LoopHeads:
         if not is_operator:
             loop.abandon(context)
 
-    def counts(self, context: Context, step: Step, compared: Comparison) -> bool:
+    def at_comparison(self, context: Context, step: Step, compared: Comparison) -> bool:
         """See ``Branching.at_comparison``."""
         operands = step.stack[-2:]
         if any(type(operand) is not int for operand in operands):

@@ -17,7 +17,7 @@ from magpy_like.splitting.frame_state import (
     is_restoring,
     line_of,
     origins,
-    pushes_two,
+    pushes_two_entries,
 )
 from magpy_like.splitting.pending_instructions import suspend
 from magpy_like.splitting.resumption import run_chain
@@ -101,7 +101,7 @@ def state_after(state: FrameState, frame: FrameType) -> FrameState:
         after = capture(frame, handled_exception=sys.exception())
     except ValueError as error:
         raise UnresumableState(str(error)) from None
-    if pushes_two(state.instruction) and after.stack[-2] is not NULL:
+    if pushes_two_entries(state.instruction) and after.stack[-2] is not NULL:
         raise UnresumableState(
             "a method is on the operand stack"
         )  # `execute_instruction` pushes it bound

@@ -20,7 +20,7 @@ from magpy_like.native import NULL, call_as_caller, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
 from magpy_like.splitting.frame_layout import FrameLayout, Layout, Slot, lay_out
-from magpy_like.splitting.frame_state import has_handler, line_of, pushes_two
+from magpy_like.splitting.frame_state import has_handler, line_of, pushes_two_entries
 from magpy_like.splitting.single_instruction import (
     CONDITIONAL_JUMPS,
     OPERAND_INSTRUCTIONS,
@@ -90,7 +90,7 @@ class DynamicInstruction:
             return self._test(values, operands)
         if name == "FOR_ITER":
             return self._next(values, operands)
-        alone = name in OPERAND_INSTRUCTIONS and not pushes_two(self._at)
+        alone = name in OPERAND_INSTRUCTIONS and not pushes_two_entries(self._at)
         if not alone or type(values[0]) is not FunctionType:
             return self._execute(values)
         return self._operate(values, operands)

@@ -206,7 +206,7 @@ def shift_offsets(state: FrameState, distance: int) -> tuple[Any, ...]:
     )
 
 
-def pushed(state: FrameState, value: Any) -> FrameState:
+def push_result(state: FrameState, value: Any) -> FrameState:
     """The state after the frame's instruction, if its result is ``value``.
 
     For instructions that pop operands and push one result: calls, operators, subscripts,
@@ -214,11 +214,11 @@ def pushed(state: FrameState, value: Any) -> FrameState:
     """
     at = state.instruction
     below = len(state.stack) + stack_effect(at) - 1
-    results = (NULL, value) if pushes_two(at) else (value,)
+    results = (NULL, value) if pushes_two_entries(at) else (value,)
     return replace(state, offset=at.end, stack=state.stack[: below + 1 - len(results)] + results)
 
 
-def pushes_two(instruction: Instruction) -> bool:
+def pushes_two_entries(instruction: Instruction) -> bool:
     """True for an instruction that loads an attribute in order to call it: it pushes a method and
     its object, or NULL and any other attribute."""
     name, arg = instruction.name, instruction.arg
@@ -227,7 +227,7 @@ def pushes_two(instruction: Instruction) -> bool:
     return name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and bool(arg & 1)
 
 
-def is_resumable(state: FrameState, generator: bool = False) -> str | None:
+def unresumable_reason(state: FrameState, generator: bool = False) -> str | None:
     """The reason for which no continuation can start from this state; None if one can.
 
     Args:

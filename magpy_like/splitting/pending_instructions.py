@@ -27,8 +27,8 @@ from magpy_like.splitting.frame_state import (
     FrameState,
     PendingInstruction,
     ResultUse,
-    is_resumable,
-    pushes_two,
+    pushes_two_entries,
+    unresumable_reason,
 )
 from magpy_like.splitting.pending_calls import pending_call, pending_call_function_ex
 from magpy_like.splitting.pending_operators import pending_binary, pending_comparison
@@ -48,7 +48,7 @@ def suspend(states: Sequence[FrameState]) -> list[FrameState] | str:
     handled_exception = states[0].handled_exception
     for state in states:
         state = replace(state, handled_exception=handled_exception)
-        if reason := is_resumable(state):
+        if reason := unresumable_reason(state):
             return reason
         if chain and state.pending is None:
             found = _with_pending(state, chain[-1])
@@ -114,7 +114,7 @@ def _attribute(state: FrameState, instruction: Instruction, callee: FrameState) 
     names = state.code.co_names
     name = names[instruction.arg >> 1 if _SHIFTED_NAMES else instruction.arg]
     pending = PendingInstruction(
-        ResultUse.PUSH_UNBOUND if pushes_two(instruction) else ResultUse.PUSH
+        ResultUse.PUSH_UNBOUND if pushes_two_entries(instruction) else ResultUse.PUSH
     )
     if calls_method(value, "__getattr__", callee):
         return below, pending

@@ -72,7 +72,7 @@ _known: dict[tuple[int, Shape], CodeType] = {}
 """By the id of the frame's code: code objects of different files may compare equal."""
 
 
-def resuming_code(code: CodeType, shape: Shape) -> CodeType:
+def build_code(code: CodeType, shape: Shape) -> CodeType:
     """The code that resumes a frame of ``code``; cached."""
     key = id(code), shape
     if key not in _known:
@@ -124,7 +124,7 @@ def _assemble(code: CodeType, shape: Shape) -> CodeType:
     shift = len(prefix.raw)
 
     rows = prefix.rows
-    if (covered := handler_of(code, at)) and shape.ending.name in ("raise", "wait", "yield"):
+    if (covered := handler_of(code, at)) and shape.ending.name in ("raise", "call", "yield"):
         rows += _rest(begin, shift, rows, covered, shift)
     rows = sorted(rows, key=lambda row: row.start) + [
         Handler(row.start + shift, row.end + shift, row.target + shift, row.depth, row.lasti)
@@ -192,7 +192,7 @@ def _restore(prefix: _Prefix, code: CodeType, shape: Shape) -> None:
         prefix.add("PUSH_NULL")
         prefix.add("SWAP", shape.size - position + 1)
         prefix.add("POP_TOP")
-    if shape.ending.name == "step":
+    if shape.ending.name == "execute":
         return
     for position, kind in enumerate(stack_kinds(code)[shape.offset][: shape.depth]):
         if kind is EntryKind.PREVIOUS_EXCEPTION:
@@ -230,7 +230,7 @@ def _end_raise(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -
     prefix.raw += _RAISE_ON
 
 
-def _end_wait(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -> None:
+def _end_call(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -> None:
     start = len(prefix.raw)
     prefix.raw += _encode_call(0)
     called = len(prefix.raw)
@@ -296,7 +296,7 @@ def _end_yield(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -
     prefix.raw += _jump(at.end)
 
 
-def _end_step(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -> None:
+def _end_execute(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -> None:
     prefix.raw += code.co_code[entry_offset(code, at.offset) : at.end]
     prefix.add("BUILD_TUPLE", shape.depth + stack_effect(at))
     prefix.add("RETURN_VALUE")
@@ -305,7 +305,7 @@ def _end_step(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) ->
 _ENDINGS = {
     "resume": _end_resume,
     "raise": _end_raise,
-    "wait": _end_wait,
+    "call": _end_call,
     "yield": _end_yield,
-    "step": _end_step,
+    "execute": _end_execute,
 }

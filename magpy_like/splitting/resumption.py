@@ -19,13 +19,13 @@ from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.frame_state import (
     FrameState,
-    is_resumable,
     origins,
     shift_offsets,
+    unresumable_reason,
     with_current_exceptions,
 )
 from magpy_like.splitting.pending_instructions import get_attribute
-from magpy_like.splitting.resuming_code import Ending, Shape, resuming_code
+from magpy_like.splitting.resuming_code import Ending, Shape, build_code
 
 
 def run_chain(states: Sequence[FrameState], raised: BaseException | None = None) -> Any:
@@ -43,41 +43,41 @@ def run_chain(states: Sequence[FrameState], raised: BaseException | None = None)
         The result of the outermost frame, whose exceptions are raised, too.
 
     Raises:
-        ValueError: ``is_resumable`` or ``suspend`` refuses a state; nothing has run.
+        ValueError: ``unresumable_reason`` or ``suspend`` refuses a state; nothing has run.
     """
     for position, state in enumerate(states):
         if (state.pending is None) != (position == 0):
             raise ValueError(
                 f"{state.where}: all frames but the innermost need a pending instruction"
             )
-    run = resumption(states[0]) if raised is None else raising(states[0], raised)
+    run = build_resumption(states[0]) if raised is None else build_raising(states[0], raised)
     for state in states[1:]:
-        run = _waiting(state, run)
+        run = _build_outer(state, run)
     if is_instance(states, list):
         states.clear()
         del state
     return call_as_caller(run, ())
 
 
-def resumption(state: FrameState) -> FunctionType:
+def build_resumption(state: FrameState) -> FunctionType:
     """A function without arguments, to be called once: the rest of the frame from ``state`` on."""
-    return resume_at(state, Ending("resume"), ())
+    return build_function(state, Ending("resume"), ())
 
 
-def raising(state: FrameState, exception: BaseException) -> FunctionType:
+def build_raising(state: FrameState, exception: BaseException) -> FunctionType:
     """The same, as if the frame's instruction had raised ``exception``."""
-    return resume_at(state, Ending("raise"), (exception,))
+    return build_function(state, Ending("raise"), (exception,))
 
 
-def started_generator(state: FrameState) -> FunctionType:
+def build_started_generator(state: FrameState) -> FunctionType:
     """A generator function for a frame at a YIELD_VALUE.
 
     Its generator first yields the topmost operand, and then goes on as the frame would.
     """
-    return resume_at(state, Ending("yield"), ())
+    return build_function(state, Ending("yield"), ())
 
 
-def _waiting(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
+def _build_outer(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
     """The rest of a frame whose pending instruction has called ``callee``."""
     pending = state.pending
     assert pending is not None
@@ -85,12 +85,12 @@ def _waiting(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
     if is_instance(complete, functools.partial) and complete.func is get_attribute:
         callee, complete = functools.partial(complete, callee), None
     if complete is None:
-        return resume_at(state, Ending("wait", pending.result_use), (NULL, callee))
+        return build_function(state, Ending("call", pending.result_use), (NULL, callee))
     extra = (NULL, complete, NULL, callee)
-    return resume_at(state, Ending("wait", pending.result_use, completes=True), extra)
+    return build_function(state, Ending("call", pending.result_use, completes=True), extra)
 
 
-def resume_at(state: FrameState, ending: Ending, extra: tuple[Any, ...]) -> FunctionType:
+def build_function(state: FrameState, ending: Ending, extra: tuple[Any, ...]) -> FunctionType:
     """A function that restores a frame and goes on with an ``ending`` of the prefix.
 
     Args:
@@ -99,11 +99,13 @@ def resume_at(state: FrameState, ending: Ending, extra: tuple[Any, ...]) -> Func
     Raises:
         ValueError: the frame cannot be resumed from this state.
     """
-    if reason := is_resumable(state, generator=bool(state.code.co_flags & inspect.CO_GENERATOR)):
+    if reason := unresumable_reason(
+        state, generator=bool(state.code.co_flags & inspect.CO_GENERATOR)
+    ):
         raise ValueError(f"{state.where}: {reason}")
     code = state.code
     own = slot_count(code) - len(code.co_freevars)  # the closure holds the free variables
-    alone = ending.name == "step"
+    is_single = ending.name == "execute"
     size = len(state.stack) + len(extra)
     bound = tuple(slot for slot in range(own) if state.locals[slot] is not NULL)
     shape = Shape(
@@ -115,13 +117,13 @@ def resume_at(state: FrameState, ending: Ending, extra: tuple[Any, ...]) -> Func
         tuple(
             position
             for position, entry in enumerate(state.stack + extra)
-            if entry is NULL and (not alone or position == _empty_operand(state))
+            if entry is NULL and (not is_single or position == _empty_operand(state))
         ),
         ending,
     )
-    resumed = resuming_code(code, shape)
+    resumed = build_code(code, shape)
     stack = state.stack
-    if not alone:
+    if not is_single:
         # The prefix enters the handlers again, bottom first, which restores previous exceptions.
         stack = with_current_exceptions(
             replace(state, stack=shift_offsets(state, origins[id(resumed)].shift))

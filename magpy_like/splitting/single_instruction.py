@@ -10,9 +10,9 @@ from typing import Any
 
 from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.splitting.frame_state import FrameState, pushed, pushes_two
+from magpy_like.splitting.frame_state import FrameState, push_result, pushes_two_entries
 from magpy_like.splitting.resuming_code import Ending
-from magpy_like.splitting.resumption import resume_at
+from magpy_like.splitting.resumption import build_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ def execute_instruction(state: FrameState) -> FrameState | Raised:
             return outcome
         if outcome is NULL:
             return replace(state, offset=at.exhaustion_target, stack=stack[:-1])
-        return pushed(state, outcome)
-    if at.name == "LOAD_METHOD" or (at.name == "LOAD_ATTR" and pushes_two(at)):
+        return push_result(state, outcome)
+    if at.name == "LOAD_METHOD" or (at.name == "LOAD_ATTR" and pushes_two_entries(at)):
         # The instruction may push a method and its object; NULL and a bound method will do.
         name = state.code.co_names[at.arg if at.name == "LOAD_METHOD" else at.arg >> 1]
         outcome = _attempt(state.handled_exception, lambda: getattr(stack[-1], name))
-        return outcome if is_instance(outcome, Raised) else pushed(state, outcome)
+        return outcome if is_instance(outcome, Raised) else push_result(state, outcome)
     if at.name not in EXECUTABLE_INSTRUCTIONS:
         raise ValueError(f"{state.where}: {at.name} is not an operation on its operands")
-    outcome = _attempt(state.handled_exception, resume_at(state, Ending("step"), ()))
+    outcome = _attempt(state.handled_exception, build_function(state, Ending("execute"), ()))
     if is_instance(outcome, Raised):
         return outcome
     return replace(state, offset=at.end, stack=outcome)
@@ -68,7 +68,7 @@ def instruction_code(state: FrameState) -> CodeType:
     It takes the bound local variables, then the operand stack, top first, from one extra free
     variable, and returns the operand stack after the instruction.
     """
-    return resume_at(state, Ending("step"), ()).__code__
+    return build_function(state, Ending("execute"), ()).__code__
 
 
 CONDITIONAL_JUMPS = frozenset(

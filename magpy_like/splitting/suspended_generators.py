@@ -17,7 +17,7 @@ from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
 from magpy_like.native import frame_function, frame_locals, frame_operands
 from magpy_like.splitting.frame_layout import FrameLayout, build_frame, lay_out_frame
 from magpy_like.splitting.frame_state import FrameState
-from magpy_like.splitting.resumption import resumption, started_generator
+from magpy_like.splitting.resumption import build_resumption, build_started_generator
 
 
 def capture_generator(
@@ -58,8 +58,8 @@ def rebuild_generator(
         return _finished()
     state = build_frame(layout, iter(values))
     if state.offset == _begin(layout.code):
-        return resumption(state)()
-    made: GeneratorType[Any, Any, Any] = started_generator(state)()
+        return build_resumption(state)()
+    made: GeneratorType[Any, Any, Any] = build_started_generator(state)()
     next(made)
     return made
 
