@@ -1,7 +1,8 @@
-"""With ``--device cuda``, the tensors that tests make are made there: in functions and in modules.
+"""The default device of compiler tests: with ``--device cuda``, test functions and modules create
+their tensors on the GPU.
 
-What is about kernels in C++, or about what only the CPU does, runs on the CPU whatever the option
-says: files named ``test_cpp_*``, those of ``ON_CPU``, and tests marked ``cpu``.
+Tests of C++ kernels and of CPU-only features always run on the CPU: files named ``test_cpp_*``,
+those in ``ON_CPU``, and tests marked ``cpu``.
 """
 
 import pytest
@@ -19,15 +20,15 @@ ON_CPU = {
 }
 
 
-def _is_about_cpu(path):
+def _is_cpu_only(path):
     return path.name in ON_CPU or path.name.startswith("test_cpp_")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """Modules are imported here, and make the tensors that their tests share."""
+    """Sets the default device for the import of test modules, which create shared tensors."""
     device = collector.config.getoption("--device")
-    if device == "cpu" or _is_about_cpu(collector.path):
+    if device == "cpu" or _is_cpu_only(collector.path):
         return (yield)
     torch.set_default_device(device)
     try:
@@ -37,9 +38,9 @@ def pytest_make_collect_report(collector):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_figures():
-    """For its log, Dynamo empties the processor's caches and times guards, and writes settings
-    down, with each graph: a fifth of what small ones take to compile."""
+def _no_dynamo_log():
+    """Disables Dynamo's log of each graph, for which it flushes the processor's caches, times
+    guards and serializes settings: a fifth of the compile time of small graphs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guards, "profile_guard_manager", lambda *args: 0.0)
         patch.setattr(utils, "_scrubbed_inductor_config_for_logging", lambda: None)
@@ -48,17 +49,17 @@ def _no_figures():
 
 @pytest.fixture(autouse=True)
 def _default_device(device, request, monkeypatch):
-    on_cpu = _is_about_cpu(request.path) or request.node.get_closest_marker("cpu")
+    on_cpu = _is_cpu_only(request.path) or request.node.get_closest_marker("cpu")
     if device.type == "cpu" or on_cpu:
-        for name, value in [*vars(request.module).items()]:  # which its other tests share
+        for name, value in [*vars(request.module).items()]:  # shared with its other tests
             if isinstance(value, torch.Tensor | list | tuple) and device.type != "cpu":
-                there = torch.utils._pytree.tree_map_only(
+                moved = torch.utils._pytree.tree_map_only(
                     torch.Tensor, lambda t: t.detach().cpu(), value
                 )
-                monkeypatch.setattr(request.module, name, there)
+                monkeypatch.setattr(request.module, name, moved)
         yield
         return
-    # Not as a context: Dynamo follows only the default device into what it captures.
+    # Not as a context manager: Dynamo applies only the default device to captured code.
     torch.set_default_device(device)
     yield
     torch.set_default_device(None)

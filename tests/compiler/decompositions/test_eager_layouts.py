@@ -1,4 +1,4 @@
-"""How results lie in memory: as eager's, also where torch's decompositions tell otherwise."""
+"""Strides of results equal eager's, also where torch's decompositions differ from its kernels."""
 
 import random
 from unittest import mock
@@ -27,7 +27,7 @@ PERMUTED = [
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("shape", "order"), PERMUTED)
-def test_batch_norm_of_permuted_dimensions(shape, order, training):
+def test_batch_norm_of_permuted_dimensions_equals_eager(shape, order, training):
     width = shape[order[1]]
 
     def program(x, mean, var):
@@ -36,7 +36,7 @@ def test_batch_norm_of_permuted_dimensions(shape, order, training):
     same(program, seeded(*shape), torch.zeros(width), torch.ones(width), rtol=1e-4, atol=1e-5)
 
 
-def test_batch_norm_is_laid_out_alike_where_sizes_vary():
+def test_batch_norm_layout_with_varying_sizes_equals_eager():
     def program(x):
         return F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)
 
@@ -59,19 +59,19 @@ def test_batch_norm_is_laid_out_alike_where_sizes_vary():
         ),
     ],
 )
-def test_moved_elements_keep_channels_last(program, layout):
+def test_roll_and_shuffle_keep_channels_last(program, layout):
     same(program, seeded(3, 4, 5, 6).to(memory_format=layout))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("base", [2, 1, 2.5])
-def test_powers_of_a_number_are_laid_out_row_by_row(base, layout):
+def test_power_with_a_scalar_base_is_row_major(base, layout):
     same(lambda x: base ** x.transpose(0, 1), seeded(3, 4, 5, 6).to(memory_format=layout))
 
 
 @pytest.mark.parametrize("operator", [torch.logical_and, torch.logical_or, torch.logical_xor])
 @pytest.mark.parametrize("shape", [(33,), (3, 1), (3, 33), ()])
-def test_truths_of_a_broadcast_and_a_transposed_argument(operator, shape):
+def test_logical_operators_of_broadcast_and_transposed_arguments_equal_eager(operator, shape):
     one, other = seeded(*shape), seeded(33, 3).t()
     same(operator, one.round(), other.round())
     same(operator, other.round(), one.round().int())
@@ -88,13 +88,13 @@ def test_truths_of_a_broadcast_and_a_transposed_argument(operator, shape):
         lambda x, i, j: x[(*torch.stack((i, j, i), -1).permute(2, 1, 0),)].transpose(0, 1),
     ],
 )
-def test_looked_up_elements_lie_as_their_transposed_indices(program):
+def test_indexing_results_follow_the_layout_of_transposed_indices(program):
     i = torch.arange(6).reshape(2, 3) % 3
     same(program, seeded(3, 4, 5), i, i.flip(0))
 
 
-def promised(program, *args):
-    """The strides of the results for which a program is traced; no kernel is made."""
+def traced_strides(program, *args):
+    """The strides of a program's results according to the traced graph; compiles no kernel."""
     strides = []
 
     def stage(graph, **kwargs):
@@ -112,13 +112,13 @@ def promised(program, *args):
     return strides
 
 
-def laid_out(shape, order):
-    """A tensor whose memory goes through its dimensions in an order of its own."""
+def permuted(shape, order):
+    """A tensor whose dimensions are in the given order in memory."""
     back = [order.index(d) for d in range(len(order))]
     return torch.ones([shape[d] for d in order]).permute(back)
 
 
-LOOPS = {
+ELEMENTWISE = {
     "copysign": torch.copysign,
     "floor_divide": torch.floor_divide,
     "div, rounded": lambda a, b: torch.div(a, b, rounding_mode="floor"),
@@ -136,49 +136,56 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_loops_over_transposed_and_broadcast_arguments(name):
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_layouts_of_transposed_and_broadcast_arguments_equal_eager(name):
     def program(a, b):
-        return LOOPS[name](a, b)
+        return ELEMENTWISE[name](a, b)
 
-    drawn = random.Random(name)
+    generator = random.Random(name)
     for _ in range(2):
-        shape = drawn.sample((2, 3, 4, 5), 3)
-        one, other = (laid_out(shape, drawn.sample(range(3), 3)) for _ in range(2))
-        other = other[drawn.choice([0, slice(0, 1), (slice(None), slice(0, 1))])]
+        shape = generator.sample((2, 3, 4, 5), 3)
+        one, other = (permuted(shape, generator.sample(range(3), 3)) for _ in range(2))
+        other = other[generator.choice([0, slice(0, 1), (slice(None), slice(0, 1))])]
         for args in ((one, other), (other, one), (one.transpose(0, 2), other.mT)):
             try:
                 expected = program(*args)
-            except RuntimeError:  # of shapes that do not go together
+            except RuntimeError:  # incompatible shapes
                 continue
-            assert promised(program, *args) == [expected.stride()]
+            assert traced_strides(program, *args) == [expected.stride()]
 
 
 @pytest.mark.parametrize(("shape", "order"), PERMUTED)
-def test_dropouts_gradient_on_a_gpu_lies_in_rows_or_with_channels_last(shape, order):
-    """One kernel computes it there, into memory that only the gradient's format decides on."""
+def test_dropout_gradient_on_a_gpu_is_row_major_or_channels_last(shape, order):
+    """The GPU kernel chooses the memory format of the result by that of the gradient only."""
 
     def program(gradient, other):
-        drawn = other.permute([order.index(d) for d in range(len(order))]) > 0
-        return torch.ops.aten.native_dropout_backward(gradient.permute(order), drawn, 2.0)
+        mask = other.permute([order.index(d) for d in range(len(order))]) > 0
+        return torch.ops.aten.native_dropout_backward(gradient.permute(order), mask, 2.0)
 
     graph = traced(program, shape, [shape[order[order[d]]] for d in range(len(shape))])
     result = graph.graph.output_node().args[0][0].meta["val"]
     gradient = torch.empty(shape, device="cpu").permute(order)
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
-    kept = last is not None and gradient.is_contiguous(memory_format=last)
-    rows = torch.contiguous_format
-    assert result.stride() == gradient.contiguous(memory_format=last if kept else rows).stride()
+    channels_last_format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    is_channels_last = channels_last_format is not None and gradient.is_contiguous(
+        memory_format=channels_last_format
+    )
+    contiguous = torch.contiguous_format
+    assert (
+        result.stride()
+        == gradient.contiguous(
+            memory_format=channels_last_format if is_channels_last else contiguous
+        ).stride()
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (5, 0, 5)])
-def test_on_a_gpu_the_places_of_no_elements_lie_column_by_column(shape):
+def test_nonzero_static_of_empty_tensor_on_a_gpu_is_column_major(shape):
     graph = traced(lambda x: torch.nonzero_static(x, size=3), shape)
     result = graph.graph.output_node().args[0][0].meta["val"]
     assert result.stride() == (1, 3)
 
 
-ROWS = {
+ROW_MAJOR = {
     "maxima of lines": lambda x: F.max_pool1d(x, 2, 1),
     "averages of lines": lambda x: F.avg_pool1d(x, 2, 1),
     "lines, enlarged": lambda x: F.interpolate(x, scale_factor=2.0),
@@ -199,14 +206,14 @@ ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROW_MAJOR)
 @pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (1, 0, 2)])
-def test_results_of_transposed_arguments(name, order):
-    x = laid_out((2, 3, 4), order)
-    assert promised(ROWS[name], x) == [t.stride() for t in tensors(ROWS[name](x))]
+def test_layouts_of_results_of_transposed_arguments_equal_eager(name, order):
+    x = permuted((2, 3, 4), order)
+    assert traced_strides(ROW_MAJOR[name], x) == [t.stride() for t in tensors(ROW_MAJOR[name](x))]
 
 
-def test_maxima_of_lines_with_gradients_lie_as_their_argument():
+def test_max_pool1d_with_gradients_keeps_the_layout():
     def program(x):
         return F.max_pool1d(x.transpose(1, 2), 2, 1)
 
@@ -221,20 +228,20 @@ def test_maxima_of_lines_with_gradients_lie_as_their_argument():
         lambda x: torch.floor_divide(x.mT, x[0, :1, :1]),
     ],
 )
-def test_loops_over_sizes_that_vary_where_all_sizes_have_one_order(program):
+def test_elementwise_layouts_with_varying_sizes_equal_eager(program):
     same(program, seeded(6, 4, 5), dynamic=True)
 
 
-def test_what_is_laid_out_anew_holds_eagers_values():
+def test_values_after_layout_changes_equal_eager():
     def program(x, y):
         return torch.copysign(x, y), F.one_hot(y.long(), 5), F.max_pool1d(x, 2, 1), x[y.long()]
 
-    same(program, seeded(4, 5, 3).transpose(1, 2), laid_out((4, 3, 1), (1, 2, 0)))
+    same(program, seeded(4, 5, 3).transpose(1, 2), permuted((4, 3, 1), (1, 2, 0)))
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -3])
 @pytest.mark.parametrize("unique", [torch.unique, torch.unique_consecutive])
-def test_what_is_unique_along_a_dimension(unique, dim):
+def test_unique_along_a_dimension_equals_eager(unique, dim):
     def program(x):
         return unique(x, return_inverse=True, return_counts=True, dim=dim)
 

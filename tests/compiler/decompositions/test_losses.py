@@ -1,4 +1,4 @@
-"""Losses look at what they are given as eager's do."""
+"""Decomposed losses: target classes, margins and value checks equal eager's."""
 
 import pytest
 import torch
@@ -6,23 +6,23 @@ import torch.nn.functional as F
 
 from tests.compiler.programs import compiled, same, same_gradients, seeded
 
-# Classes up to the first -1 count; what follows may name others, even ones that came before.
-NAMED = torch.tensor([[1, 3, -1, 0], [-1, 2, 1, 3], [2, -1, -1, 0], [3, 2, 1, 0]])
+# Classes before the first -1 count; the entries after it are ignored, even repeated classes.
+TARGET_CLASSES = torch.tensor([[1, 3, -1, 0], [-1, 2, 1, 3], [2, -1, -1, 0], [3, 2, 1, 0]])
 REDUCTIONS = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 
 
 @REDUCTIONS
-def test_only_classes_before_the_first_minus_one_are_named(reduction):
+def test_multilabel_margin_loss_ignores_classes_after_minus_one(reduction):
     def loss(x):
-        return F.multilabel_margin_loss(x, NAMED.to(x.device), reduction=reduction)
+        return F.multilabel_margin_loss(x, TARGET_CLASSES.to(x.device), reduction=reduction)
 
     same(loss, seeded(4, 4))
     same_gradients(loss, seeded(4, 4))
 
 
-def test_classes_named_for_a_single_row():
+def test_multilabel_margin_loss_of_a_single_row_equals_eager():
     def loss(x):
-        return F.multilabel_margin_loss(x, NAMED[0].to(x.device), reduction="none")
+        return F.multilabel_margin_loss(x, TARGET_CLASSES[0].to(x.device), reduction="none")
 
     same(loss, seeded(4))
     same_gradients(loss, seeded(4))
@@ -30,10 +30,10 @@ def test_classes_named_for_a_single_row():
 
 @pytest.mark.parametrize(
     ("loss", "target"),
-    [(F.multilabel_margin_loss, NAMED), (F.multi_margin_loss, NAMED[3])],
+    [(F.multilabel_margin_loss, TARGET_CLASSES), (F.multi_margin_loss, TARGET_CLASSES[3])],
     ids=["several classes", "one class"],
 )
-def test_a_margin_that_is_no_number_does_not_count(loss, target):
+def test_nan_margins_equal_eager(loss, target):
     x = seeded(4, 4)
     x[0, 2], x[2, 0] = torch.nan, torch.inf
     same(lambda x, target: loss(x, target), x, target)
@@ -41,11 +41,11 @@ def test_a_margin_that_is_no_number_does_not_count(loss, target):
 
 @REDUCTIONS
 @pytest.mark.parametrize("p", [1, 2])
-def test_margins_of_one_class(p, reduction):
+def test_multi_margin_loss_equals_eager(p, reduction):
     weight = seeded(4, seed=1).abs()
 
     def loss(x):
-        target = NAMED[3].to(x.device)
+        target = TARGET_CLASSES[3].to(x.device)
         plain = F.multi_margin_loss(x, target, p=p, margin=0.3, reduction=reduction)
         return plain, F.multi_margin_loss(x, target, p=p, weight=weight, reduction=reduction)
 
@@ -53,27 +53,27 @@ def test_margins_of_one_class(p, reduction):
     same_gradients(lambda x: loss(x)[1], seeded(4, 4))
 
 
-@pytest.mark.cpu  # a GPU gives up altogether
-def test_a_class_that_there_is_not_raises():
+@pytest.mark.cpu  # a failed check leaves a GPU unusable
+def test_class_out_of_range_raises():
     fast = compiled(lambda x, target: F.multi_margin_loss(x, target))
-    fast(seeded(4, 4), NAMED[3].to(torch.get_default_device()))
+    fast(seeded(4, 4), TARGET_CLASSES[3].to(torch.get_default_device()))
     with pytest.raises((IndexError, RuntimeError), match="out of"):
-        fast(seeded(4, 4), NAMED[2].to(torch.get_default_device()))
+        fast(seeded(4, 4), TARGET_CLASSES[2].to(torch.get_default_device()))
 
 
-def test_what_may_be_named_is_told_apart():
+def test_multilabel_targets_are_marked_as_in_eager():
     same(
         lambda x, named: torch.ops.aten.multilabel_margin_loss_forward(x, named, 1),
         seeded(4, 4),
-        NAMED,
+        TARGET_CLASSES,
     )
 
 
-@pytest.mark.cpu  # a GPU gives up altogether
+@pytest.mark.cpu  # a failed check leaves a GPU unusable
 @REDUCTIONS
 @pytest.mark.parametrize("number", [-0.1, 1.1, torch.nan, torch.inf])
 @pytest.mark.parametrize("which", ["input", "target"])
-def test_the_cross_entropy_of_what_is_no_probability_raises(which, number, reduction):
+def test_binary_cross_entropy_of_non_probabilities_raises(which, number, reduction):
     def loss(x, target):
         return F.binary_cross_entropy(x, target, reduction=reduction)
 
@@ -88,5 +88,5 @@ def test_the_cross_entropy_of_what_is_no_probability_raises(which, number, reduc
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_probabilities_of_other_types(dtype):
+def test_binary_cross_entropy_of_other_dtypes_equals_eager(dtype):
     same(F.binary_cross_entropy, *seeded(2, 50).sigmoid().to(dtype), rtol=1e-2, atol=1e-2)

@@ -1,4 +1,4 @@
-"""Address arithmetic means what it says: checked against numbers."""
+"""Index arithmetic: simplified expressions have the same values, checked on numbers."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def value(e, at):
     st.integers(1, 12),
     st.integers(1, 6),
 )
-def test_simplifying_a_division_keeps_its_value(sizes, steps, divisor, modulus):
+def test_simplified_division_keeps_its_value(sizes, steps, divisor, modulus):
     ranges = dict(zip((X, Y, Z), map(sympy.Integer, sizes)))
     flat = sum(v * s for v, s in zip((X, Y, Z), steps))
     for e in (Div(flat, divisor), Mod(flat, modulus), Mod(Div(flat, divisor), modulus) * 3 + Y):
@@ -34,7 +34,7 @@ def test_simplifying_a_division_keeps_its_value(sizes, steps, divisor, modulus):
             assert value(simple, at) == value(sympy.sympify(e), at)
 
 
-def test_splitting_and_rejoining_a_loop_leaves_no_division():
+def test_flatten_and_unflatten_cancel():
     ranges = {X: sympy.Integer(6), Y: sympy.Integer(4)}
     flat = index_arithmetic.flatten([X, Y], [6, 4])
     assert [
@@ -43,7 +43,7 @@ def test_splitting_and_rejoining_a_loop_leaves_no_division():
     assert index_arithmetic.simplify(Div(X, 4) * 4 + Mod(X, 4), ranges) == X
 
 
-def test_reshaping_symbolic_sizes_needs_no_division_between_equal_groups():
+def test_reshape_of_symbolic_sizes_has_no_division_between_equal_groups():
     s = sympy.Symbol("s0", integer=True, positive=True)
     reindex = index_arithmetic.reshape_index(
         [s, sympy.Integer(12)], [s, sympy.Integer(3), sympy.Integer(4)]
@@ -51,7 +51,7 @@ def test_reshaping_symbolic_sizes_needs_no_division_between_equal_groups():
     assert reindex([X, Y, Z]) == [X, 4 * Y + Z]
 
 
-def test_strides_survive_a_reshape_exactly_when_memory_allows():
+def test_strides_are_reshaped_if_memory_permits():
     i = sympy.Integer
     assert index_arithmetic.reshape_strides([i(2), i(12)], [i(12), i(1)], [i(2), i(3), i(4)]) == [
         12,
@@ -63,7 +63,7 @@ def test_strides_survive_a_reshape_exactly_when_memory_allows():
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6), st.lists(st.integers(0, 6), min_size=4, max_size=4))
-def test_what_divides_leaves_nothing_over(divisor, steps):
+def test_exact_quotient_is_exact(divisor, steps):
     n, m = sympy.symbols("n m", integer=True, positive=True)
     sums = n * steps[0] + m * steps[1] + steps[2]
     for size in (sums, m * sums, m * (n + steps[3]) ** 2, n * m * steps[3]):

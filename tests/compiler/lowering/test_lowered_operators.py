@@ -1,4 +1,4 @@
-"""Operators that are seldom met: lowered or decomposed, and equal to eager's."""
+"""Rare operators that are lowered or decomposed, compared with eager."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from tests.compiler.programs import same, same_gradients, seeded, through_aten
 
-pytestmark = pytest.mark.cpu  # what is lowered, and what special values become, differs by device
+pytestmark = pytest.mark.cpu  # lowerings and results for special values depend on the device
 
 NAN, INF = float("nan"), float("inf")
 SPECIAL = torch.tensor(
@@ -20,7 +20,7 @@ SPECIAL = torch.tensor(
 NORMS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF]
 
 
-def test_distances_of_rows():
+def test_cdist_equals_eager():
     a, b = seeded(2, 6, 32), seeded(2, 9, 32) + 0.5
     b[0, 3] = a[0, 1]
 
@@ -33,14 +33,14 @@ def test_distances_of_rows():
     same_gradients(both, a.double(), b.double())
     same_gradients(own, a[1].double())
     assert not through_aten(both, a, b)
-    # Where ATen is faster it stays.
+    # Falls back to ATen where that is faster.
     assert through_aten(both, a[..., :5], b[..., :5]) == ["aten._cdist_forward.default"]
     same_gradients(both, a[..., :5], b[..., :5])
     assert through_aten(own, a[1]) == ["aten._pdist_forward.default"]
     assert not through_aten(lambda x: torch.pdist(x, 3.0) + torch.pdist(x, 0.5), a[1])
 
 
-def test_distances_of_special_values():
+def test_cdist_of_special_values_equals_eager():
     aten = torch.ops.aten
     x = seeded(7, 32)
     x[3] = x[2]
@@ -62,10 +62,10 @@ def test_distances_of_special_values():
     same(backward, x, seeded(7, 3), seeded(21), *far, *near)
 
 
-# --- complex numbers by their parts ---------------------------------------------------------------
+# --- complex numbers as pairs ---------------------------------------------------------------------
 
 
-def test_complex_numbers_are_pairs_in_memory():
+def test_complex_numbers_are_stored_as_pairs():
     x, y = seeded(3, 4), seeded(3, 4) - 1
     z = torch.complex(x, y)
     same(lambda x: torch.view_as_real(torch.polar(x, x * 2)), x)
@@ -88,7 +88,7 @@ def test_complex_numbers_are_pairs_in_memory():
     assert not through_aten(lambda z: torch.view_as_real(z).exp(), z)
 
 
-def test_parts_of_complex_memory_are_written_in_place():
+def test_parts_of_complex_tensors_are_mutated_in_place():
     def change(z):
         torch.view_as_real(z).mul_(2)
         z.real.add_(1)
@@ -101,7 +101,7 @@ def test_parts_of_complex_memory_are_written_in_place():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_mantissas_and_exponents(dtype):
+def test_frexp_equals_eager(dtype):
     x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(40) * 1000]).to(dtype)
     if dtype == torch.float64:
         x = torch.cat([x, torch.tensor([5e-324, 1e-310, 1e308], dtype=dtype)])
@@ -113,7 +113,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numbers_are_scaled_by_powers_of_two_that_they_could_not_hold(dtype):
+def test_ldexp_with_exponents_out_of_range_equals_eager(dtype):
     x = torch.cat([SPECIAL, torch.tensor([1e-30, 6e-5])]).to(dtype)[:, None]
     whole = torch.tensor([200, 150, -150, -200, 1000, 3, 0])
     same(torch.ldexp, x, whole, rtol=0, atol=0)
@@ -125,7 +125,7 @@ def test_numbers_are_scaled_by_powers_of_two_that_they_could_not_hold(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exponent", [0.5, -0.5])
-def test_powers_of_a_half_are_eagers_where_they_are_not_roots(exponent, dtype):
+def test_exponents_of_one_half_equal_eager(exponent, dtype):
     x = SPECIAL.to(dtype).repeat(3)
     same(lambda x: x**exponent, x)
     same(lambda x: x ** torch.full_like(x, exponent), x)
@@ -133,18 +133,18 @@ def test_powers_of_a_half_are_eagers_where_they_are_not_roots(exponent, dtype):
     same(lambda x, y: x**y, x, torch.full_like(x, exponent))
 
 
-def test_bins_of_equal_width():
+def test_histc_equals_eager():
     x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(500), torch.linspace(-3, 3, 61)])
     limits = ((3, 0, 10), (10, -1, 1), (1, 0, 1), (7, -2.5, 2))
     same(lambda x: [torch.histc(x, *given) for given in limits], x)
     same(lambda x: torch.histc(x * 2, 5, -1, 1), seeded(20, 31).double())
     same(lambda x: torch.histc(x, 4, 0, 1), torch.empty(0))
-    same(lambda x: torch.histc(x * 1e38, 5, -3e38, 3e38), x)  # a width that is no float32
+    same(lambda x: torch.histc(x * 1e38, 5, -3e38, 3e38), x)  # the width overflows float32
     assert not through_aten(lambda x: torch.histc(x, 5, -1, 1), x)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_values_are_put_by_mask(accumulate):
+def test_index_put_with_masks_equals_eager(accumulate):
     x, mask = seeded(4, 5, 6), seeded(5, 6) > 0
     rows = mask[:4, 0]
     first = (seeded(5, 6), seeded(1, 5, 1), seeded(6), seeded())
@@ -162,14 +162,14 @@ def test_values_are_put_by_mask(accumulate):
 
     same(function, x)
     assert not through_aten(function, x)
-    several = seeded(int(rows.sum()), 1, 6)  # one for each row that is chosen
-    same(lambda x, v: torch.index_put(x, (rows,), v, accumulate), x, several)
+    values_of_rows = seeded(int(rows.sum()), 1, 6)  # one for each selected row
+    same(lambda x, v: torch.index_put(x, (rows,), v, accumulate), x, values_of_rows)
     same_gradients(lambda x, v: torch.index_put(x, (rows,), v, accumulate), x, seeded(5, 6))
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-def test_places_are_filled_in_any_layout():
-    """torch 2.11's decomposition could not be traced where strides are others than a product's."""
+def test_index_fill_in_any_layout_equals_eager():
+    """torch 2.11's decomposition fails to trace with strides that are not contiguous."""
     at, x = torch.tensor([2, -1, 2]), seeded(4, 6)
     for given in (x, x.t(), x[:, 1:5], x.chunk(2, 1)[1].t()):
         same(lambda x, i: x.index_fill(1, i, 3) * 2, given, at)
@@ -179,7 +179,7 @@ def test_places_are_filled_in_any_layout():
     assert not through_aten(lambda x, i: x.index_fill(0, i, 3), x.t(), at)
 
 
-def test_what_has_no_elements():
+def test_empty_tensors_equal_eager():
     empty = torch.empty(0, 5)
     same(
         lambda x: (
@@ -193,7 +193,7 @@ def test_what_has_no_elements():
     same_gradients(lambda x: F.pad(x, (1, 2), mode="replicate") * 2, torch.empty(0, 2, 3))
 
 
-def test_a_leaky_relu_with_a_mean_slope():
+def test_rrelu_equals_eager():
     x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(40)])
     same(lambda x: F.rrelu(x, 0.1, 0.4), x)
     same(lambda x: F.rrelu(x.t()), seeded(3, 4))
@@ -202,7 +202,7 @@ def test_a_leaky_relu_with_a_mean_slope():
     assert not through_aten(lambda x: F.rrelu(x), x)
 
 
-def test_a_copy_of_another_shape():
+def test_resize_equals_eager():
     same(lambda x: torch.ops.aten.resize(x * 2, [5, 4]), seeded(4, 5))
     same(
         lambda x: (torch.ops.aten.resize(x, [5, 4]), torch.ops.aten.resize(x, [4, 5])),
@@ -210,19 +210,19 @@ def test_a_copy_of_another_shape():
     )
 
 
-def test_sizes_that_vary():
+def test_varying_sizes_equal_eager():
     a, b, x = seeded(5, 4), seeded(7, 4), seeded(2, 3, 11, 12)
     same(lambda a, b: (torch.cdist(a, b, 1.0), torch.cdist(a, b)), a, b, dynamic=True)
     same(lambda x, v: x.index_put((x[:, 0] > 0,), v), a, b[0], dynamic=True)
     same(lambda x: (torch.complex(x * 2, x), torch.histc(x, 5, -1, 1)), a, dynamic=True)
     same(lambda x: (F.adaptive_max_pool2d(x, 1), F.max_pool2d(x, 9, 9, 1)), x, dynamic=True)
-    places = seeded(2, 3, 2).sigmoid()
+    samples = seeded(2, 3, 2).sigmoid()
     pool = torch.ops.aten.fractional_max_pool2d
-    same(lambda x, at: pool(x, [2, 2], [4, 5], at), x, places, dynamic=True)
+    same(lambda x, at: pool(x, [2, 2], [4, 5], at), x, samples, dynamic=True)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_a_huber_loss_has_its_first_arguments_dtype(reduction):
+def test_huber_loss_has_the_dtype_of_its_first_argument(reduction):
     def program(x, y):
         return F.huber_loss(x, y, reduction=reduction), F.huber_loss(y, x, reduction=reduction)
 
@@ -231,7 +231,7 @@ def test_a_huber_loss_has_its_first_arguments_dtype(reduction):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_cross_products_of_low_precision_are_rounded_step_by_step(dtype):
+def test_low_precision_cross_products_round_every_step(dtype):
     x, y = seeded(3, 50).to(dtype), seeded(3, 1, seed=1).to(dtype)
     same(lambda x, y: torch.linalg.cross(x, y, dim=0), x, y, rtol=0, atol=0)
 
@@ -239,7 +239,7 @@ def test_cross_products_of_low_precision_are_rounded_step_by_step(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("steps", [torch.linspace, torch.logspace])
 @pytest.mark.parametrize(("first", "last", "count"), [(-3.3, 9.1, 7), (0.0, 1.1, 101)])
-def test_steps_between_two_numbers_are_eagers_bit_by_bit(first, last, count, steps, dtype):
+def test_linspace_and_logspace_equal_eager_exactly(first, last, count, steps, dtype):
     same(lambda: steps(first, last, count, dtype=dtype), rtol=0, atol=0)
     same(
         lambda a, b: steps(a, b, count, dtype=dtype),
@@ -250,5 +250,5 @@ def test_steps_between_two_numbers_are_eagers_bit_by_bit(first, last, count, ste
     )
 
 
-def test_the_step_in_the_middle_is_counted_from_the_end():
+def test_linspace_counts_the_middle_step_from_the_end():
     same(lambda: torch.linspace(0, torch.inf, 3))

@@ -1,4 +1,4 @@
-"""Random operators, compiled, draw eager's numbers and leave the generators as eager does."""
+"""Compiled random operators draw eager's numbers and advance the generators as eager does."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from magpy_like.compiler.compiler_errors import MagpyWarning
 
 @pytest.fixture(autouse=True)
 def _default_device():
-    """As it is: beneath a default device nothing is captured."""
+    """Disables the fixture of the parent conftest: a default device mode prevents capture."""
 
 
 DRAWS = {
@@ -49,7 +49,7 @@ DRAWS = {
 
 @pytest.mark.filterwarnings("error::magpy_like.compiler.compiler_errors.MagpyWarning")
 @pytest.mark.parametrize("name", DRAWS)
-def test_every_random_operator_draws_what_eagers_does(name, device):
+def test_random_operators_draw_eager_numbers(name, device):
     x = torch.randn(6, 10, device=device)
     generator = torch.random if device.type == "cpu" else torch.cuda
     fast = magpy.compile(DRAWS[name], fullgraph=True)
@@ -64,12 +64,12 @@ def test_every_random_operator_draws_what_eagers_does(name, device):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("of", [0.5, "probabilities"])
-def test_what_is_drawn_into_transposed_memory_lies_where_eager_puts_it(of, gradients, device):
-    """Torch makes a new tensor of it, row by row: the graph is eager's."""
+@pytest.mark.parametrize("probability", [0.5, "probabilities"])
+def test_draws_into_transposed_memory_run_in_eager(probability, gradients, device):
+    """Torch's functionalized draw is a new row-major tensor, so the graph runs through ATen."""
 
     def program(x):
-        p = of if of != "probabilities" else x.detach().sigmoid()
+        p = probability if probability != "probabilities" else x.detach().sigmoid()
         return torch.empty_like(x).bernoulli_(p) * x
 
     x = torch.randn(6, 10, device=device).t().requires_grad_(gradients)
@@ -89,7 +89,7 @@ def test_what_is_drawn_into_transposed_memory_lies_where_eager_puts_it(of, gradi
 @pytest.mark.parametrize(
     "draw", [lambda s: torch.normal(0.0, s), lambda s: torch.normal(s, s)], ids=["number", "tensor"]
 )
-def test_a_negative_deviation_raises(draw):
+def test_negative_standard_deviation_raises(draw):
     fast = magpy.compile(lambda s: draw(s) + 1, fullgraph=True)
     for _ in range(2):
         fast(torch.ones(3))

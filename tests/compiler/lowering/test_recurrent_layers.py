@@ -1,4 +1,4 @@
-"""Recurrent layers give what eager's do, whichever library or decomposition computes them."""
+"""Recurrent layers equal eager's, in any library or decomposition that computes them."""
 
 import logging
 
@@ -21,28 +21,26 @@ LAYERS = {
 
 @pytest.fixture(autouse=True)
 def _default_device():
-    """As it is: beneath a default device nothing is captured."""
+    """Disables the fixture of the parent conftest: a default device mode prevents capture."""
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_recurrent_layer_gives_eagers_output_states_and_gradients(
-    name, dtype, train, device, caplog
-):
+def test_recurrent_layers_equal_eager(name, dtype, train, device, caplog):
     x = torch.randn(3, 2, 4, device=device, dtype=dtype)
-    same_as_eager(LAYERS[name]().to(device, dtype), x, train, caplog)
+    assert_equals_eager(LAYERS[name]().to(device, dtype), x, train, caplog)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dropout_between_layers_draws_as_eager_does(kind, dtype, device, caplog):
+def test_dropout_between_layers_draws_eager_numbers(kind, dtype, device, caplog):
     layer = kind(4, 5, num_layers=2, dropout=0.5).to(device, dtype)
-    same_as_eager(layer, torch.randn(3, 2, 4, device=device, dtype=dtype), True, caplog)
+    assert_equals_eager(layer, torch.randn(3, 2, 4, device=device, dtype=dtype), True, caplog)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_packed_sequences(kind, device, caplog):
+def test_packed_sequences_equal_eager(kind, device, caplog):
     class Packed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -55,18 +53,18 @@ def test_packed_sequences(kind, device, caplog):
 
     sizes = torch.tensor([3, 2, 1])
     data = torch.randn(6, 4, device=device)
-    same_as_eager(Packed().to(device), data, True, caplog, sizes)
+    assert_equals_eager(Packed().to(device), data, True, caplog, sizes)
 
 
-def same_as_eager(layer, x, train, caplog, *more):
+def assert_equals_eager(layer, x, train, caplog, *arguments):
     caplog.set_level(logging.INFO, logger="magpy_like.records")
     fast = magpy.compile(layer, fullgraph=True)
     with torch.set_grad_enabled(train):
-        fast(x, *more)
+        fast(x, *arguments)
         torch.manual_seed(3)
-        actual = pytree.tree_leaves(fast(x, *more))
+        actual = pytree.tree_leaves(fast(x, *arguments))
         torch.manual_seed(3)
-        expected = pytree.tree_leaves(layer(x, *more))
+        expected = pytree.tree_leaves(layer(x, *arguments))
         torch.testing.assert_close(actual, expected)
         assert [t.stride() for t in actual] == [t.stride() for t in expected]
         if train:

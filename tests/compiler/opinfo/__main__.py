@@ -1,7 +1,7 @@
-"""``python -m tests.compiler.opinfo``: sweep operators and print what differs, by cause.
+"""``python -m tests.compiler.opinfo``: sweeps operators and prints differences from eager by cause.
 
-Also ``--coverage``: count the operators lowered, decomposed and fallen back, and write the list;
-with names, their rows are written anew and the others kept.
+With ``--coverage``: counts the operators that are lowered, decomposed or fall back to ATen, and
+writes the list. With names, only their rows are rewritten.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def main() -> None:
 
 
 def by_cause(problems: list[Problem]) -> str:
-    """Problems whose messages are equal up to numbers, together, most frequent first."""
+    """Groups problems whose messages are equal up to numbers, most frequent first."""
     groups: dict[str, collections.Counter[str]] = {}
     for problem in problems:
-        cause = re.sub(r"[-+]?[\d.]+(e[-+]?\d+)?|\([\d, ]*\)", "#", problem.what)[:110]
+        cause = re.sub(r"[-+]?[\d.]+(e[-+]?\d+)?|\([\d, ]*\)", "#", problem.message)[:110]
         where = f"{problem.op} {str(problem.dtype)[6:]}{' gradient' if problem.gradient else ''}"
         groups.setdefault(cause, collections.Counter())[where] += 1
     lines = []

@@ -1,17 +1,17 @@
-"""Which operators of the OpInfo database the compiler lowers, decomposes, or leaves to ATen.
+"""The list of operators of the OpInfo database that are lowered, decomposed or fall back to ATen.
 
-The list is committed as ``coverage.json`` and says for each operator:
+The list is committed as ``coverage.json``. The status of each operator is one of:
 
-- ``lowered``: it has a lowering, and needs nothing else;
-- ``decomposed``: it becomes other operators, all of them lowered (or library calls, see below);
-- ``fallback``: at least one call runs through ATen; which, is listed;
+- ``lowered``: it has a lowering and needs nothing else;
+- ``decomposed``: it is decomposed into operators that are lowered (or library calls, see below);
+- ``fallback``: at least one call runs through ATen; these calls are listed;
 - ``library``: the operator itself belongs to a category that may call ATen (``CATEGORIES``);
-- ``no graph``: nothing to compile: it returns no tensor, or depends on values in its sizes or
-  its flow, so that AOTAutograd cannot trace it (samples of other operators that do are skipped).
+- ``no graph``: nothing to compile: it returns no tensor, or its sizes or control flow depend on
+  values, so that AOTAutograd cannot trace it (such samples of other operators are skipped).
 
-A call to a library operator from inside another operator (``cdist`` multiplies matrices) is no
-fallback. Shapes and dtypes that decide are those of the samples: float32, or the operator's first
-dtype if it has none; forward only, and forward with backward, in two columns.
+A call to a library operator inside another operator (``cdist`` multiplies matrices) is no fallback.
+The status is determined on samples in float32, or in the operator's first dtype if it does not
+support float32; forward only, and forward with backward, in two columns.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from tests.compiler.opinfo import harness
 LIST = Path(__file__).with_name("coverage.json")
 SAMPLES = 4  # of each operator
 
-# What the issue lets call ATen, by OpInfo name. Prefixes linalg. and sparse. hold simple things
-# too (cross, diagonal, vecdot, vector_norm, vander, matrix norms): only those named here count.
+# Operators that may call ATen, by OpInfo name. The prefixes linalg. and sparse. include simple
+# operators as well (cross, diagonal, vecdot, vector_norm, vander, matrix norms), which are not
+# listed here and do not count.
 CATEGORIES = {
     "matrix products": r"mm|bmm|mv|addmm|addmm\.decomposed|addmv|addbmm|baddbmm|matmul|__rmatmul__"
     r"|dot|vdot|inner|einsum|tensordot|addr|outer|nn\.functional\.(bi)?linear|linalg\.multi_dot"
@@ -55,7 +56,7 @@ CATEGORIES = {
     r"|linalg\.(det|slogdet|cholesky.*|cond|eig.*|householder_product|ldl_.*|lstsq.*|qr|lu.*|inv"
     r"|inv_ex|solve.*|matrix_rank.*|pinv.*|svd.*|tensorinv|tensorsolve|matrix_norm|norm.*)",
 }
-# The same for ATen operators met inside a graph.
+# The same for ATen operators within a graph.
 _LIBRARY = re.compile(
     r"aten\.(mm|bmm|mv|addmm|addmv|baddbmm|dot|vdot|convolution(_backward)?|_?scaled_dot_product\w*"
     r"|_?(flash|efficient)_attention\w*|sort|topk|kthvalue|(nan)?median|mode|_fft_\w+|_?linalg_\w+"
@@ -69,7 +70,7 @@ def category(name: str) -> str | None:
 
 
 def classify(op: Any, *, gradient: bool) -> dict[str, Any] | None:
-    """How the samples of ``op`` run; None where there is nothing to compile."""
+    """The status of ``op`` on its samples; None if there is nothing to compile."""
     if not op.dtypes:
         return None  # for other devices than the CPU
     dtype = torch.float32
@@ -100,7 +101,7 @@ def _lower(
     lowered: collections.Counter[str],
     fallbacks: collections.Counter[str],
 ) -> bool:
-    """Count what the operators of ``graph`` become; false if sizes or flow depend on values."""
+    """Counts lowerings and fallbacks of ``graph``; False if sizes or flow depend on values."""
 
     def stage(gm: torch.fx.GraphModule, _: Any) -> Any:
         try:
@@ -118,7 +119,7 @@ def _lower(
         with torch.set_grad_enabled(gradient):
             call = aot_compile(graph, fresh, forward=stage, backward=stage, inference=stage)
             outputs = call(*fresh)
-            if gradient:  # the backward is compiled when it is first needed
+            if gradient:  # the backward pass is compiled lazily
                 torch.autograd.backward([out.sum() for out in outputs if out.requires_grad])
     except (DataDependentOutputException, DynamicOutputShapeException):
         return False
@@ -155,7 +156,7 @@ def figures(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def write(names: list[str]) -> str:
-    """Survey operators (none named: all), write the list, and return its figures as text."""
+    """Classifies operators (all if none is named), writes the list, returns its figures as text."""
     kept = committed() if names else {}
     rows = dict(sorted((kept | survey(names or sorted(harness.operators()))).items()))
     LIST.write_text(json.dumps({"figures": figures(rows), "operators": rows}, indent=1) + "\n")

@@ -1,8 +1,8 @@
-"""Runs operators of torch's OpInfo database through the compiler and compares with eager.
+"""Comparison of compiled operators of torch's OpInfo database with eager.
 
 The samples of one operator, of all dtypes, are captured and compiled together, as the nodes of one
-graph: one run of each stage, the C++ compiler's included, serves a few dozen samples. When such a
-graph goes wrong its samples are tried one by one, so that what is reported is always a single one.
+graph: one run of each stage, including the C++ compiler, serves a few dozen samples. If such a
+graph differs from eager, its samples are compiled one by one, so that each report is of one sample.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Compiler = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Callable[...
 FORWARD_DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 BATCH = 32  # samples in one graph
 
-# Their values are not defined, only type, size and stride are.
+# Operators with undefined values; only dtype, size and stride are compared.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"} | {
     "new_empty_strided"
 }
 
-# Torch's formulas of these gradients take other steps when AOTAutograd traces them, which leave the
-# results laid out otherwise: so do its graphs when nothing compiles them.
-TRACED_OTHERWISE = {"ormqr"}
-if torch.__version__ < "2.13":  # which traces backward passes for gradients that come in contiguous
-    TRACED_OTHERWISE |= {"rot90"}
+# Torch's gradient formulas of these take other steps when AOTAutograd traces them, which yields
+# other strides: its uncompiled graphs have them as well.
+STRIDES_DIFFER_WHEN_TRACED = {"ormqr"}
+if torch.__version__ < "2.13":  # which traces backward passes for contiguous incoming gradients
+    STRIDES_DIFFER_WHEN_TRACED |= {"rot90"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One sample: ``call`` maps a list of input tensors to the tensors the operator gave."""
+    """One sample: ``call`` maps a list of input tensors to the operator's result tensors."""
 
     call: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
     inputs: tuple[torch.Tensor, ...]
@@ -55,17 +55,17 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A sample whose compiled run is not eager's, and how."""
+    """A sample whose compiled run differs from eager, and the difference."""
 
     op: str
     dtype: torch.dtype
     gradient: bool
     sample: str
-    what: str
+    message: str
 
     def __str__(self) -> str:
         kind = "gradient" if self.gradient else "forward"
-        return f"{self.op} {str(self.dtype)[6:]} {kind}: {self.what}\n    sample: {self.sample}"
+        return f"{self.op} {str(self.dtype)[6:]} {kind}: {self.message}\n    sample: {self.sample}"
 
 
 def full_name(op: Any) -> str:
@@ -74,7 +74,7 @@ def full_name(op: Any) -> str:
 
 @functools.cache
 def operators() -> dict[str, Any]:
-    """The database by name; CUDA-only operators (the jiterator) are not in it."""
+    """The database by name, without CUDA-only operators (the jiterator)."""
     return {full_name(op): op for op in op_db if "jiterator" not in op.name}
 
 
@@ -85,16 +85,15 @@ def cases(
     samples = _samples(op, dtype, requires_grad, limit)
     for number, sample in enumerate(samples):
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        inputs = tuple(leaves[i] for i in places)
-        call = _caller(op, leaves, spec, places)
+        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        inputs = tuple(leaves[i] for i in positions)
+        call = _caller(op, leaves, spec, positions)
         yield Case(call, inputs, dtype, f"{number}: {_describe(sample)}")
 
 
 def _samples(op: Any, dtype: torch.dtype, requires_grad: bool, limit: int | None) -> list[Any]:
-    """As ``op.sample_inputs`` gives them, which looks through the whole stack for a test of torch's
-    that it is called by. All at once: a generator that is dropped while a graph is captured runs in
-    the capture."""
+    """Equal to ``op.sample_inputs``, which searches the whole stack for a calling test of torch. A
+    list: a generator that is finalized during a capture would run inside of the capture."""
     device, found = torch.get_default_device().type, []
     seed(0)
     samples = iter(op.sample_inputs_func(op, device, dtype, requires_grad))
@@ -109,12 +108,12 @@ def _samples(op: Any, dtype: torch.dtype, requires_grad: bool, limit: int | None
     return found
 
 
-def _caller(op: Any, leaves: list[Any], spec: Any, places: list[int]) -> Any:
+def _caller(op: Any, leaves: list[Any], spec: Any, positions: list[int]) -> Any:
     constant = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         filled = list(constant)
-        for place, tensor in zip(places, tensors, strict=True):
+        for place, tensor in zip(positions, tensors, strict=True):
             filled[place] = tensor
         first, args, kwargs = pytree.tree_unflatten(filled, spec)
         result = pytree.tree_leaves(op(first, *args, **kwargs))
@@ -142,13 +141,15 @@ def sweep(
     gradient: bool = False,
     limit: int | None = None,
 ) -> tuple[int, list[Problem]]:
-    """Compare the samples of ``op`` (the first ``limit`` of each of those of ``dtypes`` that it
-    takes); how many ran, and what went wrong.
+    """Compares the samples of ``op`` (the first ``limit`` of each supported dtype) with eager.
 
-    A sample that eager refuses, that returns no tensor, or whose output sizes depend on values
-    (which make_fx cannot capture) is not counted.
+    Samples that raise in eager, return no tensor, or have output sizes that depend on values
+    (which make_fx cannot capture) do not count.
+
+    Returns:
+        The number of samples that ran, and the problems.
     """
-    taken = [
+    selected = [
         case
         for dtype in dtypes
         if dtype in op.dtypes and (op.supports_autograd or not gradient)
@@ -157,27 +158,27 @@ def sweep(
     ]
     count = 0
     problems: list[Problem] = []
-    for batch, graph in _batches(taken):
+    for batch, graph in _batches(selected):
         count += len(batch)
-        together = _difference(op, batch, graph, compiler, gradient)
-        if together is None:
+        batch_message = _difference(op, batch, graph, compiler, gradient)
+        if batch_message is None:
             continue
         found: list[Problem] = []
         for case in batch if len(batch) > 1 else ():
-            what = _difference(op, [case], captured([case]), compiler, gradient)
-            if what is not None:
-                found.append(Problem(full_name(op), case.dtype, gradient, case.text, what))
+            message = _difference(op, [case], captured([case]), compiler, gradient)
+            if message is not None:
+                found.append(Problem(full_name(op), case.dtype, gradient, case.text, message))
         text = "\n      and ".join(case.text for case in batch)
-        problems += found or [Problem(full_name(op), batch[0].dtype, gradient, text, together)]
+        problems += found or [Problem(full_name(op), batch[0].dtype, gradient, text, batch_message)]
     return count, problems
 
 
-def _batches(taken: Sequence[Case]) -> Iterator[tuple[list[Case], torch.fx.GraphModule]]:
-    """Cases that can be captured, in graphs of up to ``BATCH``; random ones among themselves,
-    since their values are not comparable with eager's."""
+def _batches(selected: Sequence[Case]) -> Iterator[tuple[list[Case], torch.fx.GraphModule]]:
+    """Groups the cases that can be captured into graphs of up to ``BATCH``; random ones
+    separately, since their values are not comparable with eager's."""
     random: list[Case] = []
-    for start in range(0, len(taken), BATCH):
-        halves = [list(taken[start : start + BATCH])]
+    for start in range(0, len(selected), BATCH):
+        halves = [list(selected[start : start + BATCH])]
         while halves:
             batch = halves.pop()
             graph = captured(batch)
@@ -201,11 +202,11 @@ def _is_random(graph: torch.fx.GraphModule) -> bool:
 
 
 def runs_eagerly(case: Case, gradient: bool) -> bool:
-    """Does eager take this sample, and its backward too where a gradient is asked for?"""
+    """True if the sample runs in eager, with its backward pass if ``gradient``."""
     try:
         outputs = case.call(fresh(case.inputs))
         roots = [out for out in outputs if out.requires_grad]
-        if gradient and roots:  # some gradients are refused: eigenvectors have no fixed phase
+        if gradient and roots:  # some gradients raise: eigenvectors have no fixed phase
             torch.autograd.backward(roots, [_cotangent(out) for out in roots])
     except Exception:
         return False
@@ -213,7 +214,7 @@ def runs_eagerly(case: Case, gradient: bool) -> bool:
 
 
 def fresh(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies with the same strides, leaves of autograd where the originals require gradients."""
+    """Copies with the same strides, as autograd leaves if the originals require gradients."""
     copies = []
     for tensor in inputs:
         copy = tensor.detach().clone()
@@ -227,12 +228,12 @@ def _like_strided(tensor: torch.Tensor) -> torch.Tensor:
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    whole = tensor.as_strided((extent,), (1,)).clone()
-    return whole.as_strided(tensor.shape, tensor.stride(), 0)
+    storage = tensor.as_strided((extent,), (1,)).clone()
+    return storage.as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def captured(batch: Sequence[Case]) -> torch.fx.GraphModule | None:
-    """One FX graph of ATen operators for all cases, before autograd; None if it has none."""
+    """One FX graph of ATen operators for all cases, before autograd; None if capture fails."""
     counts = [len(case.inputs) for case in batch]
 
     def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -255,23 +256,23 @@ def _difference(
     compiler: Compiler,
     gradient: bool,
 ) -> str | None:
-    """What differs between the compiled ``graph`` of ``batch`` and eager's run, in words; None if
-    nothing."""
+    """Describes the difference between the compiled ``graph`` of ``batch`` and eager's run; None
+    if there is none."""
     assert graph is not None
     inputs = [t for case in batch for t in case.inputs]
-    compiler_errors._warned.clear()  # each warning comes once; here it counts every time
+    compiler_errors._warned.clear()  # warnings appear once per process; here each counts
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             compiled = compiler(graph, fresh(inputs))
             actual = _run(lambda *args: compiled(*args), fresh(inputs), gradient)
             if _is_random(graph):
-                again = _run(lambda *args: compiled(*args), fresh(inputs), gradient)
+                repeated = _run(lambda *args: compiled(*args), fresh(inputs), gradient)
     except Exception as error:
         return f"raises {type(error).__name__}: {str(error).strip()[:400]}"
 
     for warning in caught:
-        # The right result from ATen hides that the compiler failed, rather than declined.
+        # The fallback's correct result would hide an internal error of the compiler.
         if re.search(r"graph runs through ATen: \w+Error", str(warning.message)):
             return f"warns: {warning.message}"
 
@@ -285,16 +286,16 @@ def _difference(
 
     expected = _run(eager, fresh(inputs), gradient)
     if _is_random(graph):
-        return _compare(actual, expected, values=False) or _compare(actual, again, values=True)
-    exact = functools.cache(lambda: _exactly(batch, gradient))
-    strides = not (gradient and op.name in TRACED_OTHERWISE)
+        return _compare(actual, expected, values=False) or _compare(actual, repeated, values=True)
+    exact = functools.cache(lambda: _run_in_double_precision(batch, gradient))
+    strides = not (gradient and op.name in STRIDES_DIFFER_WHEN_TRACED)
     values = op.name not in UNDEFINED
     return _compare(actual, expected, values=values, strides=strides, exact=exact)
 
 
-def _exactly(batch: Sequence[Case], gradient: bool) -> list[Any] | None:
-    """Eager's results computed in double precision, where the operator has it; None if the
-    gradients cannot be."""
+def _run_in_double_precision(batch: Sequence[Case], gradient: bool) -> list[Any] | None:
+    """Eager's results in double precision where the operator supports it; None if the gradients
+    raise."""
     inputs = [t for case in batch for t in case.inputs]
     wider = {torch.complex64: torch.complex128}
     doubles = [
@@ -307,11 +308,11 @@ def _exactly(batch: Sequence[Case], gradient: bool) -> list[Any] | None:
     def eager(*tensors: torch.Tensor) -> list[torch.Tensor]:
         outputs, rest = [], iter(tensors)
         for case in batch:
-            given = list(itertools.islice(rest, len(case.inputs)))
+            arguments = list(itertools.islice(rest, len(case.inputs)))
             try:
-                outputs += case.call(given)
+                outputs += case.call(arguments)
             except Exception:
-                narrow = [g.to(t.dtype) for g, t in zip(given, case.inputs, strict=True)]
+                narrow = [g.to(t.dtype) for g, t in zip(arguments, case.inputs, strict=True)]
                 outputs += case.call(narrow)
         return outputs
 
@@ -326,7 +327,7 @@ def _is_inexact(tensor: torch.Tensor) -> bool:
 
 
 def _run(function: Any, inputs: list[torch.Tensor], gradient: bool) -> list[torch.Tensor | None]:
-    """Outputs, then the inputs as they were left, then their gradients."""
+    """Returns the outputs, then the inputs after the call, then their gradients."""
     seed(0)
     with torch.set_grad_enabled(gradient):
         outputs = list(function(*inputs))
@@ -341,7 +342,7 @@ def _run(function: Any, inputs: list[torch.Tensor], gradient: bool) -> list[torc
 
 
 def _cotangent(output: torch.Tensor) -> torch.Tensor:
-    """Not all ones: a wrong reduction must not cancel out. The strides are the output's own."""
+    """Not all ones, so that a wrong reduction does not cancel; with the strides of the output."""
     values = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float32)
     return torch.empty_like(output).copy_(values.reshape(output.shape))
 
@@ -358,7 +359,7 @@ def _compare(
         return f"{len(actual)} results, expected {len(expected)}"
     for number, (a, e) in enumerate(zip(actual, expected, strict=True)):
         if a is None or e is None:
-            # An absent gradient and a gradient of zeros are told apart, as eager does.
+            # An absent gradient differs from a gradient of zeros, as in eager.
             if a is not e:
                 return f"result {number}: {'none' if a is None else 'some'}, expected otherwise"
             continue
@@ -372,16 +373,16 @@ def _compare(
             try:
                 torch.testing.assert_close(a, e, equal_nan=True)
             except AssertionError as error:
-                if not _as_good(a, e, (exact() or [None] * len(actual))[number]):
+                if not _is_as_accurate(a, e, (exact() or [None] * len(actual))[number]):
                     return f"result {number}: {' '.join(str(error).split())[:300]}"
     return None
 
 
-def _as_good(actual: torch.Tensor, expected: torch.Tensor, exact: Any) -> bool:
-    """Whether ``actual`` is as near to the result in double precision as eager's own is.
+def _is_as_accurate(actual: torch.Tensor, expected: torch.Tensor, exact: Any) -> bool:
+    """True if ``actual`` is as close to the result in double precision as eager's result.
 
-    Where rounding is amplified (a difference of nearly equal numbers, low precision between two
-    operators), eager itself is further from the truth than the tolerance.
+    If rounding is amplified (a difference of nearly equal numbers, low precision between two
+    operators), the error of eager itself exceeds the tolerance.
     """
     if exact is None or exact.shape != actual.shape or not _is_inexact(actual):
         return False
@@ -396,14 +397,14 @@ def _as_good(actual: torch.Tensor, expected: torch.Tensor, exact: Any) -> bool:
     worst = allowed.max() if allowed.numel() else 0.0
     if (off <= atol + rtol * x.abs()[known]).all():
         return True
-    # An eager result far from the truth would excuse anything.
+    # A very inaccurate eager result would accept any value.
     if worst > 0.05 * x.abs()[known].max() + 1e-3:
         return False
     return bool((off <= 2 * worst + atol + rtol * x.abs()[known]).all())
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
-    """Those that say where elements lie: a dimension of size 1 may have any."""
+    """The strides that matter: a dimension of size 1 may have any stride."""
     if tensor.numel() == 0:
         return []
     return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]

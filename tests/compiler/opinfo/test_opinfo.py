@@ -1,4 +1,4 @@
-"""Every operator of torch's OpInfo database, compiled, gives what eager gives."""
+"""Compiled operators of torch's OpInfo database equal eager."""
 
 import json
 import zlib
@@ -10,7 +10,7 @@ from magpy_like.compiler import compile_fx
 from tests.compiler.opinfo import coverage, harness
 
 NAMES = sorted(harness.operators())
-# A part of the sweep that any change is tried on: the same operators every time.
+# A fixed sample of the operators, for quick runs.
 SOME = [name for name in NAMES if zlib.crc32(name.encode()) % 9 == 0]
 SOME_SAMPLES = 3
 
@@ -24,39 +24,40 @@ def check(name, dtypes, *, gradient=False, limit=None):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_some_operators_in_some_dtypes(name):
-    # One more dtype, another one for each operator.
-    others = [d for d in harness.FORWARD_DTYPES[1:] if d in harness.operators()[name].dtypes]
-    if others:
-        others = [others[zlib.crc32(name.encode()) // 9 % len(others)]]
-    check(name, [torch.float32, *others], limit=SOME_SAMPLES)
+def test_sample_of_operators_equals_eager(name):
+    # One further dtype, which varies with the operator.
+    extra_dtypes = [d for d in harness.FORWARD_DTYPES[1:] if d in harness.operators()[name].dtypes]
+    if extra_dtypes:
+        extra_dtypes = [extra_dtypes[zlib.crc32(name.encode()) // 9 % len(extra_dtypes)]]
+    check(name, [torch.float32, *extra_dtypes], limit=SOME_SAMPLES)
     check(name, [torch.float32], gradient=True, limit=SOME_SAMPLES)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operator_forward(name):
+def test_every_operator_equals_eager(name):
     check(name, harness.FORWARD_DTYPES)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operator_gradients(name):
+def test_every_operators_gradients_equal_eager(name):
     check(name, [torch.float32], gradient=True)
 
 
 # --- the list of operators ---------------------------------------------------------------------
 
 
-# The list is torch 2.13's. Torch before it takes it for known how many elements `unique` gives in
-# the gradient of `index_fill`, and has samples of `histc` first whose limits the elements decide.
-LISTED_OTHERWISE = {"index_fill", "histc"} if torch.__version__ < "2.13" else set()
+# The list was written with torch 2.13. Earlier versions treat the number of elements that `unique`
+# returns in the gradient of `index_fill` as known, and their first samples of `histc` have limits
+# that depend on the elements.
+LISTED_DIFFERENTLY = {"index_fill", "histc"} if torch.__version__ < "2.13" else set()
 
 
 def regressions(name):
-    """What an operator goes through ATen for, and did not when the committed list was made."""
+    """The ATen calls of an operator that are not in the committed list."""
     listed = coverage.committed().get(name)
-    if listed is None or name in LISTED_OTHERWISE:
+    if listed is None or name in LISTED_DIFFERENTLY:
         return []
     row = coverage.survey([name])[name]
     found = []
@@ -68,20 +69,20 @@ def regressions(name):
     return found
 
 
-@pytest.mark.cpu  # of which the list is
+@pytest.mark.cpu  # the list was written for it
 @pytest.mark.parametrize("name", SOME[::6])
-def test_some_operators_run_as_the_list_says(name):
+def test_sample_of_operators_has_no_new_fallbacks(name):
     assert regressions(name) == []
 
 
 @pytest.mark.full
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operator_runs_as_the_list_says(name):
+def test_operators_have_no_new_fallbacks(name):
     assert regressions(name) == []
 
 
-def test_the_figures_are_those_of_the_list():
+def test_figures_match_the_list():
     text = json.loads(coverage.LIST.read_text())
     assert text["figures"] == coverage.figures(text["operators"])
 
@@ -94,7 +95,7 @@ def test_at_least_85_percent_run_without_fallback():
 
 
 def broken(change):
-    """A compiler whose graphs give wrong results."""
+    """A compiler whose graphs return wrong results."""
 
     def compiler(gm, inputs):
         return lambda *args: [change(out) for out in gm(*args)]
@@ -103,7 +104,7 @@ def broken(change):
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "message"),
     [
         (lambda out: out + 1e-3, "not close"),
         (lambda out: out.double(), "dtype"),
@@ -113,17 +114,17 @@ def broken(change):
     ],
     ids=["value", "dtype", "shape", "stride", "error"],
 )
-def test_the_harness_sees_what_is_wrong(change, what):
+def test_harness_detects_wrong_results(change, message):
     op = harness.operators()["exp"]
     ran, problems = harness.sweep(op, [torch.float32], broken(change), limit=6)
     assert ran == 3
     assert problems
-    assert all(what in problem.what for problem in problems), problems
+    assert all(message in problem.message for problem in problems), problems
 
 
-def test_the_harness_sees_a_wrong_gradient():
+def test_harness_detects_wrong_gradients():
     def compiler(gm, inputs):
-        # Values as they should be, gradients doubled.
+        # Correct values, doubled gradients.
         return lambda *args: [2 * out - out.detach() for out in gm(*args)]
 
     _, problems = harness.sweep(
@@ -133,7 +134,7 @@ def test_the_harness_sees_a_wrong_gradient():
     assert all(problem.gradient for problem in problems)
 
 
-def test_the_harness_passes_eager_itself():
+def test_harness_accepts_eager():
     for name in ("softmax", "nn.functional.max_pool2d", "nn.functional.dropout", "index_put"):
         op = harness.operators()[name]
         for gradient in (False, True):
