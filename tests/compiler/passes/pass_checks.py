@@ -1,4 +1,4 @@
-"""Graphs for the pass tests, and the comparison of a graph before and after."""
+"""Helpers of the pass tests: ATen graphs, and the comparison of a graph before and after passes."""
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -9,14 +9,14 @@ from tests.seeding import seed
 
 
 def aten_graph(function, *inputs, functional=True, sizes="fake"):
-    """The ATen graph of ``function``, with fake tensors in ``meta["val"]``; their sizes vary where
-    ``sizes`` is "symbolic"."""
+    """The ATen graph of ``function``, with fake tensors in ``meta["val"]``; their sizes are
+    symbolic if ``sizes`` is "symbolic"."""
     wrapped = torch.func.functionalize(function) if functional else function
     return make_fx(wrapped, tracing_mode=sizes)(*inputs)
 
 
 def names(gm):
-    """The operators the graph calls, in order, without overload names."""
+    """The operators that the graph calls, in order, without overload names."""
     return [
         node.target._opname if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
         for node in gm.graph.nodes
@@ -29,13 +29,13 @@ def clones(inputs):
 
 
 def optimised(function, *inputs, inference=True, functional=True):
-    """The graph of ``function`` after all passes, proven to compute what ``function`` does."""
+    """The graph of ``function`` after all passes; asserts that its results equal ``function``'s."""
     gm = aten_graph(function, *inputs, functional=functional)
     gm = passes.run(gm, inference=inference)
-    ours, eager = clones(inputs), clones(inputs)
+    compiled_inputs, eager_inputs = clones(inputs), clones(inputs)
     seed(0)
-    actual = gm(*ours)
+    actual = gm(*compiled_inputs)
     seed(0)
-    expected = function(*eager)
-    assert_same((actual, tuple(ours)), (expected, tuple(eager)))
+    expected = function(*eager_inputs)
+    assert_same((actual, tuple(compiled_inputs)), (expected, tuple(eager_inputs)))
     return gm

@@ -1,4 +1,4 @@
-"""Masks that say nothing, or what a flag says, are left out of attention; no others are."""
+"""Attention masks without effect are removed, causal ones become a flag, others are kept."""
 
 import pytest
 import torch
@@ -29,13 +29,13 @@ def expanded(x):
     )
 
 
-IDLE = {
+REMOVABLE = {
     "true everywhere": (expanded, False),
     "zeros are added": (lambda x: torch.zeros(LENGTH, LENGTH, device=x.device), False),
     "a triangle": (triangle, True),
     "positions": (positions, True),
 }
-TELLING = {
+EFFECTIVE = {
     "strictly earlier, the first row sees nothing": lambda x: triangle(x, -1),
     "one later": lambda x: triangle(x, 1),
     "of values": lambda x: x[0, 0, :, :LENGTH] > -99,
@@ -57,8 +57,8 @@ def attention(mask, **options):
     return function
 
 
-def rewritten(function, inputs):
-    """The call of attention in the graph of ``function``, and the graph as a function."""
+def rewrite(function, inputs):
+    """The attention call in the rewritten graph of ``function``, and the graph as a function."""
     found = []
 
     def backend(gm, examples):
@@ -73,70 +73,70 @@ def rewritten(function, inputs):
     return node, call
 
 
-def compare(call, function, inputs):
+def assert_equals_eager(call, function, inputs):
     seen = []
     for f in (call, function):
-        given = [i.detach().clone().requires_grad_() for i in inputs]
+        leaves = [i.detach().clone().requires_grad_() for i in inputs]
         torch.manual_seed(0)
-        result = f(*given)
+        result = f(*leaves)
         result.sin().sum().backward()
-        seen.append((result, [g.grad for g in given]))
+        seen.append((result, [g.grad for g in leaves]))
     assert_same(*seen, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", IDLE)
-def test_a_mask_that_sizes_alone_make_is_a_flag_or_nothing(name):
-    mask, causal = IDLE[name]
+@pytest.mark.parametrize("name", REMOVABLE)
+def test_mask_computed_from_sizes_becomes_a_flag_or_is_removed(name):
+    mask, causal = REMOVABLE[name]
     inputs = qkv()
-    node, call = rewritten(attention(mask), inputs)
+    node, call = rewrite(attention(mask), inputs)
     assert node.kwargs["attn_mask"] is None
     assert bool(node.kwargs.get("is_causal")) == causal
-    compare(call, attention(mask), inputs)
+    assert_equals_eager(call, attention(mask), inputs)
 
 
-@pytest.mark.parametrize("name", TELLING)
-def test_any_other_mask_stays(name):
+@pytest.mark.parametrize("name", EFFECTIVE)
+def test_other_masks_are_kept(name):
     inputs = qkv()
-    node, call = rewritten(attention(TELLING[name]), inputs)
+    node, call = rewrite(attention(EFFECTIVE[name]), inputs)
     assert node.kwargs["attn_mask"] is not None
-    compare(call, attention(TELLING[name]), inputs)
+    assert_equals_eager(call, attention(EFFECTIVE[name]), inputs)
 
 
-def test_a_mask_stays_where_the_layout_of_the_result_is_seen():
-    """Each of the library's kernels lays its result out in its own way."""
+def test_mask_is_kept_if_the_layout_of_the_result_is_observable():
+    """The strides of the result depend on the library's kernel."""
 
     def function(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=expanded(q))
 
     inputs = qkv()
-    node, call = rewritten(function, inputs)
+    node, call = rewrite(function, inputs)
     assert node.kwargs["attn_mask"] is not None
-    compare(call, function, inputs)
+    assert_equals_eager(call, function, inputs)
 
 
-def test_a_mask_stays_where_something_is_dropped():
-    """Each of the library's kernels draws in its own way."""
+def test_mask_is_kept_with_dropout():
+    """The random draws depend on the library's kernel."""
     function = attention(expanded, dropout_p=0.5)
     inputs = qkv()
-    node, call = rewritten(function, inputs)
+    node, call = rewrite(function, inputs)
     assert node.kwargs["attn_mask"] is not None
-    compare(call, function, inputs)
+    assert_equals_eager(call, function, inputs)
 
 
-def test_a_causal_mask_of_fewer_queries_than_keys_stays():
+def test_causal_mask_with_fewer_queries_than_keys_is_kept():
     def function(q, k, v):
         mask = torch.ones(LENGTH, LENGTH + 2, dtype=torch.bool, device=q.device).tril()
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).contiguous()
 
     inputs = (qkv()[0], *qkv(LENGTH + 2)[1:])
-    node, call = rewritten(function, inputs)
+    node, call = rewrite(function, inputs)
     assert node.args[3] is not None
-    compare(call, function, inputs)
+    assert_equals_eager(call, function, inputs)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, LENGTH, LENGTH), (1, 2, LENGTH, LENGTH), (LENGTH, 1, 2)])
-def test_a_mask_that_scores_do_not_have_the_sizes_of_stays(shape):
-    """Eager raises, or takes the sizes of the result from it."""
+def test_mask_that_broadcasts_the_scores_is_kept(shape):
+    """In eager, such a mask raises or determines the sizes of the result."""
     graph = torch.fx.Graph()
     q, k, v = map(graph.placeholder, "qkv")
     mask = graph.call_function(torch.ones, (shape,), {"dtype": torch.bool})

@@ -1,4 +1,4 @@
-"""Hand-written attention becomes the library's, in its many spellings, and never a wrong value."""
+"""Attention written in primitive operators, in many spellings, becomes the library function."""
 
 import math
 import operator
@@ -20,7 +20,7 @@ def qkv(length=6, keys=7, dim=8, shape=(2, 3), dtype=torch.float32, grad=False):
     return [torch.randn(s, dtype=dtype, requires_grad=grad) for s in sizes]
 
 
-def fused(gm):
+def count_fused(gm):
     attention = F.scaled_dot_product_attention, FILLED_ATTENTION
     return sum(node.target in attention for node in gm.graph.nodes)
 
@@ -30,22 +30,22 @@ def clones(inputs):
 
 
 def compare(gm, function, inputs, tolerance=1e-5):
-    ours, eager = clones(inputs), clones(inputs)
-    actual, expected = gm(*ours), function(*eager)
-    # Scores are rounded in another order.
-    assert_same((actual, ours), (expected, eager), rtol=tolerance, atol=tolerance)
+    compiled_inputs, eager_inputs = clones(inputs), clones(inputs)
+    actual, expected = gm(*compiled_inputs), function(*eager_inputs)
+    # Scores are rounded in a different order.
+    assert_same((actual, compiled_inputs), (expected, eager_inputs), rtol=tolerance, atol=tolerance)
     if expected.requires_grad:
         cotangent = torch.randn_like(expected)
         actual.backward(cotangent)
         expected.backward(cotangent)
-        for a, e in zip(ours, eager):
+        for a, e in zip(compiled_inputs, eager_inputs):
             assert_same(a.grad, e.grad, rtol=1e-4, atol=1e-5)
 
 
 def check(function, *inputs, fires=True, tolerance=1e-5):
-    """Rewrites ``function`` as captured from Python; compares values and gradients."""
+    """Rewrites the traced graph of ``function``; compares values and gradients with eager."""
     gm = passes.run_captured(torch.fx.symbolic_trace(function), inputs)
-    assert fused(gm) == fires
+    assert count_fused(gm) == fires
     compare(gm, function, inputs, tolerance)
     return gm
 
@@ -69,18 +69,18 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_every_spelling_is_the_librarys(spelling, grad):
+def test_every_spelling_becomes_the_library_function(spelling, grad):
     check(SPELLINGS[spelling], *qkv(grad=grad))
 
 
-def test_three_dimensions_through_bmm():
+def test_bmm_of_three_dimensions_is_rewritten():
     def function(q, k, v):
         return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)
 
     check(function, *qkv(shape=(5,), grad=True))
 
 
-def test_keys_that_arrive_transposed():
+def test_transposed_keys_are_rewritten():
     def function(q, k, v):
         return (q @ k).softmax(-1) @ v
 
@@ -88,7 +88,7 @@ def test_keys_that_arrive_transposed():
     check(function, q, k.mT.contiguous(), v)
 
 
-def test_the_layout_is_eagers():
+def test_layout_of_the_result_equals_eager():
     def function(q, k, v):
         return (q @ k.mT).softmax(-1) @ v
 
@@ -100,39 +100,39 @@ def test_the_layout_is_eagers():
     assert torch.Tensor.contiguous not in [node.target for node in gm.graph.nodes]
 
 
-def test_the_graph_may_be_aten():
+def test_aten_graph_is_rewritten():
     inputs = qkv()
     function = SPELLINGS["operators"]
     gm = make_fx(function, pre_dispatch=True)(*inputs)
     gm = passes.run_captured(gm, inputs)
-    assert fused(gm) == 1
+    assert count_fused(gm) == 1
     compare(gm, function, inputs)
 
 
-def idle_readers(q, k, v):
+def with_unused_readers(q, k, v):
     probabilities = (q @ k.mT).softmax(-1)
-    F.dropout(probabilities, 0.0, False)  # given back as it is, and so read by nobody
+    F.dropout(probabilities, 0.0, False)  # returns its argument; the result is unused
     probabilities.to(torch.float32).type(torch.float32)
     return probabilities @ v
 
 
-def test_readers_that_nobody_reads_do_not_count():
-    check(idle_readers, *qkv(grad=True))
+def test_unused_readers_are_ignored():
+    check(with_unused_readers, *qkv(grad=True))
 
 
-def drawing_reader(q, k, v):
+def with_random_reader(q, k, v):
     probabilities = (q @ k.mT).softmax(-1)
     F.dropout(probabilities, 0.5, True)
     return probabilities @ v
 
 
-def test_a_reader_that_draws_random_numbers_does():
-    gm = check(drawing_reader, *qkv(), fires=False)
+def test_reader_that_draws_random_numbers_prevents_the_rewrite():
+    gm = check(with_random_reader, *qkv(), fires=False)
     assert any(node.target is F.dropout for node in gm.graph.nodes)
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 6, 7), (6, 7), (2, 1, 6, 7)])
-def test_a_position_bias_before_a_mask_is_added_to_it(shape):
+def test_position_bias_is_added_to_the_mask(shape):
     def biased(q, k, v, bias, mask):
         return (((q @ k.mT) * 0.4 + bias) + mask).softmax(-1) @ v
 
@@ -146,23 +146,23 @@ def test_a_position_bias_before_a_mask_is_added_to_it(shape):
     check(biased, *qkv(grad=True), bias, mask, fires=False)
 
 
-def test_two_layers_are_two():
+def test_two_layers_are_both_rewritten():
     def function(q, k, v):
         once = (q @ k.mT).softmax(-1) @ v
         return (once @ k.mT).softmax(-1) @ v
 
     gm = passes.run_captured(torch.fx.symbolic_trace(function), inputs := qkv())
-    assert fused(gm) == 2
+    assert count_fused(gm) == 2
     compare(gm, function, inputs)
 
 
 # --- masks -------------------------------------------------------------------------------------
 
 CAUSAL = torch.ones(6, 7).tril().bool()
-ROWS = CAUSAL.clone()
-ROWS[2] = False  # one query that may see nothing
+MASKED_ROW = CAUSAL.clone()
+MASKED_ROW[2] = False  # one query without any visible key
 
-MASKED = {
+FILLS = {
     "fill -inf": lambda q, k, v, m: (q @ k.mT).masked_fill(~m, -INF).softmax(-1) @ v,
     "fill lowest": lambda q, k, v, m: (
         (q @ k.mT * 0.4).masked_fill(m.logical_not(), torch.finfo(torch.float32).min).softmax(-1)
@@ -179,17 +179,17 @@ MASKED = {
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("mask", [CAUSAL, ROWS, ROWS[None, None].expand(2, 1, -1, -1)])
-@pytest.mark.parametrize("spelling", MASKED)
-def test_filled_masks(spelling, mask, grad):
-    """Also with a row that sees nothing: NaN or the mean of the values, as in eager."""
-    check(MASKED[spelling], *qkv(grad=grad), mask, fires=mask.device.type == "cpu")
+@pytest.mark.parametrize("mask", [CAUSAL, MASKED_ROW, MASKED_ROW[None, None].expand(2, 1, -1, -1)])
+@pytest.mark.parametrize("spelling", FILLS)
+def test_filled_masks_are_rewritten(spelling, mask, grad):
+    """Includes a row without visible keys: NaN or the mean of the values, as in eager."""
+    check(FILLS[spelling], *qkv(grad=grad), mask, fires=mask.device.type == "cpu")
 
 
-def set_(*places, value):
+def assign(*locations, value):
     def change(q, k, v, grad):
-        for place in places:
-            {"q": q, "k": k, "v": v, "grad": grad}[place[0]][place[1:]] = value
+        for location in locations:
+            {"q": q, "k": k, "v": v, "grad": grad}[location[0]][location[1:]] = value
 
     return change
 
@@ -199,21 +199,21 @@ def overflow(q, k, v, grad):
     k[0, :, 5] = 1e30
 
 
-NOT_FINITE = {
-    "NaN key": set_(("k", 0, 0, 5), value=math.nan),
-    "infinite key": set_(("k", 0, 0, 5), value=INF),
-    "NaN key, seen by nobody": set_(("k", 0, 0, 6), value=math.nan),
-    "NaN query": set_(("q", 0, 0, 3), value=math.nan),
-    "NaN value": set_(("v", 0, 0, 5), value=math.nan),
+NONFINITE = {
+    "NaN key": assign(("k", 0, 0, 5), value=math.nan),
+    "infinite key": assign(("k", 0, 0, 5), value=INF),
+    "NaN key, seen by nobody": assign(("k", 0, 0, 6), value=math.nan),
+    "NaN query": assign(("q", 0, 0, 3), value=math.nan),
+    "NaN value": assign(("v", 0, 0, 5), value=math.nan),
     "overflow": overflow,
-    "all that one sees is -inf": set_(("k", 0, 0, 0), value=-INF),
-    "infinite gradient": set_(("grad", 0, 0, 2), value=INF),
-    "NaN gradient": set_(("grad", 0, 0, 2), value=math.nan),
+    "all that one sees is -inf": assign(("k", 0, 0, 0), value=-INF),
+    "infinite gradient": assign(("grad", 0, 0, 2), value=INF),
+    "NaN gradient": assign(("grad", 0, 0, 2), value=math.nan),
 }
 
 
-def through_dynamo(function, found):
-    """``function`` by its rewritten graph, which is added to ``found``."""
+def rewrite_through_dynamo(function, found):
+    """Compiles ``function`` to its rewritten graph, which is appended to ``found``."""
 
     def backend(gm, inputs):
         found.append(passes.run_captured(gm, inputs))
@@ -238,43 +238,45 @@ def fill_lowest(q, k, v, mask):
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("function", [fill_infinite, fill_lowest, constant_triangle])
-@pytest.mark.parametrize("name", NOT_FINITE)
-def test_a_fill_hides_what_is_not_finite(name, function, grad):
-    """The library adds its mask: to NaN, say, and then to no avail."""
+@pytest.mark.parametrize("name", NONFINITE)
+def test_filled_mask_hides_nonfinite_values_as_in_eager(name, function, grad):
+    """The library adds its mask, which does not hide NaN, for example."""
     q, k, v = qkv(length=7)
     q, cotangent = q.abs(), torch.randn(q.shape)
-    NOT_FINITE[name](q, k, v, cotangent)
+    NONFINITE[name](q, k, v, cotangent)
     mask = torch.ones(7, 7, dtype=torch.bool).tril()
     mask[:, 6] = False
-    ours, eager = (clones([x.requires_grad_(grad) for x in (q, k, v)]) for _ in range(2))
+    compiled_inputs, eager_inputs = (
+        clones([x.requires_grad_(grad) for x in (q, k, v)]) for _ in range(2)
+    )
     found = []
-    call = through_dynamo(function, found)
-    actual, expected = call(*ours, mask), function(*eager, mask)
-    assert fused(found[0]) == (q.device.type == "cpu")
+    call = rewrite_through_dynamo(function, found)
+    actual, expected = call(*compiled_inputs, mask), function(*eager_inputs, mask)
+    assert count_fused(found[0]) == (q.device.type == "cpu")
     assert_same(actual, expected, rtol=1e-4, atol=1e-5)
     if grad:
         actual.backward(cotangent)
         expected.backward(cotangent)
-        for a, e in zip(ours, eager):
+        for a, e in zip(compiled_inputs, eager_inputs):
             assert_same(a.grad, e.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_scores_lower_than_what_is_filled_in_do_not_hide_it():
+def test_scores_below_the_fill_value_equal_eager():
     q, k, v = qkv(length=7)
-    function = MASKED["fill -1e9"]
+    function = FILLS["fill -1e9"]
     mask = torch.ones(7, 7, dtype=torch.bool).tril()
     check(function, q.abs() * 1e5, -k.abs() * 1e5, v, mask, fires=q.device.type == "cpu")
 
 
-@pytest.mark.cpu  # on a GPU to look for NaN would be to wait
-def test_a_constant_triangle_is_filled_by_the_librarys_flag():
+@pytest.mark.cpu  # on a GPU, the check for NaN would synchronize
+def test_constant_triangle_becomes_the_causal_flag():
     found = []
-    through_dynamo(constant_triangle, found)(*qkv(length=7), CAUSAL)
+    rewrite_through_dynamo(constant_triangle, found)(*qkv(length=7), CAUSAL)
     (node,) = found[0].graph.find_nodes(op="call_function", target=FILLED_ATTENTION)
     assert node.args[3:5] == (None, None)
 
 
-def test_autocast_leaves_fills_where_they_are():
+def test_fills_under_autocast_are_kept():
     def function(q, k, v, m):
         return (q @ k.mT).masked_fill(~m, -INF).softmax(-1, dtype=torch.float32) @ v
 
@@ -283,7 +285,9 @@ def test_autocast_leaves_fills_where_they_are():
 
 
 @pytest.mark.parametrize("fill", [-INF, -1e4, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("mask", [CAUSAL, ROWS, ROWS.expand(2, 3, -1, -1), ROWS[:1]])
+@pytest.mark.parametrize(
+    "mask", [CAUSAL, MASKED_ROW, MASKED_ROW.expand(2, 3, -1, -1), MASKED_ROW[:1]]
+)
 @pytest.mark.parametrize(
     "function",
     [
@@ -292,25 +296,25 @@ def test_autocast_leaves_fills_where_they_are():
     ],
     ids=["after", "before"],
 )
-def test_added_masks(function, mask, fill):
-    # On a GPU scores are in units of log(2): next to -1e4, digits are lost elsewhere than in eager.
+def test_added_masks_are_rewritten(function, mask, fill):
+    # On a GPU scores are in units of log(2): added to -1e4, they lose other digits than in eager.
     tolerance = 5e-3 if fill == -1e4 and mask.device.type == "cuda" else 1e-5
     added = torch.zeros(mask.shape).masked_fill(~mask, fill)
     check(function, *qkv(), added, tolerance=tolerance)
 
 
-def test_an_added_mask_stays_where_gradients_are_wanted():
-    """Adding finfo.min to all scores of a row, the library's backward gives wrong gradients."""
-    mask = torch.zeros(6, 7).masked_fill(~ROWS, torch.finfo(torch.float32).min)
+def test_added_mask_with_gradients_is_kept():
+    """With finfo.min added to all scores of a row, the library's backward pass is wrong."""
+    mask = torch.zeros(6, 7).masked_fill(~MASKED_ROW, torch.finfo(torch.float32).min)
     function = lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v
     check(function, *qkv(grad=True), mask, fires=False)
 
 
-def test_an_added_bias_of_any_value():
+def test_added_bias_is_rewritten():
     check(lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v, *qkv(), torch.randn(2, 1, 6, 7))
 
 
-def test_scores_may_be_added_to_in_place():
+def test_in_place_addition_to_scores_is_rewritten():
     def function(q, k, v, m):
         scores = q @ k.mT
         scores += m
@@ -321,9 +325,9 @@ def test_scores_may_be_added_to_in_place():
     check(function, *qkv(), torch.randn(6, 7))
 
 
-# --- what must stay ----------------------------------------------------------------------------
+# --- graphs that are kept ------------------------------------------------------------------------
 
-OTHERS = {
+SIMILAR_GRAPHS = {
     "another dimension": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
     "probabilities returned": lambda q, k, v: (p := (q @ k.mT).softmax(-1)) @ v + p.sum(),
     "scores read again": lambda q, k, v: (s := q @ k.mT).softmax(-1) @ v + s.sum(),
@@ -343,12 +347,12 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_only_looks_like_attention_stays(name):
-    check(OTHERS[name], *qkv(), fires=False)
+@pytest.mark.parametrize("name", SIMILAR_GRAPHS)
+def test_graphs_similar_to_attention_are_kept(name):
+    check(SIMILAR_GRAPHS[name], *qkv(), fires=False)
 
 
-def test_scores_that_are_their_own_mask_stay():
+def test_scores_added_to_themselves_are_kept():
     def function(q, k, v):
         scores = q @ q.mT
         return (scores + scores).softmax(-1) @ v
@@ -356,26 +360,26 @@ def test_scores_that_are_their_own_mask_stay():
     check(function, *qkv(keys=6), fires=False)
 
 
-def test_dropout_that_is_on_stays():
+def test_active_dropout_is_kept():
     def function(q, k, v):
         return F.dropout((q @ k.mT).softmax(-1), 0.5) @ v
 
     gm = passes.run_captured(torch.fx.symbolic_trace(function), qkv())
-    assert not fused(gm)
+    assert not count_fused(gm)
 
 
-def test_a_mask_that_learns_stays():
+def test_mask_with_gradients_is_kept():
     mask = torch.randn(6, 7, requires_grad=True)
     check(lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v, *qkv(), mask, fires=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_stays(dtype):
+def test_low_precision_is_kept(dtype):
     gm = torch.fx.symbolic_trace(SPELLINGS["no scale"])
-    assert not fused(passes.run_captured(gm, qkv(dtype=dtype)))
+    assert not count_fused(passes.run_captured(gm, qkv(dtype=dtype)))
 
 
-def test_keys_written_between_the_products_stay_where_they_are_read():
+def test_keys_mutated_between_the_products_are_kept():
     def function(q, k, v):
         scores = (q @ k.mT).softmax(-1)
         k.mul_(0)
@@ -384,7 +388,7 @@ def test_keys_written_between_the_products_stay_where_they_are_read():
     check(function, *qkv(), fires=False)
 
 
-def test_a_write_nobody_reads_survives_the_rewrite():
+def test_mutation_before_attention_survives_the_rewrite():
     def function(q, k, v):
         v.mul_(2)
         return (q @ k.mT).softmax(-1) @ v
@@ -392,14 +396,14 @@ def test_a_write_nobody_reads_survives_the_rewrite():
     check(function, *qkv())
 
 
-def test_empty_sequences_stay():
+def test_empty_sequences_are_kept():
     check(SPELLINGS["no scale"], *qkv(keys=0), fires=False)
 
 
-@pytest.mark.cpu  # as the operator is
+@pytest.mark.cpu  # like the operator
 @pytest.mark.parametrize("hidden", [0.0, math.inf])
-def test_a_fill_may_be_differentiated_twice(hidden):
-    """The library's gradient may not, nor the operator's that may do without it."""
+def test_filled_attention_is_twice_differentiable(hidden):
+    """Unlike the library's gradient, and the operator's fast gradient."""
 
     def operator_(q, k, v, keep):
         bias = torch.where(keep, 0.0, -math.inf)
@@ -414,13 +418,13 @@ def test_a_fill_may_be_differentiated_twice(hidden):
         torch.manual_seed(0)
         q, k, v = qkv()
         k[:, :, 6] += hidden
-        given = [t.requires_grad_() for t in (q, k, v)]
-        *_, first = torch.autograd.grad(call(*given, keep).pow(2).sum(), given, create_graph=True)
+        leaves = [t.requires_grad_() for t in (q, k, v)]
+        *_, first = torch.autograd.grad(call(*leaves, keep).pow(2).sum(), leaves, create_graph=True)
         found.append(torch.autograd.grad(first.pow(2).sum(), v))
     torch.testing.assert_close(*found)
 
 
-def test_a_fill_of_nothing():
+def test_filled_attention_of_empty_batch():
     q, k, v = (t[:0] for t in qkv())
     keep = torch.ones(6, 7, dtype=torch.bool)
     out, sums = FILLED_ATTENTION(q, k, v, keep, torch.zeros(6, 7), -math.inf, 0.5)

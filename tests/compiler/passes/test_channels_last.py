@@ -1,4 +1,4 @@
-"""Where images become channels last for convolutions, and that nobody outside can tell."""
+"""Conversion of convolution images to channels last, without observable changes of layout."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def strides(gm, name):
     return node.meta["val"].stride()
 
 
-def test_a_large_image_is_copied_once_and_what_follows_keeps_its_layout():
+def test_large_image_is_copied_once_and_its_readers_keep_the_layout():
     gm = optimised(block, IMAGE, WEIGHT, NEXT)
     assert names(gm).count("clone") == 2  # to channels last, and the result back
     assert strides(gm, "relu")[1] == 1
@@ -44,22 +44,22 @@ def test_a_large_image_is_copied_once_and_what_follows_keeps_its_layout():
     "take",
     [
         lambda y, i, j: y[:, :, i],
-        lambda y, i, j: y[:, :, i][..., j],  # as images are padded
-        lambda y, i, j: y[:, :, i[:, None], j],  # as they are enlarged
+        lambda y, i, j: y[:, :, i][..., j],  # as in padding
+        lambda y, i, j: y[:, :, i[:, None], j],  # as in upsampling
     ],
     ids=range(3),
 )
-def test_what_is_taken_out_of_an_image_by_index_keeps_its_layout(take):
+def test_indexing_of_an_image_keeps_its_layout(take):
     def function(x, w, v, i, j):
         return F.conv2d(take(F.conv2d(x, w), i, j), v)
 
-    given = IMAGE, WEIGHT, NEXT, ROWS, COLUMNS
-    gm = optimised(function, *given)
+    inputs = IMAGE, WEIGHT, NEXT, ROWS, COLUMNS
+    gm = optimised(function, *inputs)
     assert names(gm).count("clone") == 2  # to channels last, and the result back
     for node in gm.graph.nodes:
         if "index" in str(node.target) or "convolution" in str(node.target):
             assert node.meta["val"].stride(1) == 1
-    same(function, *given, rtol=1e-4, atol=1e-4)
+    same(function, *inputs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -68,19 +68,19 @@ def test_what_is_taken_out_of_an_image_by_index_keeps_its_layout(take):
         (IMAGE[:, :, :20, :20].contiguous(), WEIGHT),  # small
         (IMAGE, POINT),  # single pixels
         (IMAGE.double(), WEIGHT.double()),
-        (IMAGE.contiguous(memory_format=torch.channels_last), WEIGHT),  # is what it would become
+        (IMAGE.contiguous(memory_format=torch.channels_last), WEIGHT),  # channels last already
         (IMAGE[:, :, :, 0].contiguous(), WEIGHT[..., 0].contiguous()),  # one dimension
     ],
     ids=range(5),
 )
-def test_other_convolutions_stay(image, weight):
+def test_other_convolutions_keep_their_layout(image, weight):
     convolve = F.conv2d if image.dim() == 4 else F.conv1d
     gm = optimised(convolve, image, weight)
     assert "clone" not in names(gm)
     same(convolve, image, weight)
 
 
-def test_a_convolution_with_more_weights_than_pixels_gets_its_image_as_it_was():
+def test_convolution_with_more_weights_than_pixels_keeps_its_layout():
     def function(x, w, v):
         y = F.max_pool2d(F.conv2d(x, w, padding=1), 16)
         return F.conv2d(y, v), F.conv2d(y, v[:1])
@@ -92,7 +92,7 @@ def test_a_convolution_with_more_weights_than_pixels_gets_its_image_as_it_was():
     same(function, IMAGE, WEIGHT, many, rtol=1e-4, atol=1e-4)
 
 
-def test_images_of_varying_size_become_channels_last_and_no_size_is_guarded():
+def test_varying_sizes_become_channels_last_without_guards():
     gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
     (image, *_) = (n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
     guards = list(image.fake_mode.shape_env.guards)
@@ -100,12 +100,12 @@ def test_images_of_varying_size_become_channels_last_and_no_size_is_guarded():
     assert names(gm).count("clone") == 2  # to channels last, and the result back
     assert strides(gm, "relu")[1] == 1
     assert image.fake_mode.shape_env.guards == guards
-    for given in (IMAGE, IMAGE[:1, :, :, :40].contiguous()):
-        actual, expected = gm(given, WEIGHT, NEXT), block(given, WEIGHT, NEXT)
+    for inputs in (IMAGE, IMAGE[:1, :, :, :40].contiguous()):
+        actual, expected = gm(inputs, WEIGHT, NEXT), block(inputs, WEIGHT, NEXT)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_operators_between_convolutions_do_not_run_on_sizes_that_vary(monkeypatch):
+def test_layout_pass_runs_operators_on_concrete_sizes(monkeypatch):
     gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
     ran = set()
     real = FakeTensorMode.dispatch
@@ -122,7 +122,7 @@ def test_operators_between_convolutions_do_not_run_on_sizes_that_vary(monkeypatc
     assert "clone" in ran and ran.isdisjoint({"relu", "add", "convolution"})
 
 
-def test_images_of_varying_size_beside_a_constant_that_no_size_environment_knows():
+def test_varying_sizes_with_a_constant_become_channels_last():
     gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
     gm.ones = torch.ones(3)
     with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
@@ -132,7 +132,7 @@ def test_images_of_varying_size_beside_a_constant_that_no_size_environment_knows
 
 
 @pytest.mark.parametrize(
-    "after",
+    "reader",
     [
         lambda y: (y.relu(), y[:, 1:]),
         lambda y: y.view(y.shape[0], -1).sum(1),
@@ -144,11 +144,11 @@ def test_images_of_varying_size_beside_a_constant_that_no_size_environment_knows
     ],
     ids=range(7),
 )
-def test_images_of_any_size_give_eagers_result(after):
-    weight = torch.nn.Parameter(WEIGHT)  # its sizes are fixed
+def test_images_of_any_size_equal_eager(reader):
+    weight = torch.nn.Parameter(WEIGHT)  # with fixed sizes
 
     def function(x):
-        return after(F.conv2d(x, weight))
+        return reader(F.conv2d(x, weight))
 
     fast = compiled(function, dynamic=True)
     for image in (IMAGE, seeded(3, 5, 7, 9)):
@@ -166,7 +166,7 @@ def normalised(y):
     return F.batch_norm(y, y.mean((0, 2, 3)).detach(), y.var((0, 2, 3)).detach())
 
 
-AFTERS = [
+READERS = [
     lambda y: y.flatten(1),
     lambda y: y.view(2, -1).sum(1),
     lambda y: y.permute(0, 2, 3, 1),
@@ -183,7 +183,9 @@ AFTERS = [
     lambda y: y.mT @ y,
     lambda y: torch.empty_like(y).fill_(1),
     lambda y: y.cumsum(1),
-    lambda y: normalised(y).square().sum((2, 3)),  # without squares, nothing is left but rounding
+    lambda y: (
+        normalised(y).square().sum((2, 3))
+    ),  # without squares, the sums would cancel to rounding errors
     lambda y: F.conv_transpose2d(y, WEIGHT, stride=2),
     lambda y: F.pixel_shuffle(y[:, :4], 2),
     lambda y: y.unfold(2, 3, 2).amax(-1),
@@ -195,15 +197,15 @@ AFTERS = [
 ]
 
 
-@pytest.mark.parametrize("after", AFTERS, ids=range(len(AFTERS)))
-def test_whatever_follows_gives_eagers_result(after):
+@pytest.mark.parametrize("reader", READERS, ids=range(len(READERS)))
+def test_any_reader_of_a_convolution_equals_eager(reader):
     def function(x, w):
-        return after(F.conv2d(x, w))
+        return reader(F.conv2d(x, w))
 
     same(function, IMAGE, WEIGHT, rtol=1e-4, atol=1e-4)
 
 
-def test_results_that_share_memory_share_it():
+def test_views_among_the_results_share_memory():
     def function(x, w):
         y = F.conv2d(x, w)
         return y, y[:, 1:]
@@ -213,7 +215,7 @@ def test_results_that_share_memory_share_it():
     assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
-def test_an_input_that_is_written_is_written_as_it_lies():
+def test_mutated_input_keeps_its_layout():
     def function(x, w, out):
         out.copy_(F.conv2d(x, w))
         return out * 2
@@ -221,7 +223,7 @@ def test_an_input_that_is_written_is_written_as_it_lies():
     same(function, IMAGE, WEIGHT, torch.zeros(2, 6, 64, 68), rtol=1e-4, atol=1e-4)
 
 
-def test_random_numbers_are_drawn_in_the_order_of_the_traced_layout():
+def test_random_numbers_are_drawn_in_the_traced_layout():
     def function(x, w):
         y = F.conv2d(x, w)
         return y + torch.rand_like(y)
@@ -231,7 +233,7 @@ def test_random_numbers_are_drawn_in_the_order_of_the_traced_layout():
 
 
 def backward(results, at):
-    """The gradients of all results that have one, with a gradient of its own for each element."""
+    """The gradients of all differentiable results, with random upstream gradients."""
     parts = [y for y in tensors(results) if y.requires_grad]
     seed(1)
     return torch.autograd.grad(parts, at, [torch.randn(y.shape) for y in parts])
@@ -243,35 +245,35 @@ def assert_alike(actual, expected):
         assert (a.double() - b.double()).norm() <= 1e-5 * b.double().norm()
 
 
-def with_gradients(after):
+def with_gradients(reader):
     def function(x, w):
         y = F.conv2d(F.pad(x, [1] * 4).relu(), w)
-        return after(y), y.mean()  # one of the two has a gradient in any case
+        return reader(y), y.mean()  # at least one of the two has a gradient
 
     return function
 
 
-@pytest.mark.parametrize("after", AFTERS, ids=range(len(AFTERS)))
-def test_whatever_follows_gives_eagers_gradients(after):
-    function = with_gradients(after)
-    given = IMAGE.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
-    actual, expected = compiled(function)(*given), function(*given)
+@pytest.mark.parametrize("reader", READERS, ids=range(len(READERS)))
+def test_gradients_of_any_reader_equal_eager(reader):
+    function = with_gradients(reader)
+    inputs = IMAGE.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
+    actual, expected = compiled(function)(*inputs), function(*inputs)
     assert_alike(actual, expected)
-    assert_alike(backward(actual, given), backward(expected, given))
+    assert_alike(backward(actual, inputs), backward(expected, inputs))
 
 
-def test_images_of_any_size_give_eagers_gradients():
+def test_gradients_of_images_of_any_size_equal_eager():
     function = with_gradients(lambda y: F.max_pool2d(torch.cat([y, y.relu() * 2], 1), 2))
     fast, weight = compiled(function, dynamic=True), WEIGHT.clone().requires_grad_()
     for image in (IMAGE, seeded(3, 5, 8, 9)):
-        given = image.clone().requires_grad_(), weight
-        actual, expected = fast(*given), function(*given)
+        inputs = image.clone().requires_grad_(), weight
+        actual, expected = fast(*inputs), function(*inputs)
         assert_alike(actual, expected)
-        assert_alike(backward(actual, given), backward(expected, given))
+        assert_alike(backward(actual, inputs), backward(expected, inputs))
 
 
 def joint_graphs(monkeypatch):
-    """The graphs of both passes that are laid out from now on."""
+    """Returns a list that collects the joint graphs passed to the layout pass."""
     found = []
 
     def lay_out(gm):
@@ -282,7 +284,7 @@ def joint_graphs(monkeypatch):
     return found
 
 
-def test_both_passes_have_the_same_layout(monkeypatch):
+def test_forward_and_backward_pass_have_the_same_layout(monkeypatch):
     found = joint_graphs(monkeypatch)
     compiled(block)(*(t.clone().requires_grad_() for t in (IMAGE, WEIGHT, NEXT)))
     (gm,) = found
@@ -292,10 +294,10 @@ def test_both_passes_have_the_same_layout(monkeypatch):
         image = node.args["backward" in str(node.target)]
         assert image.meta["val"].stride(1) == 1
     images = {n.args["backward" in str(n.target)] for n in convolutions}
-    assert len(images) == 2  # a copy serves both passes
+    assert len(images) == 2  # one copy is used in both passes
 
 
-def test_gradients_get_the_image_that_the_convolution_got(monkeypatch):
+def test_convolution_and_its_gradient_use_the_same_image(monkeypatch):
     def function(x, w, v):
         return F.conv2d(F.max_pool2d(F.conv2d(x, w, padding=1), 16), v)
 
@@ -315,19 +317,21 @@ def test_gradients_get_the_image_that_the_convolution_got(monkeypatch):
     assert layouts == [True, False]
 
 
-def test_no_copy_of_an_argument_is_kept_for_the_backward_pass():
+def test_copies_of_arguments_are_not_saved():
     fast, w = compiled(lambda x, w: F.conv2d(x, w).sum()), WEIGHT.clone().requires_grad_()
     fast(IMAGE, w).backward()
-    kept = []
-    pack = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    saved_tensors = []
+    pack = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved_tensors.append(t) or t, lambda t: t
+    )
     with pack:
         fast(IMAGE, w)
-    assert {t.untyped_storage().data_ptr() for t in kept} <= {
+    assert {t.untyped_storage().data_ptr() for t in saved_tensors} <= {
         t.untyped_storage().data_ptr() for t in (IMAGE, w)
     }
 
 
-def test_what_is_saved_is_not_saved_in_two_layouts(monkeypatch):
+def test_tensors_are_not_saved_in_two_layouts(monkeypatch):
     def function(x, w, v):
         y = F.max_pool2d(F.conv2d(x, w, padding=1), 16).relu()
         return F.conv2d(y, v)
@@ -340,15 +344,15 @@ def test_what_is_saved_is_not_saved_in_two_layouts(monkeypatch):
         saved.extend([before, forward.graph.output_node().args[0][count:]])
 
     monkeypatch.setattr(aot, "avoid_duplicate_saves", save)
-    given = [t.clone().requires_grad_() for t in (IMAGE, WEIGHT, seeded(64, 6, 3, 3))]
+    inputs = [t.clone().requires_grad_() for t in (IMAGE, WEIGHT, seeded(64, 6, 3, 3))]
     fast = compiled(function)
-    assert_alike(backward(fast(*given), given), backward(function(*given), given))
-    before, after = ([n.target for n in nodes] for nodes in saved)
-    assert before.count(torch.ops.aten.clone.default) == 2  # the image, and what relu has made
-    assert torch.ops.aten.clone.default not in after
+    assert_alike(backward(fast(*inputs), inputs), backward(function(*inputs), inputs))
+    before, reader = ([n.target for n in nodes] for nodes in saved)
+    assert before.count(torch.ops.aten.clone.default) == 2  # the image, and the result of relu
+    assert torch.ops.aten.clone.default not in reader
 
 
-def test_gradients_of_gradients_of_images_that_have_become_channels_last():
+def test_double_backward_of_channels_last_images_equals_eager():
     def function(x, w, v):
         return block(x, w, v).square().sum()
 
@@ -361,7 +365,7 @@ def test_gradients_of_gradients_of_images_that_have_become_channels_last():
     assert_alike(*penalties)
 
 
-def test_results_with_gradients_that_share_memory_share_it():
+def test_views_among_results_with_gradients_share_memory():
     def function(x, w):
         y = F.conv2d(x, w)
         return y, y[:, 1:]

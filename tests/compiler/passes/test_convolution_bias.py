@@ -1,4 +1,4 @@
-"""Biases of convolutions on a GPU are added along with what follows."""
+"""Biases of convolutions on a GPU become additions, which fuse with the operators that follow."""
 
 import torch.nn.functional as F
 
@@ -15,7 +15,7 @@ def convolutions(function, *sizes):
     return [n for n in gm.graph.nodes if "convolution" in str(n.target)], names(gm)
 
 
-def test_a_bias_is_a_sum_of_its_own():
+def test_bias_becomes_a_separate_addition():
     (found,), operators = convolutions(lambda x, w, b: F.conv2d(x, w, b).relu(), *SIZES)
     assert found.args[2] is None
     assert "add" in operators
@@ -27,7 +27,7 @@ def test_a_bias_is_a_sum_of_its_own():
     assert found.args[2] is None and "add" in operators
 
 
-def test_convolutions_by_groups_and_on_a_cpu_keep_theirs():
+def test_grouped_convolutions_keep_their_bias():
     def grouped(x, w, b):
         return F.conv2d(x, w, b, groups=4)
 
@@ -35,12 +35,12 @@ def test_convolutions_by_groups_and_on_a_cpu_keep_theirs():
     assert found.args[2] is not None
 
 
-def test_what_comes_out_is_eagers():
+def test_convolutions_with_bias_equal_eager():
     def function(x, w, b, v):
         y = F.conv2d(x, w, b, padding=1).relu()
         return F.conv_transpose1d(F.conv1d(y.flatten(2), v, b[:3]), v, b[:5]).tanh()
 
     args = seeded(2, 4, 6, 6), seeded(5, 4, 3, 3), seeded(5), seeded(3, 5, 3)
-    same(function, *args, rtol=1e-2, atol=1e-2)  # on a GPU, convolutions are cut to TF32
+    same(function, *args, rtol=1e-2, atol=1e-2)  # on a GPU, convolutions use TF32
     same(function, *(a.bfloat16() for a in args), rtol=5e-2, atol=5e-2)
     same_gradients(lambda x, w, b: F.conv2d(x, w, b).relu(), *args[:3])

@@ -1,4 +1,4 @@
-"""Common subexpressions and dead code."""
+"""Common subexpression elimination and dead code elimination."""
 
 import torch
 
@@ -7,11 +7,11 @@ from tests.compiler.passes.pass_checks import names, optimised
 X = torch.tensor([0.5, -0.0, 2.0])
 
 
-def test_equal_calls_are_made_once():
+def test_equal_calls_are_merged():
     assert names(optimised(lambda x: x.exp() + x.exp(), X)) == ["exp", "add"]
 
 
-def test_whole_equal_trees_are_computed_once():
+def test_equal_expressions_are_merged():
     gm = optimised(lambda x: (x.exp() * 2).sin() - (x.exp() * 2).sin(), X)
     assert names(gm) == ["exp", "mul", "sin", "sub"]
 
@@ -22,7 +22,7 @@ def test_several_results_of_one_call_are_shared():
     assert names(gm) == ["max", "add"]
 
 
-def test_arguments_equal_in_value_but_not_in_type_make_two_calls():
+def test_calls_with_arguments_of_different_type_are_not_merged():
     x = torch.tensor([1, 2])
     gm = optimised(lambda x: (x * 2, x * 2.0), x)
     assert names(gm) == ["mul", "mul"]
@@ -30,7 +30,7 @@ def test_arguments_equal_in_value_but_not_in_type_make_two_calls():
     assert names(gm).count("copysign") == 2
 
 
-def test_random_calls_are_each_made():
+def test_random_calls_are_not_merged():
     assert names(optimised(lambda x: torch.rand_like(x) + torch.rand_like(x), X)) == [
         "rand_like",
         "rand_like",
@@ -38,7 +38,7 @@ def test_random_calls_are_each_made():
     ]
 
 
-def test_a_random_call_nobody_reads_still_advances_the_generator():
+def test_unused_random_call_is_kept():
     def function(x):
         torch.rand_like(x)
         return torch.rand_like(x)
@@ -46,17 +46,17 @@ def test_a_random_call_nobody_reads_still_advances_the_generator():
     assert names(optimised(function, X)) == ["rand_like", "rand_like"]
 
 
-def test_two_returned_tensors_stay_two():
+def test_two_returned_tensors_are_not_merged():
     assert names(optimised(lambda x: (x.exp(), x.exp()), X)) == ["exp", "exp"]
     assert names(optimised(lambda x: (x.exp(), x.exp().view(3, 1)), X)) == ["exp", "exp", "view"]
 
 
-def test_three_equal_tensors_of_which_two_are_returned_stay_two():
+def test_unreturned_tensor_is_merged_with_a_returned_one():
     gm = optimised(lambda x: (x.exp() * 3, x.exp(), x.exp()), X)
     assert names(gm).count("exp") == 2
 
 
-def test_a_write_in_between_makes_equal_calls_different():
+def test_calls_before_and_after_a_mutation_are_not_merged():
     def function(x):
         first = x.exp()
         x.add_(1)
@@ -65,7 +65,7 @@ def test_a_write_in_between_makes_equal_calls_different():
     assert names(optimised(function, X, functional=False)).count("exp") == 2
 
 
-def test_a_write_through_a_view_counts_too():
+def test_calls_before_and_after_a_mutation_through_a_view_are_not_merged():
     def function(x):
         first = x.exp()
         x[1:].mul_(3)
@@ -74,7 +74,7 @@ def test_a_write_through_a_view_counts_too():
     assert names(optimised(function, X, functional=False)).count("exp") == 2
 
 
-def test_a_result_that_is_written_is_not_shared():
+def test_mutated_results_are_not_merged():
     def function(x):
         a, b = x.exp(), x.exp()
         a.add_(1)
@@ -83,7 +83,7 @@ def test_a_result_that_is_written_is_not_shared():
     assert names(optimised(function, X, functional=False)).count("exp") == 2
 
 
-def test_what_nobody_reads_goes():
+def test_unused_calls_are_removed():
     def function(x):
         x.exp()
         return x.sin()
@@ -91,7 +91,7 @@ def test_what_nobody_reads_goes():
     assert names(optimised(function, X)) == ["sin"]
 
 
-def test_a_write_into_an_input_is_not_dead():
+def test_mutation_of_an_input_is_kept():
     def function(x):
         x.mul_(2)
         return x.sin()

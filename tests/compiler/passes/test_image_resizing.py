@@ -1,5 +1,4 @@
-"""Images come out of a compiled resize as eager's: of bytes pixel by pixel, in fixed point; of
-floats beside infinities too."""
+"""Compiled image resizing equals eager: bytes exactly, in fixed point; floats with infinities."""
 
 import pytest
 import torch
@@ -14,9 +13,9 @@ from tests.compiler.programs import same, same_gradients, schedule, seeded
 IMAGES = seeded(2, 3, 17, 13).sigmoid().mul(256).byte()
 
 
-@pytest.mark.cpu  # eager resizes no bytes on a GPU
+@pytest.mark.cpu  # eager does not support bytes on a GPU
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_pixels_are_eagers(mode):
+def test_resized_byte_images_equal_eager(mode):
     kernel = getattr(torch._C._nn, f"upsample_{mode}2d")
 
     def resize(x):
@@ -38,12 +37,12 @@ def test_pixels_are_eagers(mode):
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_images_of_floats_are_still_loops(mode):
+def test_resized_float_images_are_kernels(mode):
     steps = schedule(lambda x: F.interpolate(x, (9, 20), mode=mode), IMAGES.float()).steps
     assert all(isinstance(step, Kernel) for step in steps)
 
 
-def _beside_infinities(shape, dtype):
+def _with_infinities(shape, dtype):
     x = seeded(*shape).to(dtype)
     x.view(-1)[::7] = torch.tensor(torch.inf)
     x.view(-1)[1::29] = -torch.inf
@@ -60,9 +59,9 @@ def _beside_infinities(shape, dtype):
         ("bicubic", torch.bfloat16),
     ],
 )
-def test_floats_beside_infinities_are_eagers_and_so_are_their_gradients(mode, dtype):
+def test_resized_images_with_infinities_equal_eager(mode, dtype):
     rank = {"linear": 1, "trilinear": 3}.get(mode, 2)
-    image = _beside_infinities((1, 3, *[5] * rank), dtype)
+    image = _with_infinities((1, 3, *[5] * rank), dtype)
     kernel = getattr(torch._C._nn, f"upsample_{mode}{rank}d")
 
     def some_sizes(x):
@@ -80,9 +79,9 @@ def test_floats_beside_infinities_are_eagers_and_so_are_their_gradients(mode, dt
     same_gradients(resize, image)
 
 
-@pytest.mark.cpu  # without one
+@pytest.mark.cpu  # uses a fake GPU
 @pytest.mark.parametrize(("size", "loads"), [([5, 5], 0), ([5, 8], 4)])
-def test_a_gpu_copies_an_image_that_keeps_all_its_sizes_and_no_other(size, loads):
+def test_image_of_unchanged_size_is_copied_on_a_gpu(size, loads):
     def program(x):
         return interpolation.resize(x, size, "bilinear", False, None)
 

@@ -1,4 +1,4 @@
-"""Gradients that a program takes inside are part of its graph, which is compiled whole."""
+"""Gradients computed inside of a program are part of its graph, which is compiled as a whole."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ def penalty(x, w, v=None):
     return (slope.square().sum() - 1).square()
 
 
-def step(x, w, v):
-    """A step of an inner optimisation; its gradients are constants to who differentiates it."""
+def inner_step(x, w, v):
+    """A step of an inner optimisation; its gradients are constants in the outer gradient."""
     hidden = (x * v).exp()
     slope, other = torch.autograd.grad((hidden @ w).sum(), [hidden, v])
     return hidden.detach() - slope, x @ w, other
@@ -26,16 +26,16 @@ def attack(x, w, v):
     return x.detach() + slope.sign()
 
 
-def given(seed):
+def random_leaves(seed):
     seeding.seed(seed)
     return [torch.randn(size, requires_grad=True) for size in ((3, 4), (4, 4), (4,))]
 
 
 @pytest.mark.parametrize("backend", ["magpy", "aot_eager"])
-@pytest.mark.parametrize("program", [penalty, step, attack])
-def test_gradients_taken_inside_are_compiled(program, backend):
+@pytest.mark.parametrize("program", [penalty, inner_step, attack])
+def test_inner_gradients_are_compiled(program, backend):
     def run(call, seed):
-        leaves = given(seed)
+        leaves = random_leaves(seed)
         results = call(*leaves)
         results = results if isinstance(results, tuple) else (results,)
         differentiable = [r.sum() for r in results if r.requires_grad]
@@ -49,13 +49,13 @@ def test_gradients_taken_inside_are_compiled(program, backend):
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_the_backend_gets_the_whole_graph_and_nothing_runs_operator_by_operator():
+def test_backend_receives_the_whole_graph_with_inner_gradients():
     graphs = []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return compile_fx(graph, inputs, options={"strict": True})
 
-    magpy.compile(penalty, backend=backend, fullgraph=True)(*given(0)[:2])
+    magpy.compile(penalty, backend=backend, fullgraph=True)(*random_leaves(0)[:2])
     (graph,) = graphs
     assert graph.graph.find_nodes(op="call_function", target=torch.autograd.grad)

@@ -1,5 +1,5 @@
-"""Large float32 products on a CPU are oneDNN's where the BLAS is not made for the processor; what
-they compute is eager's."""
+"""Large float32 products on a CPU use oneDNN if the BLAS is not optimised for the processor; their
+results equal eager."""
 
 import pytest
 import torch
@@ -11,16 +11,16 @@ from magpy_like.compiler.runtime import captured_graph_cache
 from tests.compiler import programs
 from tests.compiler.passes.pass_checks import names, optimised
 
-N = 160  # 160 ** 3 multiplications are many enough
+N = 160  # 160 ** 3 multiplications exceed the limit
 A, B, BIAS = torch.randn(N, N), torch.randn(N, N), torch.randn(N)
 ONEDNN = "_linear_pointwise"
 
 
 @pytest.fixture(autouse=True)
-def another_processor(monkeypatch):
-    """One that the BLAS was not made for."""
+def foreign_processor(monkeypatch):
+    """A processor for which the BLAS is not optimised."""
     monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: False)
-    # Graphs kept on this processor say nothing about that one, nor the other way round.
+    # The disk cache has graphs compiled for the actual processor.
     monkeypatch.setattr(build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
 
@@ -38,13 +38,13 @@ def another_processor(monkeypatch):
     ],
     ids=range(7),
 )
-def test_a_large_product_is_onednns(function):
+def test_large_products_use_onednn(function):
     found = names(optimised(function, A, B, BIAS))
     assert ONEDNN in found
     assert not {"mm", "addmm"} & set(found)
 
 
-def test_a_matrix_is_added_after_the_product():
+def test_added_matrix_is_a_separate_addition():
     assert names(optimised(lambda a, b: torch.addmm(b, a, b), A, B)) == ["permute", ONEDNN, "add"]
 
 
@@ -57,23 +57,23 @@ def test_a_matrix_is_added_after_the_product():
         ),  # a vector
         lambda a, b, c: a.double() @ b.double(),
         lambda a, b, c: torch.addmm(c, a, b, beta=2),
-        lambda a, b, c: a @ c[:, None].expand(N, N),  # not laid out as a matrix
+        lambda a, b, c: a @ c[:, None].expand(N, N),  # not dense in memory
         lambda a, b, c: a[:, ::2] @ b[::2, ::2].repeat(1, 4)[:, ::2],
         lambda a, b, c: a.t() @ b[:, :96],  # the library would copy ``a`` for few columns
     ],
     ids=range(7),
 )
-def test_other_products_stay(function):
+def test_other_products_use_the_blas(function):
     assert ONEDNN not in names(optimised(function, A, B, BIAS))
 
 
-def test_without_onednn_products_stay():
+def test_products_use_the_blas_without_onednn():
     with torch.backends.mkldnn.flags(enabled=False):
         assert ONEDNN not in names(optimised(lambda a, b: a @ b, A, B))
 
 
 @pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD"])
-def test_mkl_keeps_products_on_intels_processors(monkeypatch, vendor):
+def test_products_use_mkl_on_intel_processors(monkeypatch, vendor):
     monkeypatch.undo()
     monkeypatch.setattr(matrix_products, "processor", lambda: f"vendor_id\t: {vendor}")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
@@ -82,7 +82,7 @@ def test_mkl_keeps_products_on_intels_processors(monkeypatch, vendor):
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0])
-def test_special_values_come_out_as_eagers(special):
+def test_products_of_special_values_equal_eager(special):
     a, b, c = A.clone(), B.clone(), BIAS.clone()
     a[3, 5] = b[7, 9] = c[11] = special
     a[20] = 0
@@ -90,9 +90,9 @@ def test_special_values_come_out_as_eagers(special):
                   rtol=1e-4, atol=1e-4)  # fmt: skip
 
 
-def test_gradients_go_through_the_products():
+def test_gradients_of_products_equal_eager():
     programs.same_gradients(lambda a, b, c: F.linear(a, b, c).tanh(), A, B, BIAS)
 
 
-def test_a_product_of_varying_size_is_onednns():
+def test_products_of_varying_size_equal_eager():
     programs.same(lambda a, b: a @ b, A.repeat(3, 1), B, dynamic=True, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Pixels that are copied from the nearest ones are those that eager's kernels copy."""
+"""Nearest-neighbour resizing copies the same pixels as eager's kernels."""
 
 import math
 
@@ -19,13 +19,13 @@ FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 def image(*shape, dtype=torch.float32, last=False):
-    """Each of whose pixels has a value of its own."""
+    """An image whose pixels have distinct values (modulo 251)."""
     pixels = torch.arange(math.prod(shape)).reshape(shape).remainder(251).to(dtype)
     return pixels.to(memory_format=FORMATS[len(shape) - 2]) if last else pixels
 
 
-def assert_eagers(program, *images, dynamic=False):
-    """The results, and the gradients if they are floats."""
+def assert_equals_eager(program, *images, dynamic=False):
+    """Compares results and, for floats, gradients with eager."""
     fast = compiled(program, dynamic=dynamic)
     for x in images:
         compiled_image, eager_image = (
@@ -44,7 +44,7 @@ def assert_eagers(program, *images, dynamic=False):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
-def test_lines_of_all_lengths(mode, dtype):
+def test_lines_of_all_lengths_equal_eager(mode, dtype):
     exact = mode == "nearest-exact"
     for old in range(1, 65):
         line = image(1, 1, old, dtype=dtype)
@@ -61,33 +61,33 @@ def test_lines_of_all_lengths(mode, dtype):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("mode", "old", "new"), [(MODES[0], 30, 58), (MODES[1], 2, 41)])
-def test_quotients_that_are_whole_but_for_rounding(mode, old, new, dtype, dynamic):
+def test_nearly_integral_quotients_equal_eager(mode, old, new, dtype, dynamic):
     lines = image(2, 3, old, dtype=dtype)
-    assert_eagers(lambda x: F.interpolate(x, new, mode=mode), lines, dynamic=dynamic)
+    assert_equals_eager(lambda x: F.interpolate(x, new, mode=mode), lines, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
     ("shape", "factor"),
     [
-        ((1, 1, 4, 3), 1.3),  # as wide as it was
+        ((1, 1, 4, 3), 1.3),  # the same width
         ((2, 5, 4, 1), 2.3),  # twice as wide
-        ((1, 5, 70, 61), (1.3, 1.01)),  # large, and as wide as it was
+        ((1, 5, 70, 61), (1.3, 1.01)),  # large, and the same width
         ((2, 5, 4, 3, 3), 1.3),
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_images_that_grow_by_a_factor(mode, shape, factor, last):
+def test_images_scaled_by_a_factor_equal_eager(mode, shape, factor, last):
     def program(x):
-        grown = F.interpolate(x, scale_factor=factor, mode=mode)
-        again = F.interpolate(x, scale_factor=factor, mode=mode, recompute_scale_factor=True)
-        return torch.cat([grown, again], 1)
+        scaled = F.interpolate(x, scale_factor=factor, mode=mode)
+        recomputed = F.interpolate(x, scale_factor=factor, mode=mode, recompute_scale_factor=True)
+        return torch.cat([scaled, recomputed], 1)
 
-    assert_eagers(program, image(*shape, last=last))
+    assert_equals_eager(program, image(*shape, last=last))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.uint8])
-def test_kernels_that_are_called_by_their_names(dtype):
+def test_native_kernels_called_directly_equal_eager(dtype):
     def program(x):
         return (
             torch._C._nn.upsample_nearest2d(x, [4, 3], 1.3, None),
@@ -106,28 +106,30 @@ def test_one_record_serves_images_of_all_sizes(mode):
         return F.interpolate(x, scale_factor=1.3, mode=mode) * 2
 
     fast = magpy.compile(program, dynamic=True, options={"strict": True})
-    for n in (40, 3, 20, 41, 80):  # of which 3 is wide already, and 80 too wide for small images
+    for n in (40, 3, 20, 41, 80):  # width 3 stays the same; 80 exceeds the limit of small images
         x = image(2, 3, 4, n)
         assert torch.equal(fast(x), program(x))
     assert magpy.cache_info(fast).records == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_gradients_of_images_of_all_sizes(mode):
+def test_gradients_of_images_of_all_sizes_equal_eager(mode):
     def program(x):
         return F.interpolate(x, scale_factor=1.3, mode=mode)
 
-    assert_eagers(program, image(2, 3, 4, 40), image(2, 3, 5, 3), image(2, 3, 9, 99), dynamic=True)
+    assert_equals_eager(
+        program, image(2, 3, 4, 40), image(2, 3, 5, 3), image(2, 3, 9, 99), dynamic=True
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pixels_are_copied_by_loops(mode):
+def test_nearest_resizing_is_compiled_to_kernels(mode):
     steps = schedule(lambda x: F.interpolate(x, scale_factor=1.3, mode=mode), image(2, 3, 9, 8))
     assert all(isinstance(step, Kernel) for step in steps.steps)
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_gpu_adds_each_gradient_to_the_last_pixel_that_starts_before(exact):
+def test_gpu_gradient_indices_follow_the_starts_of_pixels(exact):
     before = 0.5 if exact else 0.0
     for old in range(1, 40):
         for new in (*range(1, 40, 3), 73, 99):

@@ -1,4 +1,4 @@
-"""Operators that change nothing go; those that change a bit, a dtype or an identity stay."""
+"""Removal of operators without effect; operators that change a bit, a dtype or an identity stay."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ INT = torch.arange(-3, 3).reshape(2, 3)
     ],
     ids=range(26),
 )
-def test_what_gives_its_argument_back_is_removed(function):
+def test_identity_operators_are_removed(function):
     assert names(optimised(lambda x: function(x).exp(), FLOAT)) == ["exp"]
 
 
@@ -57,7 +57,7 @@ def test_what_gives_its_argument_back_is_removed(function):
     ],
     ids=range(6),
 )
-def test_integers_have_more_that_changes_nothing(function):
+def test_identity_operators_of_integers_are_removed(function):
     assert names(optimised(lambda x: function(x).abs(), INT)) == ["abs"]
 
 
@@ -90,12 +90,12 @@ def test_idempotent_operators_are_applied_once(name):
     ],
     ids=range(17),
 )
-def test_what_changes_something_stays(function, x):
+def test_operators_with_effect_are_kept(function, x):
     before = names(optimised(function, x))
     assert before, "the operator was removed"
 
 
-def test_a_copy_with_other_strides_stays():
+def test_copy_with_different_strides_is_kept():
     x = torch.randn(4, 6).t()
     assert "clone" in names(
         optimised(lambda x: x.clone(memory_format=torch.contiguous_format).exp(), x)
@@ -103,25 +103,25 @@ def test_a_copy_with_other_strides_stays():
 
 
 @pytest.mark.parametrize("function", [lambda x: x.clone(), lambda x: x * 1, lambda x: x - 0])
-def test_a_returned_copy_is_a_tensor_of_its_own(function):
-    """Were it the input, writing into the result would write into the argument."""
+def test_returned_copy_is_kept(function):
+    """Otherwise a mutation of the result would mutate the argument."""
     assert names(optimised(function, FLOAT))
     assert names(optimised(lambda x: function(x).view(-1), FLOAT))
 
 
-def test_a_copy_of_a_view_of_a_copy_shares_no_memory_with_what_was_copied():
-    """The first copy may go; then the view is one of the argument, which the caller has."""
+def test_copy_of_a_view_of_a_copy_does_not_alias_the_argument():
+    """The first copy may be removed, but not the second: the view would alias the argument."""
     x = torch.randn(3, 4)
     gm = optimised(lambda x: x.clone().t().clone().t(), x)
     assert gm(x).data_ptr() != x.data_ptr()
 
 
-def test_a_returned_view_is_an_object_of_its_own():
+def test_returned_view_is_kept():
     gm = optimised(lambda x: (x, x.view(2, 3)), FLOAT)
     assert names(gm) == ["view"]
 
 
-def test_a_copy_taken_before_its_source_is_written_stays():
+def test_copy_before_a_mutation_is_kept():
     def function(x):
         before = x.clone()
         x.add_(1)
@@ -130,7 +130,7 @@ def test_a_copy_taken_before_its_source_is_written_stays():
     assert "clone" in names(optimised(function, FLOAT, functional=False))
 
 
-def test_a_chain_of_views_is_one_view():
+def test_chain_of_views_becomes_one_view():
     x = torch.randn(2, 3, 4)
     gm = optimised(lambda x: x.permute(1, 0, 2).permute(2, 1, 0).exp(), x)
     assert names(gm) == ["permute", "exp"]
@@ -138,6 +138,6 @@ def test_a_chain_of_views_is_one_view():
     assert names(gm) == ["view", "exp"]
 
 
-def test_a_view_in_two_steps_that_one_step_refuses_stays_two():
+def test_views_that_cannot_be_combined_are_kept():
     x = torch.randn(3, 4).t()
     optimised(lambda x: x.view(2, 2, 3).view(4, 3).exp(), x)

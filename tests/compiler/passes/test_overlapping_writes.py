@@ -1,4 +1,4 @@
-"""A write to a view that shows one place several times means what eager means by it."""
+"""Writes to views that contain one element several times equal eager."""
 
 import copy
 
@@ -15,30 +15,30 @@ def fill(view):
     view.fill_(3)
 
 
-def first(view):
+def fill_first(view):
     view[0] = 3
 
 
 @pytest.mark.parametrize(
-    ("show", "write"),
+    ("make_view", "write"),
     [
         (lambda y: y.broadcast_to(2, *y.shape), lambda v: v.masked_fill_(v < 0, 1)),
         (lambda y: y.expand(2, 5, 4), fill),
-        (lambda y: y.expand(2, 5, 4), first),
-        (lambda y: torch.broadcast_tensors(y, torch.ones(2, 5, 4))[0], first),
+        (lambda y: y.expand(2, 5, 4), fill_first),
+        (lambda y: torch.broadcast_tensors(y, torch.ones(2, 5, 4))[0], fill_first),
         (lambda y: y.expand(2, 5, 4).permute(1, 0, 2), lambda v: F.relu(v[:, 1], True)),
         (lambda y: y.unfold(0, 2, 3), fill),
-        (lambda y: y.unfold(0, 3, 1), first),
+        (lambda y: y.unfold(0, 3, 1), fill_first),
         (lambda y: y.as_strided((3, 3, 4), (4, 4, 1)), lambda v: v[0].mul_(3)),
         (lambda y: y.expand(2, 5, 4), lambda v: torch.mul(v[0], 2, out=v[1])),
     ],
     ids=["masked", "expanded", "element", "together", "moved", "windows", "window", "strides",
          "out"],
 )  # fmt: skip
-def test_what_is_written_through_an_overlapping_view_is_what_eager_writes(show, write):
+def test_writes_through_overlapping_views_equal_eager(make_view, write):
     def function(x):
         y = x * 1
-        v = show(y)
+        v = make_view(y)
         write(v)
         return y, v
 
@@ -52,8 +52,8 @@ def test_what_is_written_through_an_overlapping_view_is_what_eager_writes(show, 
         assert_same((fast(actual), actual), (function(expected), expected))
 
 
-@pytest.mark.parametrize("write", [first, lambda v: v[0].mul_(2)])
-def test_an_argument_that_overlaps_is_written_as_eager_writes(write):
+@pytest.mark.parametrize("write", [fill_first, lambda v: v[0].mul_(2)])
+def test_writes_to_overlapping_arguments_equal_eager(write):
     def function(x):
         write(x)
         return x + 1
@@ -64,7 +64,7 @@ def test_an_argument_that_overlaps_is_written_as_eager_writes(write):
         assert_same((fast(actual), actual), (function(expected), expected))
 
 
-def test_copies_of_overlapping_views_and_what_they_show_are_written_in_the_graph():
+def test_writes_to_copies_of_overlapping_views_are_compiled():
     def function(x):
         y = x.clone()
         v = y.expand(2, 5, 4)
@@ -79,7 +79,7 @@ def test_copies_of_overlapping_views_and_what_they_show_are_written_in_the_graph
     same(function, torch.randn(5, 4), dynamic=True)
 
 
-def test_rows_of_a_map_are_written_in_the_graph():
+def test_writes_within_vmap_are_compiled():
     def row(r):
         s = r.clone()
         s[1:].mul_(2)

@@ -1,4 +1,4 @@
-"""Every pattern of the table: that it fires, that it does not where it must not, and the values."""
+"""Every pattern of the table: graphs that it rewrites, graphs that it must not, and the values."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.compare import assert_same
 from tests.compiler.passes.pass_checks import aten_graph, names, optimised
 from tests.compiler.programs import compiled, kernels
 
-EAGERS_NORMS = [torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm]
+EAGER_BATCH_NORMS = [torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm]
 A, B, BIAS = torch.randn(6, 5), torch.randn(5, 4), torch.randn(4)
 
 
@@ -24,11 +24,11 @@ A, B, BIAS = torch.randn(6, 5), torch.randn(5, 4), torch.randn(4)
     [lambda a, b, c: a @ b + c, lambda a, b, c: c + a @ b],
 )
 @pytest.mark.parametrize("bias", [BIAS, torch.randn(6, 4), torch.randn(6, 1)])
-def test_a_sum_that_would_be_a_kernel_of_its_own_goes_into_the_product(function, bias):
+def test_separate_sum_is_merged_into_the_product(function, bias):
     assert names(optimised(function, A, B, bias)) == ["addmm"]
 
 
-def test_a_batched_product_takes_the_sum_too():
+def test_separate_sum_is_merged_into_a_batched_product():
     a, b, c = torch.randn(3, 6, 5), torch.randn(3, 5, 4), torch.randn(3, 6, 4)
     assert names(optimised(lambda a, b, c: torch.bmm(a, b) + c, a, b, c)) == ["baddbmm"]
 
@@ -36,10 +36,10 @@ def test_a_batched_product_takes_the_sum_too():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda a, b, c: (a @ b + c).relu(),  # the loop of relu adds for nothing
+        lambda a, b, c: (a @ b + c).relu(),  # the kernel of relu adds at no cost
         lambda a, b, c: (a @ b + c).view(3, 8).softmax(-1),
         lambda a, b, c: torch.add(a @ b, c, alpha=2),
-        lambda a, b, c: (p := a @ b) + c - p,  # the product has another reader
+        lambda a, b, c: (p := a @ b) + c - p,  # the product has a second reader
         lambda a, b, c: a @ b + 1,
         lambda a, b, c: (a @ b)[None] + torch.stack([c, c])[:, None],  # a larger result
         lambda a, b, c: a @ b + c.double(),  # another dtype
@@ -48,14 +48,14 @@ def test_a_batched_product_takes_the_sum_too():
     ],
     ids=range(9),
 )
-def test_other_sums_stay_outside_the_product(function):
+def test_other_sums_are_not_merged_into_the_product(function):
     found = names(optimised(function, A, B, BIAS))
     assert "mm" in found
     assert "addmm" not in found
 
 
-@pytest.mark.cpu  # a GPU multiplies no matrices of integers
-def test_integers_are_multiplied_as_they_were():
+@pytest.mark.cpu  # a GPU does not support integer matrix products
+def test_integer_products_are_not_rewritten():
     a = torch.arange(6).reshape(2, 3)
     found = names(optimised(lambda a: a @ a.t() + a[:, :2], a))
     assert "mm" in found
@@ -63,13 +63,13 @@ def test_integers_are_multiplied_as_they_were():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_rounds_between_two_operators_and_so_they_stay_two(dtype):
+def test_low_precision_operators_are_not_rewritten(dtype):
     a, b, c = A.to(dtype), B.to(dtype), BIAS.to(dtype)
     assert "addmm" not in names(optimised(lambda a, b, c: a @ b + c, a, b, c))
     assert "rsqrt" not in names(optimised(lambda a: 1 / a.abs().sqrt(), a))
 
 
-def test_a_vector_is_added_by_the_loop_that_reads_the_product():
+def test_vector_of_addmm_is_added_by_the_reader_kernel():
     gm = optimised(lambda a, b, c: F.gelu(torch.addmm(c, a, b)), A, B, BIAS)
     assert names(gm) == ["mm", "add", "gelu"]
 
@@ -77,14 +77,14 @@ def test_a_vector_is_added_by_the_loop_that_reads_the_product():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda a, b, c: torch.addmm(c, a, b),  # no loop reads it
+        lambda a, b, c: torch.addmm(c, a, b),  # no kernel reads it
         lambda a, b, c: torch.addmm(c, a, b, beta=2).relu(),
         lambda a, b, c: torch.addmm(c.expand(6, 4), a, b).relu(),  # a matrix
         lambda a, b, c: torch.addmm(c.bfloat16(), a.bfloat16(), b.bfloat16()).relu(),
     ],
     ids=range(4),
 )
-def test_other_library_sums_stay_in_the_library(function):
+def test_other_addmm_calls_are_not_rewritten(function):
     assert "addmm" in names(optimised(function, A, B, BIAS))
 
 
@@ -102,11 +102,11 @@ ROOTS = torch.tensor([[4.0, 0.0, -1.0, float("inf")], [float("nan"), 1e-30, 1e30
     ],
     ids=range(3),
 )
-def test_one_over_a_root_is_rsqrt(function):
+def test_reciprocal_of_square_root_becomes_rsqrt(function):
     assert names(optimised(function, ROOTS)) == ["rsqrt"]
 
 
-def test_a_division_by_broadcast_roots_is_one_rsqrt_per_row():
+def test_division_by_broadcast_square_root_becomes_one_rsqrt_per_row():
     x = torch.cat([ROOTS, ROOTS.neg()]).t().contiguous()
     y = torch.tensor([[4.0], [0.0], [float("inf")], [-1.0]])
     assert names(optimised(lambda x, y: x / y.sqrt(), x, y)) == ["rsqrt", "mul"]
@@ -115,13 +115,13 @@ def test_a_division_by_broadcast_roots_is_one_rsqrt_per_row():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x / x.sqrt(),  # as many divisions either way
+        lambda x: x / x.sqrt(),  # no fewer divisions
         lambda x: (r := x.sqrt()).reciprocal() + r,  # the root is needed anyway
         lambda x: (1 / x).sqrt(),
     ],
     ids=range(3),
 )
-def test_other_roots_stay(function):
+def test_other_square_roots_are_not_rewritten(function):
     found = names(optimised(function, ROOTS))
     assert "sqrt" in found
     assert "rsqrt" not in found
@@ -143,7 +143,7 @@ class ConvNorm(torch.nn.Module):
 
 
 def conv_norm_graph(module, x, *, function=None, held=False):
-    """An inference graph of ``norm(conv(x))`` whose weights are inputs, or attributes if held."""
+    """An inference graph of ``norm(conv(x))``; its weights are inputs, or attributes if held."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {k: v.detach() for k, v in state.items() if k != "norm.num_batches_tracked"}
 
@@ -165,17 +165,17 @@ def conv_norm_graph(module, x, *, function=None, held=False):
         norm = F.batch_norm(y, mean, variance, weight, bias, False, 0.1, module.norm.eps)
         return norm if function is None else function(y, norm)
 
-    # Batch norm as AOTAutograd leaves it: decomposed.
+    # Batch norm is decomposed, as by AOTAutograd.
     table = get_decompositions([torch.ops.aten._native_batch_norm_legit_no_training])
     gm = make_fx(
         lambda x, *values: run(x, dict(zip(state, values))),
         tracing_mode="fake",
-        decomposition_table={**table, **get_decompositions(EAGERS_NORMS)},
+        decomposition_table={**table, **get_decompositions(EAGER_BATCH_NORMS)},
     )(x, *state.values())
     if held:
         holders = [n for n in gm.graph.nodes if n.op == "placeholder"][1:]
-        for number, (node, given) in enumerate(zip(holders, state.values())):
-            gm.register_buffer(f"w{number}", given)
+        for number, (node, tensor) in enumerate(zip(holders, state.values())):
+            gm.register_buffer(f"w{number}", tensor)
             with gm.graph.inserting_before(node):
                 new = gm.graph.get_attr(f"w{number}")
             new.meta = dict(node.meta)
@@ -201,11 +201,11 @@ def arithmetic(gm):
 X = torch.randn(2, 3, 16, 16)
 
 
-@pytest.mark.cpu  # on a GPU biases are added behind a convolution
+@pytest.mark.cpu  # on a GPU biases are added after a convolution
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_a_batch_norm_goes_into_the_weights_of_its_convolution(bias, affine, groups):
+def test_batch_norm_is_folded_into_convolution_weights(bias, affine, groups):
     module = ConvNorm(bias=bias, affine=affine, groups=groups)
     gm, state, run = conv_norm_graph(module, X)
     assert arithmetic(gm)
@@ -214,8 +214,8 @@ def test_a_batch_norm_goes_into_the_weights_of_its_convolution(bias, affine, gro
     assert_same(gm(X, *state.values()), run(X, state), atol=1e-5, rtol=1e-5)
 
 
-def test_weights_that_change_between_two_calls_are_seen():
-    """Written through ``.data``, which no version counter shows."""
+def test_weights_changed_between_calls_are_used():
+    """Mutated through ``.data``, which bypasses version counters."""
     gm, state, run = conv_norm_graph(ConvNorm(), X)
     gm = passes.run(gm, inference=True)
     gm(X, *state.values())
@@ -225,8 +225,8 @@ def test_weights_that_change_between_two_calls_are_seen():
 
 
 @pytest.mark.cpu  # as above
-def test_a_compiled_model_has_no_batch_norm_between_two_convolutions():
-    """Through capture and AOTAutograd; optimizer steps in between are seen."""
+def test_compiled_model_folds_batch_norm_between_convolutions():
+    """Through capture and AOTAutograd, with optimizer steps between the calls."""
     first = ConvNorm()
     model = torch.nn.Sequential(first.conv, first.norm, torch.nn.Conv2d(6, 4, 1)).eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -241,7 +241,7 @@ def test_a_compiled_model_has_no_batch_norm_between_two_convolutions():
         optimizer.step()
 
 
-def test_weights_that_the_graph_holds_are_read_at_every_call():
+def test_weights_held_by_the_graph_are_read_at_every_call():
     gm, state, run = conv_norm_graph(ConvNorm(), X, held=True)
     gm = passes.run(gm, inference=True)
     gm(X)
@@ -253,17 +253,21 @@ def test_weights_that_the_graph_holds_are_read_at_every_call():
 @pytest.mark.parametrize(
     ("module", "x", "function"),
     [
-        (ConvNorm(conv=torch.nn.ConvTranspose2d), X, None),  # its weights lie the other way round
-        (ConvNorm(), X, lambda conv, norm: norm + conv),  # the convolution has another reader
-        (ConvNorm(), X, lambda conv, norm: norm.relu()),  # the loop of relu scales for nothing
+        (ConvNorm(conv=torch.nn.ConvTranspose2d), X, None),  # its weights are transposed
+        (ConvNorm(), X, lambda conv, norm: norm + conv),  # the convolution has a second reader
+        (ConvNorm(), X, lambda conv, norm: norm.relu()),  # the kernel of relu scales at no cost
         (ConvNorm(), X[:, :, :3, :3], None),  # more weights than outputs
-        (ConvNorm().to(torch.bfloat16), X.bfloat16(), None),  # the product is rounded in between
-        (ConvNorm(), X, lambda conv, norm: conv * conv.mean(1, keepdim=True)),  # not by channel
+        (
+            ConvNorm().to(torch.bfloat16),
+            X.bfloat16(),
+            None,
+        ),  # the product is rounded before the scaling
+        (ConvNorm(), X, lambda conv, norm: conv * conv.mean(1, keepdim=True)),  # not per channel
         (ConvNorm(), X, lambda conv, norm: torch.ones(6, 1, 1) - conv),
     ],
     ids=["transposed", "read twice", "relu", "small", "bfloat16", "by pixel", "subtracted"],
 )
-def test_other_arithmetic_stays(module, x, function):
+def test_other_arithmetic_is_not_folded(module, x, function):
     gm, state, run = conv_norm_graph(module, x, function=function)
     gm = passes.run(gm, inference=True)
     assert arithmetic(gm)
@@ -271,8 +275,8 @@ def test_other_arithmetic_stays(module, x, function):
 
 
 @pytest.mark.parametrize("scale", [1e30, float("inf"), 0.0])
-def test_a_scale_that_may_be_anything_stays_outside_the_weights(scale):
-    """Nobody knows that it does not take them out of range, or what overflows back into it."""
+def test_unbounded_scale_is_not_folded_into_weights(scale):
+    """It may overflow the weights, or bring an overflowing product back into range."""
     x = torch.full((2, 1, 8, 8), 1e30 if scale == 0 else 1e-35)
     w = torch.full((4, 1, 1, 1), 1e10)
     w[1] = 0
@@ -295,7 +299,7 @@ def test_a_scale_that_may_be_anything_stays_outside_the_weights(scale):
     ],
     ids=range(8),
 )
-def test_a_scale_beside_a_normalisation_stays_outside_the_weights(scaled):
+def test_scale_combined_with_normalisation_is_not_folded(scaled):
     x, w = torch.full((2, 1, 8, 8), 1e-35), torch.full((4, 1, 1, 1), 1e10)
     v, g, s = torch.rand(4, 1, 1) + 1, torch.rand(4, 1, 1), torch.full((4, 1, 1), 3e38)
 
@@ -316,7 +320,7 @@ def test_a_scale_beside_a_normalisation_stays_outside_the_weights(scaled):
     ],
     ids=range(4),
 )
-def test_a_frozen_batch_norm_in_any_spelling_goes_into_the_weights(scale):
+def test_frozen_batch_norm_in_any_spelling_is_folded(scale):
     v, g = torch.rand(4), torch.randn(4)
     w = torch.randn(4, 3, 1, 1)
     gm = aten_graph(lambda x, w, v, g: F.conv2d(x, w) * scale(v, g).reshape(1, 4, 1, 1), X, w, v, g)
@@ -327,12 +331,12 @@ def test_a_frozen_batch_norm_in_any_spelling_goes_into_the_weights(scale):
     )
 
 
-def test_a_graph_that_gradients_flow_through_keeps_its_batch_norm():
+def test_batch_norm_is_not_folded_with_gradients():
     gm, _, _ = conv_norm_graph(ConvNorm(), X)
     assert arithmetic(passes.run(gm, inference=False))
 
 
-def test_every_rule_of_the_table_has_its_tests_here():
+def test_every_rule_of_the_table_is_tested_here():
     rules = {rule.__name__ for row in pattern_rewrites.TABLE.values() for rule in row}
     assert rules == {
         "add_of_product",

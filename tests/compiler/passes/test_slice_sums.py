@@ -1,4 +1,4 @@
-"""Sums of parts that lie side by side are one sum, where nobody can tell."""
+"""Sums of adjacent slices become one sum if the layout is not observable."""
 
 import pytest
 import torch
@@ -8,37 +8,37 @@ from tests.compiler.passes.pass_checks import names, optimised
 A, B = torch.randn(2, 6, 3), torch.randn(2, 7, 3)
 
 
-def parts(x, *bounds):
+def slices(x, *bounds):
     return [x[:, a:b] for a, b in bounds]
 
 
-def sums(function, *inputs):
+def count_sums(function, *inputs):
     return names(optimised(function, *inputs)).count("add")
 
 
-def added(first, second):
+def add_pairwise(first, second):
     return [x + y for x, y in zip(first, second, strict=True)]
 
 
-def test_sums_of_neighbours_are_one():
+def test_sums_of_adjacent_slices_become_one():
     def function(a, b):
         bounds = (0, 1), (1, 3), (3, 6)
-        return [x.exp() for x in added(parts(a, *bounds), parts(b, *bounds))]
+        return [x.exp() for x in add_pairwise(slices(a, *bounds), slices(b, *bounds))]
 
-    assert sums(function, A, B) == 1
-    assert sums(function, A.double(), B) == 1
-    assert sums(function, A.transpose(0, 2).contiguous().transpose(0, 2), B) == 1
+    assert count_sums(function, A, B) == 1
+    assert count_sums(function, A.double(), B) == 1
+    assert count_sums(function, A.transpose(0, 2).contiguous().transpose(0, 2), B) == 1
 
 
-def test_what_is_summed_again_is_a_sum_of_sums():
-    """As the gradients of what went into three concatenations."""
+def test_nested_sums_of_slices_become_two():
+    """Like the gradients of inputs of three concatenations."""
 
     def function(a, b, c):
         bounds = (0, 2), (2, 4), (4, 6)
-        *first, last = added(parts(a, *bounds), parts(b, *bounds))
-        return [x.exp() for x in (*added(first, parts(c, *bounds[:2])), last)]
+        *first, last = add_pairwise(slices(a, *bounds), slices(b, *bounds))
+        return [x.exp() for x in (*add_pairwise(first, slices(c, *bounds[:2])), last)]
 
-    assert sums(function, A, B, A.sin()) == 2
+    assert count_sums(function, A, B, A.sin()) == 2
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_what_is_summed_again_is_a_sum_of_sums():
     ids=["apart", "shifted", "of others", "steps", "broadcast", "other dimensions", "scaled",
          "one after the other"],
 )  # fmt: skip
-def test_other_sums_stay(function):
-    assert sums(lambda a, b: [x.exp() for x in function(a, b)], A, B) == 2
+def test_other_sums_are_kept(function):
+    assert count_sums(lambda a, b: [x.exp() for x in function(a, b)], A, B) == 2
 
 
-def test_sums_whose_layout_somebody_sees_stay():
+def test_sums_with_observable_layout_are_kept():
     def pair(a, b):
-        return added(parts(a, (0, 2), (2, 4)), parts(b, (0, 2), (2, 4)))
+        return add_pairwise(slices(a, (0, 2), (2, 4)), slices(b, (0, 2), (2, 4)))
 
-    assert sums(pair, A, B) == 2
-    assert sums(lambda a, b: [x.view(-1).exp() for x in pair(a, b)], A, B) == 2
+    assert count_sums(pair, A, B) == 2
+    assert count_sums(lambda a, b: [x.view(-1).exp() for x in pair(a, b)], A, B) == 2
 
 
-def test_a_dense_block_has_a_sum_of_gradients_for_each_layer():
+def test_dense_block_has_one_gradient_sum_per_layer():
     def function(x, *weights):
         maps = [x]
         for weight in weights:
@@ -78,6 +78,6 @@ def test_a_dense_block_has_a_sum_of_gradients_for_each_layer():
     def count(layers):
         weights = [torch.randn(2, 4 + 2 * k) for k in range(layers)]
         gradients = torch.func.grad(function, tuple(range(1 + layers)))
-        return sums(gradients, torch.randn(2, 4, 3, 3), *weights)
+        return count_sums(gradients, torch.randn(2, 4, 3, 3), *weights)
 
     assert count(8) - count(7) == count(7) - count(6)

@@ -1,4 +1,4 @@
-"""Subscripts by a tensor that holds one position are part of a compiled graph."""
+"""Subscripts by a tensor with one index are compiled as tensor indexing."""
 
 import copy
 import warnings
@@ -29,38 +29,38 @@ def negative(boxes, scores):
     return boxes[-1 - scores.argmax()].exp()
 
 
-def by_a_truth(boxes, scores):
+def by_boolean(boxes, scores):
     return boxes[scores.sum() > 0] + 1
 
 
-def handed_on(boxes, scores):
+def returned_view(boxes, scores):
     return boxes[scores.argmax()]
 
 
-def changed_later(boxes, scores):
+def mutated_later(boxes, scores):
     row = boxes[scores.argmax()]
     boxes.mul_(2)
     return row + 1
 
 
-def only_the_size(boxes, scores):
+def size_only(boxes, scores):
     return boxes.sum(), scores[scores > 0].size(0)
 
 
-def changed_by_a_function(boxes, scores):
+def mutated_by_function(boxes, scores):
     F.relu(boxes[scores.argmax()], inplace=True)
     return boxes * 2
 
 
-def changed_by_a_function_later(boxes, scores):
+def mutated_by_function_later(boxes, scores):
     row = boxes[scores.argmax()]
     F.elu(boxes, 1.0, True)
     return row + 1
 
 
 FUNCTIONS = [
-    best_and_rest, narrow, negative, by_a_truth, handed_on, changed_later, only_the_size,
-    changed_by_a_function, changed_by_a_function_later,
+    best_and_rest, narrow, negative, by_boolean, returned_view, mutated_later, size_only,
+    mutated_by_function, mutated_by_function_later,
 ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def inputs(grad=False):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_gives_what_eager_mode_gives(function):
+def test_results_equal_eager(function):
     graph = torch.fx.symbolic_trace(function)
     fast = compile_fx(graph, list(inputs()))
     for seed in range(3):
@@ -85,23 +85,23 @@ def test_gives_what_eager_mode_gives(function):
 
 
 STRICT = {"strict": True}
-"""The compiler's warnings, which come once in a process, are errors."""
+"""Turns the compiler's warnings, which appear once per process, into errors."""
 
 
 @pytest.mark.parametrize("function", [best_and_rest, narrow, negative])
-def test_nothing_runs_through_aten_as_a_whole(function):
+def test_graphs_compile_without_fallback(function):
     compile_fx(torch.fx.symbolic_trace(function), list(inputs()), options=STRICT)
 
 
-def test_neither_does_what_is_wanted_for_its_size_behind_capture():
-    fast = magpy.compile(only_the_size, fullgraph=True, options=STRICT)
+def test_captured_sizes_compile_without_fallback():
+    fast = magpy.compile(size_only, fullgraph=True, options=STRICT)
     for _ in range(3):
-        results, expected = fast(*inputs()), only_the_size(*inputs())
+        results, expected = fast(*inputs()), size_only(*inputs())
         assert_same(list(results), list(expected))
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_gradients_are_eager_modes():
+def test_gradients_equal_eager():
     def loss(boxes, scores):
         return best_and_rest(boxes, scores)[0].square().sum()
 
@@ -114,7 +114,7 @@ def test_gradients_are_eager_modes():
     assert_same(*gradients)
 
 
-def test_a_module_may_change_what_a_subscript_gives():
+def test_subscript_before_a_module_call_is_not_converted():
     class Layers(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -129,7 +129,7 @@ def test_a_module_may_change_what_a_subscript_gives():
 
 
 @pytest.mark.full
-def test_detection_is_compiled_and_equal_to_eager_mode():
+def test_detection_model_equals_eager():
     torch.manual_seed(0)
     model, images = PROGRAMS["detection"]()
     eager_model = copy.deepcopy(model)
