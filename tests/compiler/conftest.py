@@ -11,7 +11,6 @@ from torch._dynamo import guards, utils
 
 ON_CPU = {
     "test_fallbacks.py",
-    "test_current_gpu.py",
     "test_channels_last.py",
     "test_narrow_products.py",
     "test_huge_pages.py",
