@@ -13,13 +13,13 @@ from magpy_like.native.instance_checks import is_instance
 
 def last_node(rec: Recording) -> fx.Node | None:
     """The last node of the graph; None for an empty graph."""
-    return next(iter(reversed(rec.operators.graph.nodes)), None)
+    return next(iter(reversed(rec.operators.nodes.graph.nodes)), None)
 
 
 def nodes_after(rec: Recording, last: fx.Node | None) -> list[fx.Node]:
     """The nodes recorded after ``last``, without placeholders."""
     found = []
-    for node in reversed(rec.operators.graph.nodes):
+    for node in reversed(rec.operators.nodes.graph.nodes):
         if node is last:
             break
         if node.op != "placeholder":
@@ -30,12 +30,12 @@ def nodes_after(rec: Recording, last: fx.Node | None) -> list[fx.Node]:
 def erase(rec: Recording, nodes: Sequence[fx.Node]) -> None:
     """Erase nodes, last first."""
     for node in reversed(nodes):
-        rec.operators.graph.erase_node(node)
+        rec.operators.nodes.graph.erase_node(node)
 
 
 def without_constants(rec: Recording, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """The nodes that belong to a body: constant tensors become operands instead."""
-    return [node for node in nodes if not rec.operators.is_constant_tensor(node)]
+    return [node for node in nodes if not rec.operators.nodes.is_constant_tensor(node)]
 
 
 def used_nodes(nodes: Sequence[fx.Node], results: Sequence[Any]) -> list[fx.Node]:

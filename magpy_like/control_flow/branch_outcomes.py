@@ -108,7 +108,7 @@ class Outcomes:
         sources = self.results.sources(tensor)
         if sources or end.created(tensor):
             return sources
-        node = self.context.recording.operators.node_of(tensor)
+        node = self.context.recording.operators.nodes.node_of(tensor)
         if is_instance(tensor, FakeTensor) and node in end.nodes:
             raise BranchNotMergeable("one branch leaves a view of an external tensor")
         if tensor.is_inference():
@@ -131,7 +131,7 @@ class Outcomes:
         context, ends = self.context, (self.true, self.false)
         rec, operators = context.recording, context.recording.operators
         results = [
-            [operators.value_node(output.values[i], rec.graph.value) for output in outputs]
+            [operators.numbers.value_node(output.values[i], rec.graph.value) for output in outputs]
             for i in (0, 1)
         ]
         twins = [_common_twin(context, *pair) for pair in zip(*results, strict=True)]
@@ -142,12 +142,14 @@ class Outcomes:
             inside = set(end.nodes)
             outside |= {n: None for n in used_nodes(end.nodes, returned) if n not in inside}
         graphs = [
-            operators.subgraph(list(outside), end.nodes, returned)
+            operators.control.subgraph(list(outside), end.nodes, returned)
             for end, returned in zip(ends, results, strict=True)
         ]
         numbers = [is_number(output.values[0]) for output in outputs]
         before, after = (add_test(),), (tuple(outside),)
-        found = operators.add_control(torch.ops.higher_order.cond, before, graphs, after, numbers)
+        found = operators.control.add_control(
+            torch.ops.higher_order.cond, before, graphs, after, numbers
+        )
         for node, twin in zip(found, twins, strict=True):
             if twin is not None:
                 node.meta[TWIN] = twin

@@ -102,7 +102,7 @@ class Branches:
             predicate = state.stack[-1] if flag is None else context.flags.condition(flag)
             rec = context.recording
             add_test = functools.partial(
-                rec.operators.add_truth, rec.graph.value(predicate), predicate
+                rec.operators.control.add_truth, rec.graph.value(predicate), predicate
             )
             found = self._cond(context, state, until, add_test, flag)
         self._skip_to_join(context, step, until, found)
@@ -134,7 +134,9 @@ class Branches:
             begin = begin_branch(state, truth).offset
             if can_reach(state.code, begin, state.instruction.offset, until):
                 raise BranchNotMergeable("a lifted number decides whether a loop continues")
-        add_test = functools.partial(context.recording.operators.add_condition, operation, operands)
+        add_test = functools.partial(
+            context.recording.operators.control.add_condition, operation, operands
+        )
         self._skip_to_join(context, step, until, self._cond(context, state, until, add_test, None))
         return True
 
@@ -222,7 +224,7 @@ class Branches:
         if torch.is_grad_enabled() is not exits.gradients:
             raise LoopNotMergeable("the loop is left where gradients are switched off or on")
         rec, predicate = context.recording, state.stack[-1]
-        test = rec.operators.add_truth(rec.graph.value(predicate), predicate)
+        test = rec.operators.control.add_truth(rec.graph.value(predicate), predicate)
         last = last_node(rec)
         end = paths.explore(context, begin_branch(state, truth), exits.until)
         end.restore(exits.original)

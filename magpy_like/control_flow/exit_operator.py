@@ -43,7 +43,7 @@ def add_loop_with_exits(
     inside = {*body, *symbols}
 
     def node_of(value: Any) -> Any:
-        return operators.value_node(value, rec.graph.value)
+        return operators.numbers.value_node(value, rec.graph.value)
 
     results = [node_of(leaf.result) for leaf in plan.carried.values()]
     elements = [node_of(item) for found in iteration.lists for item in found.appended]
@@ -60,10 +60,10 @@ def add_loop_with_exits(
     outside |= {n: None for n in used if n not in inside}
     twins = [_output_twin(exits, iteration, i) for i in range(len(exits.outputs))]
     spec, parts = _describe_exits(exits, iteration, [*tests, *results])
-    graphs = [operators.subgraph([*symbols, *outside], body, [*parts, *elements])]
+    graphs = [operators.control.subgraph([*symbols, *outside], body, [*parts, *elements])]
     for exit in exits.found:
         inputs = [*exit.operands, *outside]
-        graphs.append(operators.subgraph(inputs, exit.end.nodes, exit.results))
+        graphs.append(operators.control.subgraph(inputs, exit.end.nodes, exit.results))
     before = (
         tuple(map(node_of, plan.bounds)),
         spec,
@@ -73,7 +73,9 @@ def add_loop_with_exits(
     list_count = len(iteration.lists)
     numbers = [is_number(output.values[0]) for output in exits.outputs]
     numbers += [True] * list_count + [False] * list_count
-    nodes = operators.add_control(for_loop_with_exits, before, graphs, (tuple(outside),), numbers)
+    nodes = operators.control.add_control(
+        for_loop_with_exits, before, graphs, (tuple(outside),), numbers
+    )
     for node, twin in zip(nodes, twins, strict=False):
         if twin is not None:
             node.meta[TWIN] = twin

@@ -69,7 +69,7 @@ def add_for_loop(iteration: Iteration) -> tuple[list[fx.Node], list[Any]]:
         raise LoopNotMergeable("a comprehension carries values between iterations")
     results = [leaf.result for leaf in leaves]
     results += [tensor for found in iteration.lists for tensor in found.appended]
-    body_results = [operators.value_node(result, rec.graph.value) for result in results]
+    body_results = [operators.numbers.value_node(result, rec.graph.value) for result in results]
     body_results += [row.node for _, row, _ in filled]
     end.nodes = without_constants(rec, end.nodes)
     nodes = _add_operator(iteration, leaves, body_results, len(filled))
@@ -115,11 +115,11 @@ def _add_operator(
     index, *others = iteration.symbols
     symbols = [index, *(row.symbol for row in rows), *others]
     outside = external_nodes(end.nodes, results, {*end.nodes, *symbols})
-    body = operators.subgraph([*symbols, *outside], end.nodes, results)
+    body = operators.control.subgraph([*symbols, *outside], end.nodes, results)
     write_to_copies(body, range(1 + len(rows) + len(plan.carried), len(symbols)))
 
     def node_of(value: Any) -> Any:
-        return operators.value_node(value, plan.context.recording.graph.value)
+        return operators.numbers.value_node(value, plan.context.recording.graph.value)
 
     bounds = tuple(map(node_of, plan.bounds))
     carried = (*(row.initial for row in rows), *(node_of(leaf.initial) for leaf in plan.inputs))
@@ -128,7 +128,7 @@ def _add_operator(
     numbers = [False] * len(rows) + [is_number(leaf.result) for leaf in leaves]
     numbers += [False] * len(gathered)
     after = (bounds, carried, tuple(gathered), tuple(outside))
-    return operators.add_control(for_loop, (), [body], after, numbers)
+    return operators.control.add_control(for_loop, (), [body], after, numbers)
 
 
 def _write_rows(
@@ -138,9 +138,9 @@ def _write_rows(
     operators = plan.context.recording.operators
 
     def node_of(value: Any) -> Any:
-        return operators.value_node(value, plan.context.recording.graph.value)
+        return operators.numbers.value_node(value, plan.context.recording.graph.value)
 
     key = slice(node_of(at.start), node_of(at.stop), at.step)
     if plan.bounds[2] < 0:
-        gathered = operators.add_reversed(gathered)
-    operators.add_row_writes(node_of(leaf.initial), row.dim, key, gathered)
+        gathered = operators.control.add_reversed(gathered)
+    operators.control.add_row_writes(node_of(leaf.initial), row.dim, key, gathered)

@@ -156,7 +156,7 @@ class IsolatedPaths:
         if obstacle is not None:
             raise checkpoint.discard(rec, _not_mergeable(obstacle))
         nodes = nodes_after(rec, checkpoint.last)
-        rec.operators.forget_numbers(set(nodes))
+        rec.operators.numbers.forget_numbers(set(nodes))
         offset, slots, stack = reached
         is_at_head = head is not None and offset == head + shift
         if until == RETURN and not is_at_head:
@@ -258,7 +258,7 @@ class _Checkpoint:
     def discard(self, rec: Recording, cause: SplitCause, path: BranchRun | None = None) -> Split:
         """Erase the path's nodes. Returns the exception to raise."""
         nodes = nodes_after(rec, self.last)
-        rec.operators.forget_numbers(set(nodes))
+        rec.operators.numbers.forget_numbers(set(nodes))
         erase(rec, nodes)
         if path is not None and path.tensors.refused is not None:
             return ExternalWrite(cause, path.tensors.refused)

@@ -96,7 +96,7 @@ def _final_values(iteration: Iteration, value: Any, path: Path) -> Iterator[tupl
     """
     rec, end = iteration.plan.context.recording, iteration.end
     if is_instance(value, torch.Tensor):
-        node = rec.operators.node_of(value)
+        node = rec.operators.nodes.node_of(value)
         if end.created(value) or node in end.nodes or node in iteration.input_symbols:
             yield path, value
     elif is_number(value):
@@ -123,7 +123,7 @@ def _check_count(iteration: Iteration, counter: Counter) -> None:
     found, stop = operands[counter.at], first[1 - counter.at]
     if not is_one_number(context, operands[1 - counter.at], stop):
         raise LoopNotMergeable("iterations change the bound of their counter")
-    node = context.recording.operators.value_node(found, context.recording.graph.value)
+    node = context.recording.operators.numbers.value_node(found, context.recording.graph.value)
     counter.is_length = counter.slot is None and bool(constant_offset(iteration.index, node))
     if counter.slot is not None or counter.is_length:
         if counter.slot is not None and iteration.end.locals[counter.slot] is not found:
@@ -190,7 +190,7 @@ def _drop_unread(iteration: Iteration) -> None:
     leaves = [*plan.carried.values(), *iteration.final_values]
     results = [leaf.result for leaf in leaves]
     results += [tensor for found in iteration.lists for tensor in found.appended]
-    left = {plan.context.recording.operators.node_of(result) for result in results}
+    left = {plan.context.recording.operators.nodes.node_of(result) for result in results}
     for key, leaf in list(plan.carried.items()):
         if leaf.slot < plan.first_location or not is_instance(leaf.initial, torch.Tensor):
             continue
@@ -204,7 +204,7 @@ def _check_sizes(iteration: Iteration, leaf: CarriedValue) -> None:
     rec = iteration.plan.context.recording
     if rec.sizes.twin is None:
         return
-    node = rec.operators.node_of(leaf.result)
+    node = rec.operators.nodes.node_of(leaf.result)
     before, after = leaf.symbol.meta[TWIN], node.meta.get(TWIN) if node is not None else None
     if after is None or after.dim() != before.dim():
         raise LoopNotMergeable("the sizes of a tensor that an iteration creates are unknown")

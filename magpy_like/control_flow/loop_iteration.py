@@ -89,7 +89,9 @@ class Iteration:
         plan, rec = self.plan, self.plan.context.recording
         start = int(plan.bounds[0])
         twin = plan.context.lifted.twin(plan.bounds[0])
-        self.index = rec.operators.add_symbol(number=True, twin=start if twin is None else twin)
+        self.index = rec.operators.control.add_symbol(
+            number=True, twin=start if twin is None else twin
+        )
         self._symbols.append(self.index)
         self.reads = IndexedReads(self.index)
         self._add_placeholders()
@@ -127,14 +129,14 @@ class Iteration:
         """A placeholder for the value that any iteration receives, known as the leaf's symbol."""
         context, rec, first = self.plan.context, self.plan.context.recording, leaf.initial
         if is_number(first):
-            leaf.symbol = rec.operators.add_symbol(number=True, twin=type(first)(first))
+            leaf.symbol = rec.operators.control.add_symbol(number=True, twin=type(first)(first))
             return context.lift(first, GraphNumber(leaf.symbol))
         node = rec.graph.value(first)
         if rec.operators.has_data_dependent_shape(first) or (
             rec.sizes.twin is not None and TWIN not in node.meta
         ):
             raise LoopNotMergeable("the sizes of a loop-carried tensor depend on data")
-        leaf.symbol = rec.operators.add_symbol(number=False, twin=node.meta.get(TWIN))
+        leaf.symbol = rec.operators.control.add_symbol(number=False, twin=node.meta.get(TWIN))
         return self.plan.tools.placeholders.any_like(
             context, first, leaf.symbol, leaf.requires_grad
         )
@@ -158,7 +160,7 @@ class Iteration:
         else:
             del stack[-plan.offsets.operands :]
         self.end.nodes += nodes_after(rec, last)
-        rec.operators.forget_numbers(set(self.end.nodes))
+        rec.operators.numbers.forget_numbers(set(self.end.nodes))
         return stack
 
     def _row(self, tensor: Any) -> torch.Tensor:
@@ -171,7 +173,7 @@ class Iteration:
         if not is_instance(tensor, torch.Tensor):
             return self._list_element(tensor)
         node = rec.graph.value(tensor)
-        row = rec.operators.add_row(node, self.index)
+        row = rec.operators.control.add_row(node, self.index)
         self.end.nodes.append(row)
         return self.plan.tools.placeholders.row(self.plan.context, tensor, row)
 
@@ -181,12 +183,12 @@ class Iteration:
         assert is_instance(found, GraphList)
         at = self.index
         if is_instance(rows, ReversedRows):
-            at = operators.graph.call_function(operator.invert, (at,))
+            at = operators.nodes.graph.call_function(operator.invert, (at,))
             at.meta[NUMBER] = True
             self.end.nodes.append(at)
         element = self.plan.tools.placeholders.list_element(self.plan.context, found, at)
         self.reads.elements = True
-        node = operators.node_of(element)
+        node = operators.nodes.node_of(element)
         assert node is not None
         self.end.nodes.append(node)
         return element

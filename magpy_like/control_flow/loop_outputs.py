@@ -121,7 +121,9 @@ class LoopOutputs:
         if self._known.get(id(value)) is inner:
             return value
         rec = self._context.recording
-        is_known = operators.node_of(value) is not None or rec.variables.node(value) is not None
+        is_known = (
+            operators.nodes.node_of(value) is not None or rec.variables.node(value) is not None
+        )
         if leaf.may_preexist:
             if is_known:
                 value = self._plan.tools.substitutes.make(value)
@@ -135,7 +137,7 @@ class LoopOutputs:
         elif is_known:
             raise LoopNotMergeable("a loop leaves an external tensor")
         self._known[id(value)] = inner
-        operators.set_node(value, node)
+        operators.nodes.set_node(value, node)
         return value
 
     def _last_index(self, value: int) -> int:

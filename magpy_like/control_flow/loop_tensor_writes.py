@@ -43,7 +43,7 @@ def is_unshared(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
     tensor = values[slot]
     if type(tensor) is not torch.Tensor or rec.variables.node(tensor) is not None:
         return False
-    node = rec.operators.node_of(tensor)
+    node = rec.operators.nodes.node_of(tensor)
     if node is None or node.target is operator.getitem or tensor.requires_grad:
         return False
     if tensor.layout is not torch.strided or tensor._is_view() or not tensor.is_contiguous():

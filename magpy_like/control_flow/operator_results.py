@@ -79,9 +79,9 @@ class OperatorResults:
             )
         assert is_instance(result, fx.Node)
         check_like(value, output.values[0])
-        if rec.operators.node_of(value) is not None or rec.variables.node(value) is not None:
+        if rec.operators.nodes.node_of(value) is not None or rec.variables.node(value) is not None:
             value = self._substitutes.make(value)
-        rec.operators.set_node(value, result)
+        rec.operators.nodes.set_node(value, result)
         if output.sources:
             self._may_be[id(value)] = MonitorWeakRef(value), [*map(MonitorWeakRef, output.sources)]
         for tensor in (value, *output.sources) if output.sources else ():

@@ -61,7 +61,7 @@ class PlaceholderTensors:
             check_like(other, first)
         if rec.sizes.twin is not None and gathered.twin is None:
             raise LoopNotMergeable("the sizes of a list's elements are unknown")
-        node = rec.operators.graph.call_function(operator.getitem, (gathered.node, at))
+        node = rec.operators.nodes.graph.call_function(operator.getitem, (gathered.node, at))
         if gathered.twin is not None:
             node.meta[TWIN] = gathered.twin
         return self.any_like(context, first, node, first.requires_grad)
@@ -80,5 +80,5 @@ class PlaceholderTensors:
 
     def _known(self, context: Context, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
         self._made.append(MonitorWeakRef(made))
-        context.recording.operators.set_node(made, node)
+        context.recording.operators.nodes.set_node(made, node)
         return made

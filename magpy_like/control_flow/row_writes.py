@@ -95,15 +95,15 @@ def _carry_rows(iteration: Iteration, leaf: CarriedValue, row: RowWrite, value: 
     """
     plan, end = iteration.plan, iteration.end
     context, operators = plan.context, plan.context.recording.operators
-    graph, first, step = operators.graph, leaf.initial, plan.bounds[2]
-    tensor = operators.value_node(first, context.recording.graph.value)
+    graph, first, step = operators.nodes.graph, leaf.initial, plan.bounds[2]
+    tensor = operators.numbers.value_node(first, context.recording.graph.value)
     ago = {node: row.iterations_ago(offset, step) for node, offset in row.reads}
     carried: list[CarriedRow] = []
     for distance in range(1, max(ago.values(), default=0) + 1):
         at = compute_lifted(context, operator.add, plan.bounds[0], row.offset - distance * step)
-        number = operators.value_node(at, context.recording.graph.value)
+        number = operators.numbers.value_node(at, context.recording.graph.value)
         begin = graph.call_function(torch.select, (tensor, row.dim, number))
-        carried.append(CarriedRow(_dense(graph, begin), operators.add_symbol(number=False)))
+        carried.append(CarriedRow(_dense(graph, begin), operators.control.add_symbol(number=False)))
     if carried:
         written = graph.call_method("to", (value, first.device, first.dtype))
         end.nodes += [written, _dense(graph, written)]

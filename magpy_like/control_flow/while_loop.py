@@ -91,7 +91,7 @@ def _iterate(
     first = [value_at(state, location) for location in carried]
     twins = [_twin_of(context, value) for value in first]
     symbols = [
-        rec.operators.add_symbol(is_number(value), twin)
+        rec.operators.control.add_symbol(is_number(value), twin)
         for value, twin in zip(first, twins, strict=True)
     ]
     begun, end = state, None
@@ -181,17 +181,17 @@ def _add_while_loop(
         The nodes of its results, one for each carried value.
     """
     rec, operators = context.recording, context.recording.operators
-    returned = [operators.value_node(value, rec.graph.value) for value in results]
+    returned = [operators.numbers.value_node(value, rec.graph.value) for value in results]
     end.nodes = without_constants(rec, end.nodes)
     outside = external_nodes(end.nodes, returned, {*end.nodes, *symbols})
     inputs = [*symbols, *outside]
     graphs = [
-        operators.condition_graph(inputs, stays),
-        operators.subgraph(inputs, end.nodes, returned),
+        operators.control.condition_graph(inputs, stays),
+        operators.control.subgraph(inputs, end.nodes, returned),
     ]
     numbers = [is_number(value) for value in first]
-    initial = tuple(operators.value_node(value, rec.graph.value) for value in first)
-    nodes = operators.add_control(
+    initial = tuple(operators.numbers.value_node(value, rec.graph.value) for value in first)
+    nodes = operators.control.add_control(
         torch.ops.higher_order.while_loop, (), graphs, (initial, tuple(outside)), numbers
     )
     for node, symbol, number in zip(nodes, symbols, numbers, strict=True):

@@ -86,8 +86,8 @@ class Recording:
         self.lifted = LiftedNumbers(self, speculation_position, found or OriginalNumbers())
         self.refs = RefGraph()
         self.operators = OperatorGraph()
-        self.operators.expression = self.lifted.expression
-        self.operators.value_of = self.lifted.identities.values.get
+        self.operators.numbers.expression = self.lifted.expression
+        self.operators.numbers.value_of = self.lifted.identities.values.get
         self.constants = ConstantTensors()
         self.variables = Variables(self.refs, self.operators)
         self.running = RunningOperator()

@@ -17,21 +17,23 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
 
     The latter belong to one ``ShapeEnv``, like those that Dynamo passes to its backends.
     """
-    sources = [source for _, source in rec.operators.inputs]
+    sources = [source for _, source in rec.operators.nodes.inputs]
     tensors = {source: _at_entry(rec, source) for source in sources if is_instance(source, int)}
-    known = {**rec.lifted.identities.values, **rec.operators.example_values}
+    known = {**rec.lifted.identities.values, **rec.operators.nodes.example_values}
     numbers = [s for s in sources if is_instance(s, Expression) and not _is_tensor(known.get(s))]
     twin = rec.sizes.twin
     if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
         for fake in twin.inputs.values():  # overlaps in memory would depend on the sizes
             twin.specialize(fake)
     varies = (
-        numbers or rec.operators.reads_data or (twin and any(map(twin.has_dynamic_sizes, tensors)))
+        numbers
+        or rec.operators.numbers.reads_data
+        or (twin and any(map(twin.has_dynamic_sizes, tensors)))
     )
     if not varies:
         return [tensors[s] if is_instance(s, int) else known[s] for s in sources]
     if twin is None:
-        twin = SymbolicTwin(rec.operators.add_size)
+        twin = SymbolicTwin(rec.operators.numbers.add_size)
     examples = []
     for source in sources:
         if is_instance(source, int):

@@ -58,7 +58,7 @@ def compile_graph(
             SplitReason.NUMPY_MEMORY,
             "changes an external NumPy array, or one that shares memory with a tensor",
         )
-    if not outputs and not (operators.operator_count and has_effects):
+    if not outputs and not (operators.nodes.operator_count and has_effects):
         return None, []
     if rec.inspections.has_changed():
         raise BranchRefused(
@@ -68,12 +68,12 @@ def compile_graph(
         raise Split(
             SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"
         )
-    operators.erase_unused(rec.lifted.arithmetic.in_python, outputs)
-    graph = operators.finish(outputs)
+    operators.nodes.erase_unused(rec.lifted.arithmetic.in_python, outputs)
+    graph = operators.nodes.finish(outputs)
     if rec.effects.modes_left is not None:
         _restore_autocast(graph, *rec.effects.modes_left)
     tensors, names = [], []
-    for _, source in operators.inputs:
+    for _, source in operators.nodes.inputs:
         if is_instance(source, Expression):
             names.append(mock.values.number(source))
             continue

@@ -10,7 +10,7 @@ from magpy_like.compiler import build, passes
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.graph_operators import node_metadata
 from magpy_like.graph_operators.node_metadata import DECLARED, NUMBER, TWIN, undeclared
-from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
+from magpy_like.monitor.operator_graph.graph_nodes import GraphNodes
 from tests.compare import assert_same
 
 WEIGHT = torch.ones(3, requires_grad=True)
@@ -73,7 +73,7 @@ def found(monkeypatch):
             if isinstance(module, fx.GraphModule):
                 problems.extend(f"{stage}: {text}" for text in undeclared(module.graph))
 
-    finish, run, run_captured = OperatorGraph.finish, passes.run, passes.run_captured
+    finish, run, run_captured = GraphNodes.finish, passes.run, passes.run_captured
 
     def checked_finish(self, outputs):
         graph_module = finish(self, outputs)
@@ -92,7 +92,7 @@ def found(monkeypatch):
         check("compiled", result)
         return result
 
-    monkeypatch.setattr(OperatorGraph, "finish", checked_finish)
+    monkeypatch.setattr(GraphNodes, "finish", checked_finish)
     monkeypatch.setattr(passes, "run", checked_run)
     monkeypatch.setattr(passes, "run_captured", checked_run_captured)
     # Without caches of graphs: a cached one does not go through the passes.

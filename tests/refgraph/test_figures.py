@@ -178,14 +178,14 @@ def test_monitor_gives_the_list_a_version_when_it_is_appended_to():
 
 def test_figure_10_operator_graph_adds_and_multiplies():
     recording = monitored(lines_2_to_4)
-    nodes = list(recording.operators.graph.nodes)
+    nodes = list(recording.operators.nodes.graph.nodes)
     add, product = [node for node in nodes if node.op.startswith("call")]
     (load,) = [node for node in nodes if node.op == "placeholder"]
     assert add.target in (operator.iadd, "__iadd__") and add.args == (load, 2.0)
     assert product.target in (operator.mul, "__mul__")
     # In place: the sum is the input's new version, which the product reads.
     assert product.args[0] in (add, load) and product.args[1] == 2.0
-    ((_, shadow_id),) = recording.operators.inputs
+    ((_, shadow_id),) = recording.operators.nodes.inputs
     x = recording.refs.get_node_by_id(edges(recording.refs.external, 0)["local 0"])
     assert edges(x, 0)["item 0"] == shadow_id, "the graph knows where to load its input from"
 

@@ -84,7 +84,7 @@ class CheckpointRun(IsolatedRun):
             Split: this checkpoint is inside another one, so the number of later writes is unknown.
         """
         memory, own = storage_of(tensor), set(self._nodes(rec))
-        known = ((t, node) for t, node in rec.operators.live_tensors() if node not in own)
+        known = ((t, node) for t, node in rec.operators.nodes.live_tensors() if node not in own)
         if rec.variables.node(tensor) is None and all(storage_of(t) != memory for t, _ in known):
             return
         if self._outer is not None:
@@ -126,11 +126,11 @@ class CheckpointRun(IsolatedRun):
     def _check_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
         """Raises Split: the checkpoint returns other tensors than its function."""
         own = set(nodes)
-        outside = [tensor for tensor, node in rec.operators.live_tensors() if node not in own]
+        outside = [tensor for tensor, node in rec.operators.nodes.live_tensors() if node not in own]
         memory = set(map(storage_of, [*outside, *self._call.tensor_arguments]))
         for value in result if type(result) is tuple else (result,):
             if isinstance(value, torch.Tensor):
-                if rec.operators.node_of(value) not in own or storage_of(value) in memory:
+                if rec.operators.nodes.node_of(value) not in own or storage_of(value) in memory:
                     raise Split(
                         SplitReason.CHECKPOINT,
                         "returns a tensor from a reentrant checkpoint that was created elsewhere",
@@ -144,7 +144,7 @@ class CheckpointRun(IsolatedRun):
 
     def _function(self, rec: Recording, nodes: list[fx.Node], result: Any) -> CheckpointedFunction:
         if not self._call.reentrant:
-            known = {rec.operators.node_of(tensor) for tensor in self._call.tensor_arguments}
+            known = {rec.operators.nodes.node_of(tensor) for tensor in self._call.tensor_arguments}
             return CheckpointedFunction([node for node in known if node is not None])
         given = dict.fromkeys(map(rec.graph.value, self._call.tensor_arguments))
         found = {source for node in nodes for source in node.all_input_nodes} - {
@@ -152,7 +152,7 @@ class CheckpointRun(IsolatedRun):
             *given,
         }
         # All of them are alive: the function has not changed any container of them.
-        pairs = [pair for pair in rec.operators.live_tensors() if pair[1] in found]
+        pairs = [pair for pair in rec.operators.nodes.live_tensors() if pair[1] in found]
         learned = [(tensor, node) for tensor, node in pairs if tensor.requires_grad]
         if any(tensor.grad_fn is not None for tensor, _ in learned):
             # The nested backward pass goes through the operators that have created them.
@@ -181,7 +181,7 @@ class CheckpointRun(IsolatedRun):
     def _nodes(self, rec: Recording) -> list[fx.Node]:
         """The nodes that the function has added to the graph, without inputs."""
         found: list[fx.Node] = []
-        for node in reversed(rec.operators.graph.nodes):
+        for node in reversed(rec.operators.nodes.graph.nodes):
             if node is self._last or node.op == "placeholder":
                 break
             found.append(node)
@@ -199,7 +199,7 @@ _GRADIENT_MODE_QUERIES = {torch.is_grad_enabled, set_grad_enabled}
 
 
 def _last(rec: Recording) -> fx.Node | None:
-    return next(iter(reversed(rec.operators.graph.nodes)), None)
+    return next(iter(reversed(rec.operators.nodes.graph.nodes)), None)
 
 
 def _may_write(node: fx.Node) -> bool:

@@ -34,7 +34,7 @@ def check_undeclared_tensors(
                 SplitReason.FUNCTION_OPERAND,
                 "uses an external tensor that is not an argument of the operator",
             )
-        if rec.operators.node_of(tensor) is not None:
+        if rec.operators.nodes.node_of(tensor) is not None:
             raise EffectInsideOperator(
                 SplitReason.EFFECT_IN_OPERATOR,
                 "uses a tensor inside an operator that is not an argument of it",
@@ -56,4 +56,4 @@ def add_object_inputs(rec: Recording, args: tuple[Any, ...]) -> None:
         rec.running.as_is = f"a custom function receives a {type(value).__qualname__}"
         node = rec.variables.node(value)
         if node is not None:
-            rec.operators.add_object(value, node.node_id)
+            rec.operators.nodes.add_object(value, node.node_id)

@@ -145,14 +145,14 @@ class _Makers:
         if is_instance(value, torch.Tensor):
             if (
                 self._rec.variables.node(value) is None
-                and self._rec.operators.node_of(value) is None
+                and self._rec.operators.nodes.node_of(value) is None
             ):
                 raise Split(
                     SplitReason.FUNCTION_OPERAND,
                     "passes a function that refers to a tensor of unknown origin to an operator",
                 )
             return self._operand(value)
-        if self._rec.operators.expression(value) is not None:
+        if self._rec.operators.numbers.expression(value) is not None:
             return self._operand(value)
         if is_plain(value) or is_identity(value):
             return lambda operands, made: value

@@ -77,7 +77,7 @@ def handle_redundant_requires_grad(context: Context, call: NativeCall) -> Any:
         return NotImplemented
     if (
         rec.variables.node(tensor) is None
-        and rec.operators.node_of(tensor)
+        and rec.operators.nodes.node_of(tensor)
         and tensor.requires_grad
     ):
         return recorded_call(call.operation, call.args, call.kwargs)
@@ -199,7 +199,9 @@ def check_resize(context: Context, call: NativeCall) -> Any:
 
 def _shares_external_memory(rec: Recording, tensor: Any) -> bool:
     """True if a tensor is external or shares its memory with an external tensor."""
-    inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if is_instance(i, int))
+    inputs = (
+        rec.refs.get_node_by_id(i) for _, i in rec.operators.nodes.inputs if is_instance(i, int)
+    )
     variables = (node.variable for node in inputs)
     return rec.variables.node(tensor) is not None or any(
         is_instance(other, torch.Tensor) and storage_of(other) == storage_of(tensor)

@@ -98,7 +98,7 @@ class Variables:
     def is_new(self, value: Any) -> bool:
         """True if the program created the object, or an operator on the graph the tensor."""
         if is_instance(value, torch.Tensor):
-            return self.node(value) is None and self._operators.node_of(value) is not None
+            return self.node(value) is None and self._operators.nodes.node_of(value) is not None
         return self.is_new_object(value)
 
     def add_new(self, value: Any) -> None:

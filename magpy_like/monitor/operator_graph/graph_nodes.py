@@ -34,10 +34,12 @@ class GraphNodes:
         """Placeholders, each with the id of a ShadowNode, or an expression."""
         self.example_values: dict[Any, Any] = {}
         """Values in this run of input expressions that are no lifted numbers."""
-        self._objects: dict[int, fx.Node] = {}
+        self.objects: dict[int, fx.Node] = {}
         """By id, the placeholders of objects, such as a configuration."""
-        self._constants: dict[str, Any] = {}
+        self.constants: dict[str, Any] = {}
+        """The values of ``get_attr`` nodes, by target."""
         self.operator_count = 0
+        """The number of operators, without arithmetic on numbers."""
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node | None:
         """The node of a live tensor, or None."""
@@ -57,7 +59,7 @@ class GraphNodes:
         node = self.node_of(tensor)
         return None if node is None else node.meta.get(TWIN, self._twins.get(node))
 
-    def _placeholder(self, source: Any) -> fx.Node:
+    def add_placeholder(self, source: Any) -> fx.Node:
         first = next(iter(self.graph.nodes), None)
         last = self.inputs[-1][0] if self.inputs else None
         if last is not None:
@@ -73,7 +75,7 @@ class GraphNodes:
 
     def add_input(self, tensor: torch.Tensor, shadow_id: int) -> fx.Node:
         """A placeholder for an external tensor."""
-        node = self._placeholder(shadow_id)
+        node = self.add_placeholder(shadow_id)
         if self.twin is not None:
             self.twin.add_placeholder(node, tensor, shadow_id)
         self.set_node(tensor, node)
@@ -81,7 +83,7 @@ class GraphNodes:
 
     def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
         """A placeholder for a tensor that the mock computes from random numbers."""
-        node = self._placeholder(drawn)
+        node = self.add_placeholder(drawn)
         self.example_values[drawn] = tensor
         if self.twin is not None:
             node.meta[TWIN] = self.twin.static_fake(tensor)
@@ -89,26 +91,26 @@ class GraphNodes:
 
     def add_object(self, value: Any, shadow_id: int) -> None:
         """A placeholder for an external object that is no tensor; the RefGraph holds it."""
-        if id(value) not in self._objects:
-            node = self._objects[id(value)] = self._placeholder(shadow_id)
+        if id(value) not in self.objects:
+            node = self.objects[id(value)] = self.add_placeholder(shadow_id)
             node.meta[TWIN] = value
 
-    def _constant(self, value: Any) -> fx.Node:
+    def add_constant(self, value: Any) -> fx.Node:
         """A node for an object without source text: an attribute of the graph's module."""
-        name = f"constant_{len(self._constants)}"
-        self._constants[name] = value
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
         node = self.graph.create_node("get_attr", name)
         if self.twin is not None:
-            self.twin.run_node(node, self._constants, value)
+            self.twin.run_node(node, self.constants, value)
         return node
 
     def is_constant_tensor(self, node: fx.Node) -> bool:
-        value = self._constants.get(str(node.target)) if node.op == "get_attr" else None
+        value = self.constants.get(str(node.target)) if node.op == "get_attr" else None
         return is_instance(value, torch.Tensor)
 
     def generators(self) -> list[torch.Generator]:
         """The generators that operators draw from, except torch's own."""
-        return [g for g in self._constants.values() if is_instance(g, torch.Generator)]
+        return [g for g in self.constants.values() if is_instance(g, torch.Generator)]
 
     def add_grad_fn(self, tensor: fx.Node) -> fx.Node:
         """The autograd node of a tensor at this point."""
@@ -134,7 +136,7 @@ class GraphNodes:
             if TWIN in node.meta:
                 self._twins[node] = node.meta.pop(TWIN)
         root = torch.nn.Module()
-        for name, value in self._constants.items():
+        for name, value in self.constants.items():
             if is_instance(value, torch.Tensor):
                 root.register_buffer(name, value)
             else:

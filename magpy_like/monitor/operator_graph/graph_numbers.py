@@ -45,11 +45,11 @@ REAL_NUMBERS = frozenset(
 """The dtypes for which ``item()`` returns an ``int`` or a ``float``."""
 
 
-class GraphNumbers(GraphNodes):
+class GraphNumbers:
     """The numbers among the nodes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, nodes: GraphNodes) -> None:
+        self._nodes = nodes
         self.expression: Callable[[Any], Any] = lambda value: None
         """Returns the expression of a lifted number, None for any other value."""
         self.value_of: Callable[[Any], Any] = lambda expression: None
@@ -57,7 +57,8 @@ class GraphNumbers(GraphNodes):
         self._numbers: dict[int, tuple[Any, fx.Node]] = {}
         self._values: dict[fx.Node, tuple[Any, int]] = {}
         """Symbolic numbers of integers in tensors, and the tensor's version for which they hold."""
-        self._scalars: set[fx.Node] = set()
+        self.unknown: set[fx.Node] = set()
+        """Numbers without a twin: sizes that follow from them are unknown."""
         self.reads_data = False
         """Whether sizes or numbers in the graph depend on the data of tensors."""
 
@@ -69,15 +70,15 @@ class GraphNumbers(GraphNodes):
         resolve: Callable[[torch.Tensor], fx.Node],
     ) -> fx.Node:
         """A number read from a tensor, such as ``t.item()``."""
-        self.operator_count += 1
+        self._nodes.operator_count += 1
         self.reads_data = True
         tensor = resolve(args[0])
         if args[0].dtype not in REAL_NUMBERS:
             function = operation if is_instance(operation, type) else type(value)
-            return self._know_number(self.graph.call_function(function, (tensor,)), value)
+            return self._know_number(self._nodes.graph.call_function(function, (tensor,)), value)
         read = args[0].dtype.is_floating_point
         node = self._know_number(
-            self.graph.call_method("item", (tensor,)), float(value) if read else int(value)
+            self._nodes.graph.call_method("item", (tensor,)), float(value) if read else int(value)
         )
         if read is (type(value) is float):
             return node
@@ -85,15 +86,15 @@ class GraphNumbers(GraphNodes):
 
     def add_elements(self, node: fx.Node, count: int) -> Iterator[fx.Node]:
         """One-element tensors: the elements of a tensor of the graph."""
-        flat = self.graph.call_method("reshape", (node, (-1,)))
+        flat = self._nodes.graph.call_method("reshape", (node, (-1,)))
         for i in range(count):
-            yield self.graph.call_method("select", (flat, 0, i))
+            yield self._nodes.graph.call_method("select", (flat, 0, i))
 
     def add_arithmetic(
         self, operation: Callable[..., Any], operands: Sequence[Any], value: Any
     ) -> fx.Node:
         """Arithmetic on numbers of the graph."""
-        parts = tuple(self._number(operand) or operand for operand in operands)
+        parts = tuple(self.number_node(operand) or operand for operand in operands)
         return self._arithmetic(operation, parts, value)
 
     def _arithmetic(self, operation: Callable[..., Any], parts: Any, value: Any) -> fx.Node:
@@ -101,7 +102,7 @@ class GraphNumbers(GraphNodes):
         if operation in (max, min) and len(parts) > 2:  # symbolic ones are of two
             parts = (self._arithmetic(operation, parts[:-1], None), parts[-1])
         operation = _ON_SYMBOLS.get(operation, operation)
-        node = self.graph.call_function(graph_function(operation, parts), parts)
+        node = self._nodes.graph.call_function(graph_function(operation, parts), parts)
         if operation not in _ON_NUMBERS or is_of_negative_base(operation, parts):
             node.meta[AS_IS] = "is a function of numbers that no backend has"
         return self._know_number(node, value)
@@ -109,28 +110,30 @@ class GraphNumbers(GraphNodes):
     def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
         """Mark a node as a number; without a twin, sizes that follow from it are unknown."""
         node.meta[NUMBER] = True
-        known = self.twin is not None and self.twin.run_node(node, self._constants, value)
-        if not known or self._takes_number(node):
-            self._scalars.add(node)
+        known = self._nodes.twin is not None and self._nodes.twin.run_node(
+            node, self._nodes.constants, value
+        )
+        if not known or self.takes_unknown(node):
+            self.unknown.add(node)
         return node
 
     def add_size(self, source: fx.Node, dim: int) -> fx.Node:
         """A number: one size of an operator's result."""
-        with self.graph.inserting_after(source):
-            node = self.graph.call_method("size", (source, dim))
+        with self._nodes.graph.inserting_after(source):
+            node = self._nodes.graph.call_method("size", (source, dim))
         node.meta[NUMBER] = True
-        if self.twin is not None and TWIN in source.meta:
+        if self._nodes.twin is not None and TWIN in source.meta:
             node.meta[TWIN] = source.meta[TWIN].shape[dim]
         else:
-            self._scalars.add(node)
+            self.unknown.add(node)
         return node
 
-    def _number(self, value: Any) -> fx.Node | None:
+    def number_node(self, value: Any) -> fx.Node | None:
         """The node of a lifted number, or None for a constant."""
         expression = self.expression(value)
         return None if expression is None else self._node_for(expression, value)
 
-    def _array_number(self, value: np.generic) -> fx.Node | None:
+    def array_number_node(self, value: np.generic) -> fx.Node | None:
         """The node of a lifted NumPy scalar, or None for a constant.
 
         Raises:
@@ -148,7 +151,7 @@ class GraphNumbers(GraphNodes):
                 "passes a NumPy scalar computed from a tensor's value to an operator",
             )
         number = PythonScalar(expression)
-        self.example_values[number] = value.item()
+        self._nodes.example_values[number] = value.item()
         node: fx.Node = self._node_for(number, None)
         self._numbers[id(expression)] = (expression, node)
         return node
@@ -169,12 +172,14 @@ class GraphNumbers(GraphNodes):
             parts = tuple(self._node_for(part, None) for part in expression.operands)
             node = self._arithmetic(expression.operation, parts, value)
         elif is_instance(expression, Expression):
-            node = self._placeholder(expression)
+            node = self._nodes.add_placeholder(expression)
             node.meta[NUMBER] = True
-            known = self.twin.numbers.get(expression) if self.twin is not None else None
+            known = (
+                self._nodes.twin.numbers.get(expression) if self._nodes.twin is not None else None
+            )
             if known is None:  # sizes that follow from it are unknown
-                self._scalars.add(node)
-                known = self.example_values.get(expression, self.value_of(expression))
+                self.unknown.add(node)
+                known = self._nodes.example_values.get(expression, self.value_of(expression))
             node.meta[TWIN] = known
         else:
             return expression
@@ -191,29 +196,32 @@ class GraphNumbers(GraphNodes):
         """Forget the lifted numbers of these nodes, which are removed from the graph."""
         self._numbers = {k: known for k, known in self._numbers.items() if known[1] not in nodes}
 
-    def _takes_number(self, node: fx.Node) -> bool:
-        return any(source in self._scalars for source in node.all_input_nodes)
+    def takes_unknown(self, node: fx.Node) -> bool:
+        """True if an input of a node is a number without a twin."""
+        return any(source in self.unknown for source in node.all_input_nodes)
 
     def value_node(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
         """The node of a tensor or lifted number; any other number itself."""
-        return resolve(value) if is_instance(value, torch.Tensor) else self._number(value) or value
+        return (
+            resolve(value) if is_instance(value, torch.Tensor) else self.number_node(value) or value
+        )
 
     def symbolic_value(self, value: Any) -> Any:
         """The symbolic number of a tensor's element or a lifted number; a plain number; or None."""
         if is_instance(value, torch.Tensor):
-            node = self.node_of(value)
+            node = self._nodes.node_of(value)
             known = self._values.get(node) if node is not None else None
             return known[0] if known is not None and known[1] == tensor_version(value) else None
         if type(value) is not int:
             return None
-        node = self._number(value)
+        node = self.number_node(value)
         return value if node is None else node.meta.get(TWIN)
 
-    def _note_value(
+    def note_value(
         self, node: fx.Node, operation: Callable[..., Any], args: Sequence[Any], result: Any
     ) -> None:
         """Note the symbolic number of an integer in a tensor: it may become a bound or size."""
-        if self.twin is None or operation not in _KEEP_VALUE:
+        if self._nodes.twin is None or operation not in _KEEP_VALUE:
             return
         if not is_instance(result, torch.Tensor) or result.dim() or result.dtype is not torch.int64:
             return
@@ -225,15 +233,15 @@ class GraphNumbers(GraphNodes):
             if hint(value) == int(result):
                 self._values[node] = (value, tensor_version(result))
 
-    def _bound(self, part: Any) -> Any:
+    def bound(self, part: Any) -> Any:
         """A bound, as of a slice: a number, if it is a tensor whose value is known at entry."""
-        if not is_instance(part, torch.Tensor) or self.twin is None:
+        if not is_instance(part, torch.Tensor) or self._nodes.twin is None:
             return part
         value = self.symbolic_value(part)
         if not is_instance(value, torch.SymInt):
             return part
         try:
-            return self._node_for(self.twin.expression(value), int(part))
+            return self._node_for(self._nodes.twin.expression(value), int(part))
         except Untranslatable:
             return part
 

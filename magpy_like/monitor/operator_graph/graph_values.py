@@ -54,7 +54,7 @@ class GraphValues:
         Raises:
             Split: the tensor is neither external nor an operator's result.
         """
-        known = self._operators.node_of(tensor)
+        known = self._operators.nodes.node_of(tensor)
         if known is not None:
             return known
         node = self._variables.node(tensor)
@@ -63,7 +63,7 @@ class GraphValues:
                 SplitReason.UNKNOWN_ORIGIN, "uses a tensor that unmonitored code has created"
             )
         self.kept_inputs.append(tensor)
-        return self._operators.add_input(tensor, node.node_id)
+        return self._operators.nodes.add_input(tensor, node.node_id)
 
     def add_operator(
         self,
@@ -92,7 +92,7 @@ class GraphValues:
         self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any
     ) -> tuple[fx.Node, Any]:
         """The graph's node for a number read from a tensor, and its twin if there is one."""
-        node = self._operators.add_item(operation, args, value, self.value)
+        node = self._operators.numbers.add_item(operation, args, value, self.value)
         return node, node.meta.get(TWIN)
 
     def add_items(
@@ -103,8 +103,8 @@ class GraphValues:
         Raises:
             Split: the tensor is of unknown origin.
         """
-        elements = self._operators.add_elements(self.value(tensor), tensor.numel())
-        return lambda value: self._operators.add_item(
+        elements = self._operators.numbers.add_elements(self.value(tensor), tensor.numel())
+        return lambda value: self._operators.numbers.add_item(
             operation, (tensor,), value, lambda _: next(elements)
         )
 
@@ -114,7 +114,7 @@ class GraphValues:
         Raises:
             Split: the tensor is of unknown origin.
         """
-        return self._operators.add_snapshot(self.value(tensor))
+        return self._operators.nodes.add_snapshot(self.value(tensor))
 
     def add_plain_result(
         self, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -130,11 +130,13 @@ class GraphValues:
     def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
         """Add a tensor made of drawn numbers as an input of the operator graph."""
         self.kept_inputs.append(tensor)
-        self._operators.add_drawn(tensor, drawn)
+        self._operators.nodes.add_drawn(tensor, drawn)
 
     def is_made_inside(self, tensor: torch.Tensor) -> bool:
         """True if a running operator created the tensor: it has no node on the graph."""
-        return self._variables.node(tensor) is None and self._operators.node_of(tensor) is None
+        return (
+            self._variables.node(tensor) is None and self._operators.nodes.node_of(tensor) is None
+        )
 
     def replace_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor.data = value``: from here on the tensor is another value of the graph.
@@ -151,6 +153,6 @@ class GraphValues:
             )
         before, after = self.value(tensor), self.value(value)
         if tensor.requires_grad:
-            after = self._operators.graph.call_function(replace_data, (before, after))
-        self._operators.set_node(tensor, after)
+            after = self._operators.nodes.graph.call_function(replace_data, (before, after))
+        self._operators.nodes.set_node(tensor, after)
         self._writes.data_replaced[node.node_id] = None

@@ -21,7 +21,8 @@ from magpy_like.graph_operators.node_metadata import TWIN, WRITTEN_SHAPE
 from magpy_like.monitor.calls.operator_closures import expand_closures
 from magpy_like.monitor.operator_graph.data_dependent_sizes import depends_on_data
 from magpy_like.monitor.operator_graph.function_nodes import graph_function
-from magpy_like.monitor.operator_graph.graph_numbers import IN_PLACE
+from magpy_like.monitor.operator_graph.graph_nodes import GraphNodes
+from magpy_like.monitor.operator_graph.graph_numbers import IN_PLACE, GraphNumbers
 from magpy_like.monitor.operator_graph.operator_arguments import (
     BOUNDS,
     INFERS_DTYPE,
@@ -55,11 +56,13 @@ _CREATE_SAME_SCALAR = (torch.tensor, torch.as_tensor)
 """Functions that create the same tensor of one number."""
 
 
-class OperatorGraph(GraphControl):
+class OperatorGraph:
     """Tensor operators in the order in which the program ran them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.nodes = GraphNodes()
+        self.numbers = GraphNumbers(self.nodes)
+        self.control = GraphControl(self.nodes, self.numbers)
         self.lists: dict[int, CarriedList | GraphList | LiftedRange] = {}
         """By id, lists of tensors whose length is a loop's trip count, and such ranges."""
         self.is_isolated = False
@@ -99,7 +102,7 @@ class OperatorGraph(GraphControl):
             return self._add_array(args, result)
         args = without_size_argument(operation, args)
         if operation in _CREATE_SAME_SCALAR and len(args) == 1 and is_number(args[0]):
-            if self._number(args[0]) is not None:
+            if self.numbers.number_node(args[0]) is not None:
                 operation, kwargs = torch.scalar_tensor, scalar_tensor_kwargs(args[0], kwargs)
         operation, args, kwargs = expand_closures(operation, args, kwargs)
         joined = self.lists.get(id(args[0])) if args else None
@@ -112,14 +115,14 @@ class OperatorGraph(GraphControl):
         if name in IN_PLACE and not is_instance(fx_args[0], fx.Node):
             operation = IN_PLACE[name]  # 2.0 += t creates a new tensor
         node = self._add_call(operation, name, fx_args, fx_kwargs)
-        self.operator_count += 1
+        self.nodes.operator_count += 1
         if name == "setitem" and is_instance(args[2], torch.Tensor):
             node.meta[WRITTEN_SHAPE] = args[2].shape
         self._run_on_twins(
             node, operation, name, result, repeatable, depends_on_data(shape, args, kwargs)
         )
         self._register(node, result)
-        self._note_value(node, operation, args, result)
+        self.numbers.note_value(node, operation, args, result)
         return node
 
     def _symbolic_form(
@@ -132,7 +135,7 @@ class OperatorGraph(GraphControl):
         """The call in a form that does not query the values of lifted numbers."""
         if operation in SUBSCRIPTS and self._has_lifted_index(args[1]):
             operation = SUBSCRIPTS[operation]  # the value of an index would be queried
-        if self.twin is not None:
+        if self.nodes.twin is not None:
             operation = SYMBOLIC_FORMS.get(operation, operation)
         if operation in INFERS_DTYPE and holds_array_scalar(args):
             # Python numbers replace NumPy scalars in the graph, and have no element type.
@@ -140,8 +143,8 @@ class OperatorGraph(GraphControl):
         if getattr(operation, "__name__", "") in BOUNDS:
             bounds = [*args[1:], *kwargs.values()]
             if any(map(is_number, bounds)):  # then torch reads the number of the other bound, too
-                args = (*args[:1], *map(self._bound, args[1:]))
-                kwargs = {name: self._bound(bound) for name, bound in kwargs.items()}
+                args = (*args[:1], *map(self.numbers.bound, args[1:]))
+                kwargs = {name: self.numbers.bound(bound) for name, bound in kwargs.items()}
         return operation, args, kwargs
 
     def _add_call(
@@ -153,10 +156,10 @@ class OperatorGraph(GraphControl):
     ) -> fx.Node:
         """The node of a call; the arguments are those of nodes."""
         if is_instance(operation, types.GetSetDescriptorType):
-            return self.graph.call_function(getattr, (args[0], name))
+            return self.nodes.graph.call_function(getattr, (args[0], name))
         if is_instance(operation, _METHODS) and issubclass(operation.__objclass__, TensorBase):
-            return self.graph.call_method(name, args, kwargs)
-        return self.graph.call_function(graph_function(operation, args), args, kwargs)
+            return self.nodes.graph.call_method(name, args, kwargs)
+        return self.nodes.graph.call_function(graph_function(operation, args), args, kwargs)
 
     def _run_on_twins(
         self,
@@ -173,19 +176,19 @@ class OperatorGraph(GraphControl):
             Split: the number of results depends on data.
         """
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
-            self._takes_number(node) and not self._keeps_shape(operation, name, node.args)
+            self.numbers.takes_unknown(node) and not self._keeps_shape(operation, name, node.args)
         )
         results = operator_facts(name).results
         if from_data and type(result) in (tuple, list) and results is not Results.FIXED:
             # torch does not declare if the length of a plain sequence follows from a size.
             raise _depends_on_data()
-        has_twin = self.twin is not None and self.twin.run_node(
-            node, self._constants, result, repeatable, has_data_shape
+        has_twin = self.nodes.twin is not None and self.nodes.twin.run_node(
+            node, self.nodes.constants, result, repeatable, has_data_shape
         )
-        is_unknown = not has_twin and (has_data_shape or self.twin is not None)
+        is_unknown = not has_twin and (has_data_shape or self.nodes.twin is not None)
         if results is Results.BY_SIZE and is_unknown:
             raise _depends_on_data()
-        self.reads_data |= from_data or has_data_shape
+        self.numbers.reads_data |= from_data or has_data_shape
         if from_data or is_unknown:
             self._data_shapes.add(node)
 
@@ -196,10 +199,10 @@ class OperatorGraph(GraphControl):
         if is_instance(value, fx.Node):
             return value
         kind = type(value)
-        if id(value) in self._objects:
-            return self._objects[id(value)]
+        if id(value) in self.nodes.objects:
+            return self.nodes.objects[id(value)]
         if kind is int or kind is float:
-            return self._number(value) or value
+            return self.numbers.number_node(value) or value
         if kind in WRITTEN_AS_LITERALS:
             return value
         if kind is torch.Size or kind is tuple:
@@ -211,7 +214,7 @@ class OperatorGraph(GraphControl):
         if kind is dict:
             return {key: self._argument(item, resolve) for key, item in value.items()}
         if kind is slice:
-            parts = (self._bound(part) for part in (value.start, value.stop, value.step))
+            parts = (self.numbers.bound(part) for part in (value.start, value.stop, value.step))
             return slice(
                 *(
                     part if is_instance(part, fx.Node) else self._argument(part, resolve)
@@ -219,7 +222,7 @@ class OperatorGraph(GraphControl):
                 )
             )
         if is_instance(value, np.generic):
-            return self._array_number(value) or value.item()
+            return self.numbers.array_number_node(value) or value.item()
         if is_instance(value, np.ndarray):
             value = value.copy(order="K")
         elif not is_plain(value) and not is_identity(value) and may_vary(value):
@@ -232,30 +235,32 @@ class OperatorGraph(GraphControl):
                 SplitReason.UNSUPPORTED_OPERAND,
                 f"passes a {type(value).__qualname__} to a tensor operator",
             )
-        return self._constant(value)
+        return self.nodes.add_constant(value)
 
     def _register(self, node: fx.Node, result: Any) -> None:
         """Map the tensors of an operator's result to nodes; a known tensor keeps its node."""
         if is_instance(result, torch.Tensor):
-            if self.node_of(result) is None:
-                self.set_node(result, node)
+            if self.nodes.node_of(result) is None:
+                self.nodes.set_node(result, node)
         elif is_instance(result, tuple | list):
             for i, item in enumerate(result):
                 if holds_tensor(item):
-                    part = self.graph.call_function(operator.getitem, (node, i))
-                    if TWIN in node.meta and self.twin is not None:
+                    part = self.nodes.graph.call_function(operator.getitem, (node, i))
+                    if TWIN in node.meta and self.nodes.twin is not None:
                         part.meta[TWIN] = node.meta[TWIN][i]
-                        self.twin.note_sources(part, part.meta[TWIN])
+                        self.nodes.twin.note_sources(part, part.meta[TWIN])
                     if node in self._data_shapes:
                         self._data_shapes.add(part)
                     self._register(part, item)
 
     def _add_array(self, args: Sequence[Any], result: torch.Tensor) -> fx.Node:
         """A tensor created from a NumPy array: a constant, as the array is, cloned in each run."""
-        self.operator_count += 1
+        self.nodes.operator_count += 1
         self.shared_arrays += [(arg, arg.copy()) for arg in args if is_instance(arg, np.ndarray)]
-        node = self.graph.call_method("clone", (self._constant(result.detach().clone()),))
-        self.set_node(result, node)
+        node = self.nodes.graph.call_method(
+            "clone", (self.nodes.add_constant(result.detach().clone()),)
+        )
+        self.nodes.set_node(result, node)
         return node
 
     def _add_join(
@@ -267,16 +272,16 @@ class OperatorGraph(GraphControl):
         result: torch.Tensor,
     ) -> fx.Node:
         """``torch.stack`` or ``torch.cat`` of a list whose length is a loop's trip count."""
-        node = self.graph.call_function(operation, (joined.node, *args), dict(kwargs))
-        self.operator_count += 1
-        is_lifted = self.expression(joined.count) is not None
-        count = self._number(joined.count) if is_lifted else joined.count
+        node = self.nodes.graph.call_function(operation, (joined.node, *args), dict(kwargs))
+        self.nodes.operator_count += 1
+        is_lifted = self.numbers.expression(joined.count) is not None
+        count = self.numbers.number_node(joined.count) if is_lifted else joined.count
         count = count.meta.get(TWIN) if is_instance(count, fx.Node) else count
-        known = self.twin is not None and self.twin.run_join(
+        known = self.nodes.twin is not None and self.nodes.twin.run_join(
             node, operation, joined.twin, count, args, kwargs, result
         )
         if not known and is_lifted:
-            self.reads_data = True
+            self.numbers.reads_data = True
             self._data_shapes.add(node)
         self._register(node, result)
         return node
@@ -302,23 +307,25 @@ class OperatorGraph(GraphControl):
     def _keeps_shape(self, operation: Callable[..., Any], name: str, args: Sequence[Any]) -> bool:
         """True if the result's sizes do not depend on the numbers among the arguments."""
         if operation is torch.select:
-            return args[1] not in self._scalars
+            return args[1] not in self.numbers.unknown
         if operation is torch.narrow and len(args) == 4:
-            return args[1] not in self._scalars and args[3] not in self._scalars
+            return args[1] not in self.numbers.unknown and args[3] not in self.numbers.unknown
         if operation in _SUBSCRIPT_READS:
             index = args[1] if is_instance(args[1], tuple) else (args[1],)
             parts = [part for part in index if not is_instance(part, fx.Node)]
-            return not any(n in self._scalars for part in parts for n in nodes_in(part))
+            return not any(n in self.numbers.unknown for part in parts for n in nodes_in(part))
         return not operator_facts(name).shape_from_numbers
 
     def _has_lifted_index(self, key: Any) -> bool:
         """True if a key has lifted numbers as indices."""
         parts = key if type(key) is tuple else (key,)
-        return is_basic_key(key) and any(is_liftable(p) and self.expression(p) for p in parts)
+        return is_basic_key(key) and any(
+            is_liftable(p) and self.numbers.expression(p) for p in parts
+        )
 
     def has_data_dependent_shape(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's sizes may depend on the data of other tensors."""
-        node = self.node_of(tensor)
+        node = self.nodes.node_of(tensor)
         return node is not None and node in self._data_shapes
 
     def set_static_shape(self, node: fx.Node) -> None:

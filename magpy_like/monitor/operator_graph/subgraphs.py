@@ -13,15 +13,16 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.node_metadata import LIST, NUMBER, TWIN
+from magpy_like.monitor.operator_graph.graph_nodes import GraphNodes
 from magpy_like.monitor.operator_graph.graph_numbers import GraphNumbers
 from magpy_like.native.instance_checks import is_instance
 
 
-class GraphControl(GraphNumbers):
+class GraphControl:
     """The nodes of branches and loops."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, nodes: GraphNodes, numbers: GraphNumbers) -> None:
+        self._nodes, self._numbers = nodes, numbers
 
     def subgraph(
         self, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[Any]
@@ -35,7 +36,7 @@ class GraphControl(GraphNumbers):
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "get_attr":
-                setattr(root, str(node.target), self._constants[str(node.target)])
+                setattr(root, str(node.target), self._nodes.constants[str(node.target)])
         graph.output(tuple(copies[n] if is_instance(n, fx.Node) else n for n in outputs))
         return fx.GraphModule(root, graph, class_name="Subgraph")
 
@@ -49,46 +50,46 @@ class GraphControl(GraphNumbers):
     def add_truth(self, test: fx.Node, predicate: torch.Tensor) -> fx.Node:
         """The truth of a tensor as a ``bool`` tensor without dimensions."""
         if predicate.dtype is not torch.bool:
-            test = self.graph.call_method("to", (test, torch.bool))
-        return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
+            test = self._nodes.graph.call_method("to", (test, torch.bool))
+        return self._nodes.graph.call_method("reshape", (test, ())) if predicate.dim() else test
 
     def add_condition(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
         """A condition on numbers, some of them the graph's, as a Python number."""
-        parts = tuple(self.value_node(operand, _no_tensor) for operand in operands)
-        node = self.graph.call_function(operation, parts)
+        parts = tuple(self._numbers.value_node(operand, _no_tensor) for operand in operands)
+        node = self._nodes.graph.call_function(operation, parts)
         node.meta[NUMBER] = True
         return node
 
     def add_row(self, tensor: fx.Node, index: fx.Node) -> fx.Node:
         """A row of a tensor, whose sizes do not depend on the index."""
-        node = self.graph.call_function(torch.select, (tensor, 0, index))
-        if self.twin is not None and TWIN in tensor.meta:
-            self.twin.run_node(node, self._constants, None)
+        node = self._nodes.graph.call_function(torch.select, (tensor, 0, index))
+        if self._nodes.twin is not None and TWIN in tensor.meta:
+            self._nodes.twin.run_node(node, self._nodes.constants, None)
         return node
 
     def add_reversed(self, elements: fx.Node) -> fx.Node:
         """A list of the graph, reversed."""
-        node = self.graph.call_function(reversed_elements, (elements,))
+        node = self._nodes.graph.call_function(reversed_elements, (elements,))
         node.meta[LIST] = True
         return node
 
     def add_row_writes(self, tensor: fx.Node, dim: int, rows: slice, found: fx.Node) -> None:
         """Write the tensors of a loop's list to the ``rows`` of a tensor along a dimension."""
-        stacked = self.graph.call_function(torch.stack, (found, dim))
+        stacked = self._nodes.graph.call_function(torch.stack, (found, dim))
         key = (*[slice(None)] * dim, rows)
-        self.graph.call_function(operator.setitem, (tensor, key, stacked))
-        self.operator_count += 2
+        self._nodes.graph.call_function(operator.setitem, (tensor, key, stacked))
+        self._nodes.operator_count += 2
 
     def add_symbol(self, number: bool, twin: Any = None) -> fx.Node:
         """A symbol of a loop-carried value, until the loop's graphs are made.
 
         ``twin`` is that of the value in every iteration; no size may follow from a number.
         """
-        node = self.graph.call_function(loop_symbol)
+        node = self._nodes.graph.call_function(loop_symbol)
         if twin is not None:
             node.meta[TWIN] = twin
         if number:
-            self._scalars.add(node)
+            self._numbers.unknown.add(node)
             node.meta[NUMBER] = True
         return node
 
@@ -101,15 +102,15 @@ class GraphControl(GraphNumbers):
         numbers: Sequence[bool],
     ) -> list[fx.Node]:
         """The results of an operator that runs graphs; ``numbers``: which of them are numbers."""
-        parts = [self._constant(graph) for graph in graphs]
-        node = self.graph.call_function(operation, (*before, *parts, *after))
-        self.operator_count += 1
+        parts = [self._nodes.add_constant(graph) for graph in graphs]
+        node = self._nodes.graph.call_function(operation, (*before, *parts, *after))
+        self._nodes.operator_count += 1
         results = []
         for i, number in enumerate(numbers):
-            results.append(self.graph.call_function(operator.getitem, (node, i)))
+            results.append(self._nodes.graph.call_function(operator.getitem, (node, i)))
             results[-1].meta[NUMBER] = number
             if number:
-                self._scalars.add(results[-1])
+                self._numbers.unknown.add(results[-1])
         return results
 
 

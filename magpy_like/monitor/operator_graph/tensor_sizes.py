@@ -40,7 +40,9 @@ class TensorSizes:
             locate: Returns the source line at which the program stands.
         """
         self._dynamic_dims = dynamic_dims
-        self.twin = self._operators.twin = SymbolicTwin(self._operators.add_size, account, locate)
+        self.twin = self._operators.nodes.twin = SymbolicTwin(
+            self._operators.numbers.add_size, account, locate
+        )
 
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The symbolic twin of a tensor; None if it has none."""
@@ -49,7 +51,7 @@ class TensorSizes:
         node = self._variables.node(tensor)
         if node is not None and node.node_id in self.twin.inputs:
             return self.twin.inputs[node.node_id]
-        return self._operators.twin_of(tensor)
+        return self._operators.nodes.twin_of(tensor)
 
     def varying_dims(self, tensor: torch.Tensor) -> list[int]:
         """The dimensions of a tensor whose sizes vary between calls or depend on data.

@@ -51,7 +51,7 @@ class TensorWrites:
         self._counters.note(operation, args, kwargs, self.data_replaced, self.versions)
 
     def _is_lifted(self, value: Any) -> bool:
-        return self._operators.expression(value) is not None
+        return self._operators.numbers.expression(value) is not None
 
     def counted_value(self, tensor: torch.Tensor) -> Computed | None:
         """The value of an external tensor that was only counted up; None for any other."""
@@ -75,7 +75,7 @@ class TensorWrites:
         memory = storage_of(tensor)
         if not memory:
             return False
-        last = next(iter(reversed(self._operators.graph.nodes)), None)
+        last = next(iter(reversed(self._operators.nodes.graph.nodes)), None)
         self.written_memory.setdefault(memory, last)
         self._counters.note_write(memory)
         self._constants.note_write(tensor)
@@ -85,7 +85,7 @@ class TensorWrites:
         """The external tensors that operators have changed in place."""
         return [
             node
-            for _, shadow in self._operators.inputs
+            for _, shadow in self._operators.nodes.inputs
             if is_instance(shadow, int)
             and is_instance((node := self._refs.get_node_by_id(shadow)).variable, torch.Tensor)
             and self.is_written(node)

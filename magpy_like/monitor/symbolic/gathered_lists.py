@@ -148,7 +148,7 @@ class GraphList:
         self.specialize_length()
         operators.lists.pop(id(self.value), None)
         for i, item in enumerate(self.value):
-            if operators.node_of(item) is None:
+            if operators.nodes.node_of(item) is None:
                 self.know(operators, i)
 
     @staticmethod
@@ -159,20 +159,20 @@ class GraphList:
     def know(self, operators: OperatorGraph, position: int) -> None:
         """Make the element at a position a node of the graph."""
         item = self.value[position]
-        if operators.node_of(item) is None:
+        if operators.nodes.node_of(item) is None:
             self._check(operators)
-            operators.set_node(item, self._element(operators, position))
+            operators.nodes.set_node(item, self._element(operators, position))
 
     def element(self, rec: Recording, position: int) -> torch.Tensor:
         """The program's object for the element at a position, where data decides which it is."""
         assert self.substitute is not None
         found = self.substitute(self.value[position])
-        rec.operators.set_node(found, self._element(rec.operators, position))
+        rec.operators.nodes.set_node(found, self._element(rec.operators, position))
         rec.inspections.unchanged.append(VersionCheck(found))
         return found
 
     def _element(self, operators: OperatorGraph, position: int) -> fx.Node:
-        node = operators.graph.call_function(operator.getitem, (self.node, position))
+        node = operators.nodes.graph.call_function(operator.getitem, (self.node, position))
         if self.twin is not None:
             node.meta[TWIN] = self.twin
         return node

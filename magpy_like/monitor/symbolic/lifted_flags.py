@@ -277,7 +277,7 @@ class LiftedFlags:
             with disable_current_modes():  # those of a branch create tensors without data
                 tensor = torch.tensor(bool(node.first.value), device="cpu")
             self._tensors[node.node_id] = tensor
-        if self._rec.operators.node_of(tensor) is None:
+        if self._rec.operators.nodes.node_of(tensor) is None:
             self._rec.graph.add_drawn(tensor, Computed(flag_as_tensor, (EntryValue(node),)))
         return tensor
 

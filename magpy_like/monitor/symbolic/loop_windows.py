@@ -111,7 +111,7 @@ def read_indexed_element(context: Context, given: GraphList, key: int) -> Token 
     reads.windows.append(Window(given.count, place, end, times))
     reads.elements = True
     operators = context.recording.operators
-    return _finish_take, (given, operators.value_node(key, context.recording.graph.value))
+    return _finish_take, (given, operators.numbers.value_node(key, context.recording.graph.value))
 
 
 def _finish_take(

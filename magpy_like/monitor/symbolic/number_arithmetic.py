@@ -77,7 +77,7 @@ class NumberArithmetic:
         in_graph = is_number(value) and any(is_instance(part, GraphNumber) for part in parts)
         if not in_graph or any(map(needs_python_list, parts)):
             return self._identities.lift(value, computed, twin)
-        node = self._rec.operators.add_arithmetic(operation, operands, value)
+        node = self._rec.operators.numbers.add_arithmetic(operation, operands, value)
         self.in_python[node] = computed
         number = GraphNumber(node)
         bounds = [self._guards.lower_bounds.bound(part) for part in parts]

@@ -48,7 +48,7 @@ class TensorNumbers:
 
         It is a number of the operator graph, unless the tensor's value is known otherwise.
         """
-        known = self._rec.operators.symbolic_value(args[0])
+        known = self._rec.operators.numbers.symbolic_value(args[0])
         if is_instance(known, torch.SymInt) and type(value) is int:
             return self._symbolic.lift(value, known)
         counted = None
@@ -104,7 +104,7 @@ class TensorNumbers:
         self, operation: Callable[..., Any], tensor: torch.Tensor, rest: list[Any], value: Any
     ) -> Any:
         name = getattr(operation, "__name__", "")
-        node = self._rec.operators.node_of(tensor)
+        node = self._rec.operators.nodes.node_of(tensor)
         assert node is not None
         if name in ("shape", "size") and is_instance(value, torch.Size):
             return torch.Size(self._lift_size(node, dim, n) for dim, n in enumerate(value))
@@ -118,7 +118,9 @@ class TensorNumbers:
         return None
 
     def _lift_size(self, node: fx.Node, dim: int, size: int) -> Any:
-        return self._identities.lift(size, GraphNumber(self._rec.operators.add_size(node, dim)))
+        return self._identities.lift(
+            size, GraphNumber(self._rec.operators.numbers.add_size(node, dim))
+        )
 
     def _lift_numel(self, node: fx.Node, tensor: torch.Tensor) -> Any:
         count, *others = [self._lift_size(node, dim, n) for dim, n in enumerate(tensor.shape)]
@@ -154,9 +156,9 @@ class TensorNumbers:
         except Split as split:
             raise UnguardableRead(*split.cause) from None
         operators = self._rec.operators
-        node = operators.node_of(tensor)
+        node = operators.nodes.node_of(tensor)
         assert node is not None
         for dim, size in enumerate(tensor.shape):
-            number = GraphNumber(operators.add_size(node, dim))
+            number = GraphNumber(operators.numbers.add_size(node, dim))
             self._speculated.values.append((number, size, place))
         operators.set_static_shape(node)

@@ -54,13 +54,13 @@ def unbind_into_list(
     source = rec.graph.value(tensor)
     row: Callable[[torch.Tensor], torch.Tensor]
     if name == "unbind":
-        node = rec.operators.graph.call_function(torch.unbind, (source, dim))
+        node = rec.operators.nodes.graph.call_function(torch.unbind, (source, dim))
         row = lambda tensor: tensor.select(dim, 0)  # noqa: E731
     else:
-        node = rec.operators.graph.call_function(torch.split, (source, 1, dim))
+        node = rec.operators.nodes.graph.call_function(torch.split, (source, 1, dim))
         row = lambda tensor: tensor.narrow(dim, 0, 1)  # noqa: E731
     node.meta[LIST] = True
-    rec.operators.operator_count += 1
+    rec.operators.nodes.operator_count += 1
     rec.operators.lists[id(result)] = GraphList(
         result,
         node,
@@ -119,7 +119,7 @@ _BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
 def _turned(context: Context, given: GraphList, result: Any) -> None:
     """Register ``result``, a reversed list of the graph."""
     operators = context.recording.operators
-    _derived(context, given, operators.add_reversed(given.node), given.count, result)
+    _derived(context, given, operators.control.add_reversed(given.node), given.count, result)
 
 
 def _finish_first(context: Context, _: None, result: Any) -> None:
@@ -128,7 +128,9 @@ def _finish_first(context: Context, _: None, result: Any) -> None:
 
 def _finish_slice(context: Context, taken: tuple[GraphList, slice, Any], result: Any) -> None:
     given, key, count = taken
-    node = context.recording.operators.graph.call_function(operator.getitem, (given.node, key))
+    node = context.recording.operators.nodes.graph.call_function(
+        operator.getitem, (given.node, key)
+    )
     node.meta[LIST] = True
     _derived(context, given, node, count, result)
 
@@ -136,7 +138,7 @@ def _finish_slice(context: Context, taken: tuple[GraphList, slice, Any], result:
 def finish_copy(context: Context, made: tuple[GraphList, type], result: Any) -> None:
     """Register ``result``, a list or tuple of the elements of a list of the graph."""
     given, kind = made
-    node = context.recording.operators.graph.call_function(kind, (given.node,))
+    node = context.recording.operators.nodes.graph.call_function(kind, (given.node,))
     node.meta[LIST] = True
     _derived(context, given, node, given.count, result)
 

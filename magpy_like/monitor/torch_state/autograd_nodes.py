@@ -91,7 +91,7 @@ def split_at_double_backward(
 def _finish_node(context: Context, tensor: torch.Tensor, node: Any) -> None:
     rec = context.recording
     if id(node) not in rec.autograd.nodes:
-        made = rec.operators.add_grad_fn(rec.graph.value(tensor))
+        made = rec.operators.nodes.add_grad_fn(rec.graph.value(tensor))
         rec.autograd.nodes[id(node)] = node, made
 
 
@@ -125,7 +125,7 @@ def read_attribute(context: Context, node: Any, name: str) -> None:
 
 
 def _tensors(rec: Recording) -> list[tuple[fx.Node, int]]:
-    return [(made, i) for made, i in rec.operators.inputs if is_instance(i, int)]
+    return [(made, i) for made, i in rec.operators.nodes.inputs if is_instance(i, int)]
 
 
 def call_node_method(
@@ -228,7 +228,7 @@ def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
 
 def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
     """Withhold from backends the operators that define a tensor's autograd node."""
-    node = rec.operators.node_of(tensor)
+    node = rec.operators.nodes.node_of(tensor)
     if node is None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     makers = [part for maker in _makers(node) for part in _with_source(maker)]

@@ -72,7 +72,7 @@ class TensorCounters:
         if is_instance(amount, torch.Tensor) and amount.dim() == 0:
             if self._constants.hold(amount):
                 amount = amount.item()
-        if not is_number(amount) or self._operators.expression(amount) is not None:
+        if not is_number(amount) or self._operators.numbers.expression(amount) is not None:
             return
         for tensor in args[0] if is_instance(args[0], list | tuple) else args[:1]:
             node = self._variables.node(tensor)

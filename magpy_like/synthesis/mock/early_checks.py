@@ -24,7 +24,7 @@ from magpy_like.synthesis.mock.roll_back import EarlyMisspeculation
 
 def check_before_writing(rec: Recording) -> bool:
     """Insert checks of speculated values; False if one is computed after an in-place change."""
-    order = {node: i for i, node in enumerate(rec.operators.graph.nodes)}
+    order = {node: i for i, node in enumerate(rec.operators.nodes.graph.nodes)}
     memory = [storage_of(node.variable) for node in rec.writes.changed_inputs()]
     before = [rec.writes.written_memory.get(where) for where in memory]
     if rec.writes.data_replaced or not all(before):
@@ -38,8 +38,8 @@ def check_before_writing(rec: Recording) -> bool:
         nodes = list(dict.fromkeys(nodes))
         checks.append((_check_function(expression, value, place, nodes), tuple(nodes)))
     for check, operands in reversed(checks):
-        with rec.operators.graph.inserting_after(last):
-            call = rec.operators.graph.call_function(check, operands)
+        with rec.operators.nodes.graph.inserting_after(last):
+            call = rec.operators.nodes.graph.call_function(check, operands)
         call.meta[AS_IS] = "checks a speculated value"
     return True
 

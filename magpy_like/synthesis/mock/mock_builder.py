@@ -87,7 +87,7 @@ class MockBuilder:
         self._draw()
         drawn = source.take_lines()
         may_fail = self._may_raise or (compiled is not None and compiled.may_fail)
-        inputs = zip(rec.operators.inputs, names, strict=compiled is not None)
+        inputs = zip(rec.operators.nodes.inputs, names, strict=compiled is not None)
         floats = {
             node: name
             for (node, expression), name in inputs

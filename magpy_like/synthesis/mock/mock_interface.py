@@ -51,7 +51,7 @@ class MockInterface:
         """The name of an output of the operator graph; None for an external tensor."""
         if self._rec.variables.node(tensor) is not None:
             return None
-        node = self._rec.operators.node_of(tensor)
+        node = self._rec.operators.nodes.node_of(tensor)
         return None if node is None else self.graph_output(node)
 
     def graph_output(self, node: fx.Node) -> str:

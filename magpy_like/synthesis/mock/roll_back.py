@@ -129,7 +129,7 @@ class RollBack:
         self._rec, self._source = rec, source
         self._undo: list[str] = []
         """Lines that restore all saved state."""
-        nodes = list(rec.operators.graph.nodes)
+        nodes = list(rec.operators.nodes.graph.nodes)
         if speculates and any(map(is_checkpoint, nodes)):
             # Its writes are unknown: a batch norm under a checkpoint counts batches.
             raise SpeculationRefused(
@@ -174,7 +174,9 @@ class RollBack:
 
     def _check_range(self, nodes: Sequence[fx.Node], floats: Mapping[fx.Node, str]) -> str:
         rec, check = self._rec, self._source.constant(raising_operators.check_float_range)
-        inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if type(i) is int)
+        inputs = (
+            rec.refs.get_node_by_id(i) for _, i in rec.operators.nodes.inputs if type(i) is int
+        )
         largest = raising_operators.largest_safe_float(nodes, (node.variable for node in inputs))
         return f"{check}({largest!r}, {', '.join(floats.values())})"
 
@@ -194,7 +196,7 @@ class RollBack:
     def _save_draws(self) -> None:
         rec, source = self._rec, self._source
         drawn = [d.generator for d in rec.lifted.draws if d.generator is not None]
-        generators = [*rec.operators.drawn_from, *drawn, *rec.operators.generators()]
+        generators = [*rec.operators.drawn_from, *drawn, *rec.operators.nodes.generators()]
         changed = {id(generator): generator for generator in generators}
         for i, generator in enumerate(changed.values()):
             save, restore = REWINDABLE[type(generator)]

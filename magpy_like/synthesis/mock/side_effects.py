@@ -122,7 +122,7 @@ class SideEffects:
         lines = []
         for node_id in self._rec.writes.data_replaced:
             node = self._rec.refs.get_node_by_id(node_id)
-            value = self._rec.operators.node_of(node.variable)
+            value = self._rec.operators.nodes.node_of(node.variable)
             assert value is not None
             name = self._interface.existing(node)
             lines.append(f"{name}.data = {self._interface.graph_output(value)}")
