@@ -30,13 +30,15 @@ def can_vary(value: Any) -> bool:
 
 
 def varies(context: Context, node: ShadowNode, relation: Relation) -> bool:
-    """Whether the number at a place outside has varied between calls."""
+    """True if the number at an external location has varied between calls."""
     return context.recording.variables.location(node, relation) in context.varying.numbers
 
 
 def has_varied(context: Context, numbers: Iterable[Any]) -> bool:
-    """Whether one of these numbers is another one at other calls, for all that is known: with
-    ``dynamic=True`` sizes are lifted before they have differed."""
+    """True if one of these numbers is known to vary between calls.
+
+    With ``dynamic=True`` sizes are lifted before they have differed.
+    """
     return any(
         not is_instance(part, Size)
         or context.varying.has_varied(context.recording.variables.path(part.node), part.dim)
@@ -48,9 +50,10 @@ def has_varied(context: Context, numbers: Iterable[Any]) -> bool:
 def lift_element(
     context: Context, node: ShadowNode, relation: Relation, value: Any, *, is_updated: bool = False
 ) -> Any:
-    """The number to put in place of one that was read just now; None for that one itself.
+    """The lifted number that replaces a number just read; None if it is not lifted.
 
-    ``is_updated`` says that the program is about to put another one there."""
+    ``is_updated``: the program is about to store another number at the location.
+    """
     if not is_number(value) or relation in node.written or node.rewritten:
         return None
     if context.recording.reads.substituted.covers(node, relation):
@@ -67,9 +70,8 @@ def lift_element(
 
 
 def substitute(context: Context, value: Any, deep: bool = False) -> None:
-    """Native code is about to go through a container, should this be one from outside: numbers in
-    it that vary are lifted, and it hands out their objects. ``deep`` says that it looks into what
-    is inside, too."""
+    """Replace the varying numbers in an external container by lifted ones: native code is about to
+    iterate over it, and returns their objects. ``deep``: it reads nested containers, too."""
     if not context.varying.numbers or type(value) not in _SUBSTITUTED_IN:
         return
     rec = context.recording
@@ -97,7 +99,7 @@ _SUBSTITUTED_IN = (list, tuple, dict)
 
 
 def _let_vary(context: Context, node: ShadowNode) -> bool:
-    """Rely no more on a number that was read just now; False if something else does."""
+    """Drop the guard on a number just read; False if the guard has another reason."""
     if node.node_id not in context.recording.reads.just_read:
         return False
     context.recording.reads.just_read.discard(node.node_id)
@@ -108,10 +110,10 @@ def _let_vary(context: Context, node: ShadowNode) -> bool:
 def lift_read(
     context: Context, step: Step, node: ShadowNode | None, relation: Relation, value: Any
 ) -> Any:
-    """Whether a number that is about to be read is lifted: what to do when it was.
+    """The completion of a read that lifts its number or flag; None if it does not.
 
-    It is when it varied between calls, or when the program is about to change it in place,
-    as in ``self.step += 1``.
+    A number is lifted if it has varied between calls, or if the program is about to change it in
+    place, as in ``self.step += 1``.
     """
     if node is None or not is_number_or_flag(value):
         return None
@@ -138,7 +140,7 @@ def lift_read(
 
 
 def _is_updated(context: Context, step: Step) -> bool:
-    """Whether the value read by this instruction goes into an in-place operator next."""
+    """True if an in-place operator consumes the value that this instruction reads."""
     return context.is_updated_in_place(step)
 
 
