@@ -34,7 +34,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.symbolic import unbound_tensors, varying_reads
-from magpy_like.monitor.symbolic.gathered_lists import GraphList, LiftedRange
+from magpy_like.monitor.symbolic.graph_lists import GraphList, LiftedRange
 from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, index_element
 from magpy_like.monitor.symbolic.lower_bounds import MIRRORED
 from magpy_like.native import frame_function, frame_set_operand

@@ -43,7 +43,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import COMPILING_QUERIES, needs_eager_answer
 from magpy_like.monitor.symbolic import unbound_tensors
 from magpy_like.monitor.symbolic.expressions import is_number
-from magpy_like.monitor.symbolic.gathered_lists import JOINS, CarriedList, GraphList
+from magpy_like.monitor.symbolic.graph_lists import JOINS, CarriedList, GraphList
 from magpy_like.monitor.symbolic.tensors_as_numbers import (
     dimension_arguments,
     read_number_arguments,

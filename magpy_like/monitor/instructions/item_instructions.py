@@ -21,7 +21,7 @@ from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, NATIVE_TYPES, is_compared_by_identity
 from magpy_like.monitor.symbolic import loop_windows, unbound_tensors, varying_lists, varying_reads
 from magpy_like.monitor.symbolic.expressions import GraphNumber
-from magpy_like.monitor.symbolic.gathered_lists import ENDS, CarriedList, GraphList
+from magpy_like.monitor.symbolic.graph_lists import ENDS, CarriedList, GraphList
 from magpy_like.monitor.symbolic.loop_ranges import constant_offset
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import lookup_in_type

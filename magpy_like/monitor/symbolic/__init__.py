@@ -29,7 +29,7 @@ Sizes:
 Flags and lists:
 ``lifted_flags``: bools that vary between calls
 ``varying_lists``: external lists whose contents vary
-``gathered_lists``: lists of the operator graph
+``graph_lists``: lists of the operator graph
 ``unbound_tensors``: tensors unbound into such lists
 ``loop_ranges``: the iterators of loops that may become operators
 ``loop_windows``: reads at a distance from a loop's index

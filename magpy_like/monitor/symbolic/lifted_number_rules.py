@@ -19,7 +19,7 @@ from magpy_like.monitor.calls.call_inputs import visit_input
 from magpy_like.monitor.calls.lifted_calls import finish_computed
 from magpy_like.monitor.symbolic import varying_lists
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
-from magpy_like.monitor.symbolic.gathered_lists import GraphList
+from magpy_like.monitor.symbolic.graph_lists import GraphList
 from magpy_like.monitor.symbolic.lifted_text import formatted, joined
 from magpy_like.monitor.symbolic.repeatable_calls import Function, lifted_call
 from magpy_like.monitor.symbolic.symbolic_numbers import ARITHMETIC

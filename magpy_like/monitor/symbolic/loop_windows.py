@@ -25,7 +25,7 @@ from magpy_like.monitor.symbolic.expressions import (
     GraphNumber,
     is_computable_at_entry,
 )
-from magpy_like.monitor.symbolic.gathered_lists import GraphList
+from magpy_like.monitor.symbolic.graph_lists import GraphList
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.native.instance_checks import is_instance
 
