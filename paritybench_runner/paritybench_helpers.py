@@ -1,7 +1,7 @@
-"""What ParityBench's generated files import from `_paritybench_helpers`.
+"""Replacement for the module `_paritybench_helpers` that ParityBench's generated files import.
 
-The checkout brings such a module, but that one imports the compilers it was written to measure.
-This one has the same names and gives the same objects to the generated code.
+The module in the checkout imports the compilers that it was written to measure. This one defines
+the same names with the same behaviour for the generated code.
 """
 
 import types
@@ -13,7 +13,7 @@ import torch
 
 
 class PlaceholderLayer(torch.nn.ReLU):
-    """Stands where a program expects some layer or block that the generator could not find."""
+    """Placeholder for a layer or block of a program that ParityBench's generator did not find."""
 
     expansion = 1
 
@@ -34,9 +34,9 @@ class _mock_config(dict):
 
 
 def patch_functional() -> None:
-    """Makes `torch.functional` and `torch.nn.functional` one: the files import both as `F`."""
-    one, other = torch.functional, torch.nn.functional
-    for source, target in ((one, other), (other, one)):
+    """Merges `torch.functional` and `torch.nn.functional`: the files import both as `F`."""
+    modules = torch.functional, torch.nn.functional
+    for source, target in (modules, modules[::-1]):
         for name in vars(source):
             if name[:1].islower() and not hasattr(target, name):
                 setattr(target, name, getattr(source, name))
@@ -47,7 +47,7 @@ def _fails_compile() -> Callable[[Any], Any]:
 
 
 def make_module() -> types.ModuleType:
-    """The module to find under the name `_paritybench_helpers`."""
+    """Returns a new module `_paritybench_helpers`."""
     helpers = types.ModuleType("_paritybench_helpers")
     helpers.__dict__.update(
         _mock_layer=_mock_layer,

@@ -1,8 +1,8 @@
-"""Imported once by the process that the processes of all files are forked from.
+"""Imports and warm-up of the process from which the files' processes are forked.
 
-Importing PyTorch and the libraries that nearly every program imports takes longer than most files
-take to run, and so does what a compiler loads for its first program. PARITYBENCH_WARM says
-which, for which backend and device: `magpy,dynamo:eager:cpu`.
+Importing PyTorch and the libraries of nearly every program takes longer than most files take to
+run, and so do the lazy imports of a compiler's first compilation. PARITYBENCH_WARM lists the
+compilers to warm up, their backend and the device: `magpy,dynamo:eager:cpu`.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import importlib
 import os
 import warnings
 
-from paritybench_runner import evaluate, shims  # noqa: F401 - for every file's process
+from paritybench_runner import evaluate, shims  # noqa: F401 - used by every file's process
 from paritybench_runner.compilers import warm_up
 
 _LIBRARIES = (
@@ -21,7 +21,7 @@ _LIBRARIES = (
     "scipy.sparse",
     "scipy.stats",
     "sklearn.metrics",
-    "torch._dynamo",  # `Module.zero_grad` and others import it when they are first called
+    "torch._dynamo",  # `Module.zero_grad` and others import it at their first call
     "torch.utils.tensorboard",
     "torchvision.datasets",
 )
@@ -30,11 +30,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     shims.install()
     for _name in _LIBRARIES:
-        with contextlib.suppress(Exception):  # a file that needs it will say so
+        with contextlib.suppress(Exception):  # a file that needs it fails in its own process
             importlib.import_module(_name)
     _compilers, _backend, _device = os.environ.get("PARITYBENCH_WARM", "::").split(":")
     for _name in filter(None, _compilers.split(",")):
-        with contextlib.suppress(Exception):  # each file will say so
+        with contextlib.suppress(Exception):  # each file fails in its own process
             warm_up(_name, _backend, _device)
-# What is loaded stays: collections in the files' processes need not look at it.
+# Everything loaded stays: garbage collections in the files' processes skip it.
 gc.freeze()

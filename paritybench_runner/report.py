@@ -1,4 +1,4 @@
-"""What a run says to people: `summary.md`, `report.html`, and the difference of two runs."""
+"""Reports of a run: `summary.md`, `report.html`, and the comparison of two runs."""
 
 import collections
 import dataclasses
@@ -30,13 +30,13 @@ Lines = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """A row of the paper's Table 3 (MagPy, section 8.3): cases are files.
+    """A compiler's row of the paper's Table 3 (MagPy, section 8.3): cases are files.
 
     Attributes:
         cases: files with a test that runs in eager mode.
-        static: those of them where no tensor's value steers Python.
-        whole: files that became one graph in every test.
-        failed: static files that did not.
+        static: cases where no tensor's value decides Python's control flow.
+        whole: cases that became one graph in every test.
+        failed: static cases that did not.
     """
 
     compiler: str
@@ -47,12 +47,12 @@ class Coverage:
 
     @property
     def fail_rate(self) -> float:
-        """Failed among the static cases."""
+        """Share of the static cases that failed."""
         return self.failed / self.static if self.static else 0.0
 
 
 def compute_coverage(lines: Lines, compiler: str) -> Coverage:
-    """Table 3's row of a compiler."""
+    """Returns a compiler's row of Table 3."""
     verdicts = run_results.classify_files(lines, compiler)
     static = [verdict for verdict in verdicts if not verdict.dynamic]
     return Coverage(
@@ -65,72 +65,74 @@ def compute_coverage(lines: Lines, compiler: str) -> Coverage:
 
 
 def render_summary(run: dict[str, Any], lines: Lines) -> str:
-    """`summary.md`."""
+    """Returns the text of `summary.md`.
+
+    Args:
+        run: contents of `run.json`.
+        lines: results of the files.
+    """
     compilers = run["compilers"]
-    parts = ["# Coverage", _describe_run(run, lines), "## Files (Table 3)"]
+    parts = ["# Coverage", _describe_run(run, lines)]
+    parts += ["## Files (Table 3)", _render_coverage(lines, compilers), _COVERAGE_NOTE]
+    parts += ["## Classes", _render_classes(lines, compilers)]
+    parts += _describe_unmatched(lines, compilers)
+    for compiler in compilers:
+        parts += [f"## Reasons: {compiler}", _render_reasons(lines, compiler)]
+    return "\n\n".join(parts) + "\n"
+
+
+_COVERAGE_NOTE = (
+    "A case is a file with a test that runs in eager mode; its worst test counts. It is static if "
+    "no tensor's value decides Python's control flow or reaches native code. It fails unless every "
+    "test became one graph."
+)
+
+
+def _render_coverage(lines: Lines, compilers: list[str]) -> str:
     rows = []
     for compiler in compilers:
         row = compute_coverage(lines, compiler)
-        rows.append(
-            (
-                *(row.compiler, row.cases, row.static, row.failed),
-                *(
-                    _format_percent(row.failed, row.static),
-                    row.whole,
-                    _format_percent(row.whole, row.cases),
-                ),
-            )
-        )
+        counts = (row.cases, row.static, row.failed, _format_percent(row.failed, row.static))
+        rows.append((compiler, *counts, row.whole, _format_percent(row.whole, row.cases)))
     columns = ("Compiler", "Cases", "Static cases", "Failed static cases", "Fail rate")
-    parts.append(_render_table((*columns, "One graph (all cases)", "of all cases"), rows))
-    parts.append(
-        "A case is a file with a test that runs in eager mode, and counts by the worst of its "
-        "tests. It is static when no tensor's value steers Python or reaches native code. It fails "
-        "when not every test became one graph."
-    )
-    parts.append("## Classes")
-    by_file = {
-        c: collections.Counter(v.klass for v in run_results.classify_files(lines, c))
-        for c in compilers
-    }
-    by_test = {
-        c: collections.Counter(t.klass for t in run_results.iterate_tests(lines, c))
-        for c in compilers
-    }
-    header = ("Class", *(f"{c}, {what}" for what in ("files", "tests") for c in compilers))
-    parts.append(
-        _render_table(
-            header,
-            [
-                (
-                    _CLASS_TITLES[klass],
-                    *(count[c][klass] for count in (by_file, by_test) for c in compilers),
-                )
-                for klass in (*CLASSES, NOT_RUNNABLE)
-            ],
-        )
-    )
+    return _render_table((*columns, "One graph (all cases)", "of all cases"), rows)
+
+
+def _render_classes(lines: Lines, compilers: list[str]) -> str:
+    files = (run_results.classify_files(lines, compiler) for compiler in compilers)
+    tests = (run_results.iterate_tests(lines, compiler) for compiler in compilers)
+    by_file = [collections.Counter(file.klass for file in of_compiler) for of_compiler in files]
+    by_test = [collections.Counter(test.klass for test in of_compiler) for of_compiler in tests]
+    header = ("Class", *(f"{c}, {unit}" for unit in ("files", "tests") for c in compilers))
+    rows = [
+        (_CLASS_TITLES[klass], *(count[klass] for count in (*by_file, *by_test)))
+        for klass in (*CLASSES, NOT_RUNNABLE)
+    ]
+    return _render_table(header, rows)
+
+
+def _describe_unmatched(lines: Lines, compilers: list[str]) -> list[str]:
+    """Returns a paragraph for each compiler with tests that no later call hit."""
+    parts = []
     for compiler in compilers:
         unmatched = [t for t in run_results.iterate_tests(lines, compiler) if t.unmatched]
         if unmatched:
             first = unmatched[0]
             parts.append(
-                f"{compiler}: in {len(unmatched)} tests no later call was a hit, not even the one "
-                f"that repeats the first; `{first.file}::{first.module}` is one."
+                f"{compiler}: in {len(unmatched)} tests no later call was a hit, not even the "
+                f"repetition of the first call; for example, `{first.file}::{first.module}`."
             )
-    for compiler in compilers:
-        parts += [f"## Reasons: {compiler}", _render_reasons(lines, compiler)]
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def _describe_run(run: dict[str, Any], lines: Lines) -> str:
     imported = sum("import_error" not in line for line in lines)
     tests = [test for line in lines for test in line["tests"]]
     eager = [test["eager"] for test in tests if test["eager"]["class"] == "ok"]
-    unsure = sum(not result["deterministic"] for result in eager)
+    unstable = sum(not result["deterministic"] for result in eager)
     return (
         f"{len(lines)} of {run['files']} files run, {imported} imported; {len(tests)} tests, "
-        f"{len(eager)} run in eager mode, of which {unsure} are not deterministic (their results "
+        f"{len(eager)} run in eager mode, {unstable} of them nondeterministically (their results "
         f"are not compared). Backend {run['backend']}, device {run['device']}, "
         f"{'training' if run['train'] else 'evaluation'} mode, torch {run['torch']}, "
         f"Python {run['python']}."
@@ -170,7 +172,7 @@ def _escape_cell(item: Any) -> str:
 
 
 def render_html(run: dict[str, Any], lines: Lines) -> str:
-    """`report.html`: one file without references to the network."""
+    """Returns the text of `report.html`: one file without references to the network."""
     tests = [
         {
             "file": test.file,
@@ -221,14 +223,14 @@ def _environment() -> jinja2.Environment:
 
 
 def _json_in_html(value: Any) -> str:
-    # `</script>` in a reason must not end the script.
+    # Escaped: `</script>` in a reason would end the script.
     import markupsafe
 
     return markupsafe.Markup(json.dumps(value).replace("<", "\\u003c"))
 
 
 def format_command(run: dict[str, Any], compiler: str, test: run_results.Test) -> str:
-    """The command that runs one test again."""
+    """Returns the command that reproduces the result of one test."""
     arguments = [
         *("--corpus", run["corpus"]),
         *("--filter", f"{test.file}::{test.module}"),
@@ -244,7 +246,7 @@ def format_command(run: dict[str, Any], compiler: str, test: run_results.Test) -
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A test whose class is another one than before."""
+    """A test whose class differs between two runs."""
 
     compiler: str
     file: str
@@ -255,7 +257,7 @@ class Change:
 
     @property
     def worse(self) -> bool:
-        """Whether the class is further from one graph than it was."""
+        """True if the class is further from one graph in the second run."""
         order = (NOT_RUNNABLE, *CLASSES)
         return self.before != NOT_RUNNABLE and (
             self.after == NOT_RUNNABLE or order.index(self.after) > order.index(self.before)
@@ -263,7 +265,7 @@ class Change:
 
 
 def find_changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[Change]:
-    """The tests that are in both runs and changed their class, regressions first."""
+    """Returns the tests of both runs whose class differs, regressions first."""
     found = []
     for compiler in compilers:
         old, new = _by_test(before, compiler), _by_test(after, compiler)
@@ -276,13 +278,13 @@ def find_changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[
 
 
 def count_unshared_tests(before: Lines, after: Lines, compiler: str) -> tuple[int, int]:
-    """How many tests are in the first run only, and how many in the second: one may be partial."""
+    """Returns the numbers of tests in the first and in the second run only; a run may be partial."""
     old, new = (_by_test(lines, compiler).keys() for lines in (before, after))
     return len(old - new), len(new - old)
 
 
 def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], run_results.Test]:
-    # Names may repeat within a file; the n-th of a name is the n-th of it in the other run.
+    # Names may repeat within a file: the n-th test of a name matches the n-th in the other run.
     seen: collections.Counter[tuple[str, str]] = collections.Counter()
     by_test = {}
     for test in run_results.iterate_tests(lines, compiler):
@@ -291,11 +293,16 @@ def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], run_resu
     return by_test
 
 
-def render_comparison(changed: list[Change], alone: tuple[int, int] = (0, 0)) -> str:
-    """`compare`'s output; ``alone`` as :func:`count_unshared_tests` gives it."""
-    left_out = "{} tests are in the first run only, {} in the second.".format(*alone)
-    told = _render_changes(changed)
-    return f"{told}\n\n{left_out}" if any(alone) else told
+def render_comparison(changed: list[Change], unshared: tuple[int, int] = (0, 0)) -> str:
+    """Returns the output of `compare`.
+
+    Args:
+        changed: as returned by :func:`find_changes`.
+        unshared: as returned by :func:`count_unshared_tests`.
+    """
+    text = _render_changes(changed)
+    note = "{} tests are in the first run only, {} in the second.".format(*unshared)
+    return f"{text}\n\n{note}" if any(unshared) else text
 
 
 def _render_changes(changed: list[Change]) -> str:

@@ -1,8 +1,8 @@
-"""Whether two runs of one program left the same things behind.
+"""Comparison of everything that two runs of a program leave behind.
 
-Two object graphs are the same when a one-to-one map between their objects keeps types, structure,
-values and sharing: what is one object (or one storage) on one side is one on the other. Comparing
-`(result, arguments, module)` as one graph therefore also finds a result that should have been an
+Two object graphs are equal if a one-to-one map between their objects preserves types, structure,
+values and aliasing: one object (or storage) in one graph corresponds to one in the other. Comparing
+`(result, arguments, module)` as one graph therefore also detects a result that should be an
 argument itself, a list that was replaced instead of appended to, a buffer that was not updated.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from paritybench_runner.rounding import is_within_rounding
 
-# (rtol, atol) as in torch.testing, for values that are near 1 as a whole.
+# (rtol, atol) as in torch.testing, for tensors of root mean square 1 or more.
 TOLERANCES = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
@@ -36,13 +36,13 @@ _BY_EQUALITY = (
 )
 _OPAQUE = (mock.Base, types.GeneratorType)
 
-# By path, how far each element of a tensor of the expected side is seen to move under other
-# rounding, after one repetition after another.
+# From the path of an expected tensor to the spreads of its elements under other rounding, one after
+# each further repetition of the run.
 Spread = Callable[[str], Iterable[torch.Tensor]]
 
 
 def _ordered_items(mapping: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
-    """In the order that iterating gives; an OrderedDict keeps one of its own."""
+    """Returns the items in iteration order; an OrderedDict has its own order."""
     if isinstance(mapping, collections.OrderedDict):
         return collections.OrderedDict.items(mapping)
     return dict.items(mapping)
@@ -55,13 +55,13 @@ class _Differs(Exception):
 def find_difference(
     expected: Any, actual: Any, name: str = "result", spread: Spread | None = None
 ) -> str | None:
-    """The first difference between two object graphs in words, or None when there is none.
+    """Returns a description of the first difference between two object graphs, None if equal.
 
     Args:
-        expected: what the eager run left behind; any objects, cycles included.
-        actual: what the compiled run left behind.
-        name: what to call the root.
-        spread: excuses values that miss `TOLERANCES` by what other rounding may do to them
+        expected: result of the eager run; any objects, cycles included.
+        actual: result of the compiled run.
+        name: name of the root in paths.
+        spread: accepts values outside `TOLERANCES` within the effect of other rounding
             (`paritybench_runner.rounding`).
     """
     try:
@@ -72,22 +72,33 @@ def find_difference(
 
 
 def collect_tensors(root: Any, name: str = "result") -> dict[str, torch.Tensor]:
-    """The tensors in an object graph by the path that `find_difference` would call them by."""
+    """Returns the tensors in an object graph by path, as in `find_difference`."""
     walk = _Comparison(None)
     walk.compare(name, root, root, shared=False)
     return walk.tensors
 
 
 class _Comparison:
+    """One comparison of two object graphs.
+
+    Attributes:
+        spread: as in `find_difference`.
+        tensors: expected tensors seen so far, by path.
+    """
+
     def __init__(self, spread: Spread | None) -> None:
         self.spread = spread
         self.tensors: dict[str, torch.Tensor] = {}
         self._actual_of: dict[tuple[str, int], tuple[str, int]] = {}
         self._expected_of: dict[tuple[str, int], tuple[str, int]] = {}
-        self._alive: list[Any] = []  # keeps ids from being used again
+        self._alive: list[Any] = []  # keeps the objects alive, so that their ids stay unique
 
     def compare(self, path: str, expected: Any, actual: Any, shared: bool = True) -> None:
-        """Raises `_Differs` unless both are the same at `path`."""
+        """Compares two objects at a path; `shared`: aliasing as well.
+
+        Raises:
+            _Differs: they differ.
+        """
         if shared and expected is actual:
             return
         if not _same_type(type(expected), type(actual)):
@@ -101,48 +112,52 @@ class _Comparison:
             if expected.__name__ != actual.__name__:
                 raise _Differs(f"{path}: {_short_repr(actual)} instead of {_short_repr(expected)}")
         elif isinstance(expected, float | complex):
-            self._numbers(path, numpy.asarray(expected), numpy.asarray(actual))
+            self._compare_numbers(path, numpy.asarray(expected), numpy.asarray(actual))
         elif isinstance(expected, (*_PLAIN, *_BY_EQUALITY)):
             if expected != actual:
                 raise _Differs(f"{path}: {_short_repr(actual)} instead of {_short_repr(expected)}")
-        # A tuple's identity says nothing; another known pair has been compared, or is being.
+        # The identity of a tuple is irrelevant; any other known pair is compared already.
         elif isinstance(expected, tuple) or self._pair_objects(path, expected, actual):
-            self._contents(path, expected, actual, shared)
+            self._compare_contents(path, expected, actual, shared)
 
     def _pair_objects(self, path: str, expected: Any, actual: Any) -> bool:
         self._alive += (expected, actual)
         return self._pair(path, ("object", id(expected)), ("object", id(actual)))
 
-    def _pair(self, path: str, one: tuple[str, int], other: tuple[str, int]) -> bool:
-        """Pairs two identities and says whether they are new; raises when one has another pair."""
-        known, known_back = self._actual_of.get(one), self._expected_of.get(other)
-        if known is None and known_back is None:
-            self._actual_of[one], self._expected_of[other] = other, one
+    def _pair(self, path: str, expected: tuple[str, int], actual: tuple[str, int]) -> bool:
+        """Pairs two identities; returns True if both are new.
+
+        Raises:
+            _Differs: one of them is paired with another identity.
+        """
+        known_actual, known_expected = self._actual_of.get(expected), self._expected_of.get(actual)
+        if known_actual is None and known_expected is None:
+            self._actual_of[expected], self._expected_of[actual] = actual, expected
             return True
-        if known != other or known_back != one:
+        if known_actual != actual or known_expected != expected:
             raise _Differs(f"{path}: shared with other objects than in eager mode")
         return False
 
-    def _contents(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+    def _compare_contents(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if isinstance(expected, torch.Tensor):
-            self._tensor(path, expected, actual, shared)
+            self._compare_tensors(path, expected, actual, shared)
         elif isinstance(expected, numpy.ndarray | numpy.generic):
-            self._array(path, expected, actual, shared)
+            self._compare_arrays(path, expected, actual, shared)
         elif isinstance(expected, torch.Generator):
             if not torch.equal(expected.get_state(), actual.get_state()):
                 raise _Differs(f"{path}: generators are in different states")
         elif isinstance(expected, types.FunctionType):
-            self._function(path, expected, actual, shared)
+            self._compare_functions(path, expected, actual, shared)
         elif isinstance(expected, types.MethodType):
             self.compare(f"{path}.__func__", expected.__func__, actual.__func__, shared)
             self.compare(f"{path}.__self__", expected.__self__, actual.__self__, shared)
         else:
-            self._items(path, expected, actual, shared)
-            self._attributes(path, expected, actual, shared)
+            self._compare_items(path, expected, actual, shared)
+            self._compare_attributes(path, expected, actual, shared)
             one, other = _native_state(expected), _native_state(actual)
             self.compare(f"{path}.__reduce__()", one, other, shared)
 
-    def _items(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+    def _compare_items(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if isinstance(expected, list | tuple | collections.deque | dict | set | frozenset):
             if len(expected) != len(actual):
                 raise _Differs(f"{path}: {len(actual)} items instead of {len(expected)}")
@@ -150,7 +165,7 @@ class _Comparison:
             for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
                 self.compare(f"{path}[{index}]", one, other, shared)
         elif isinstance(expected, dict):
-            # The base class's view: a subclass may answer items() with something else.
+            # Items of the base class: a subclass may override items().
             pairs = zip(_ordered_items(expected), _ordered_items(actual), strict=True)
             for (key, value), (other_key, other_value) in pairs:
                 self.compare(f"a key of {path}", key, other_key, shared)
@@ -160,23 +175,24 @@ class _Comparison:
             if plain and expected != actual:
                 raise _Differs(f"{path}: {_short_repr(actual)} instead of {_short_repr(expected)}")
 
-    def _attributes(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
-        ones, others = dict(_iterate_attributes(expected)), dict(_iterate_attributes(actual))
-        for name in ones.keys() | others.keys():
-            if name not in ones or name not in others:
-                state = "missing" if name in ones else "unexpected"
+    def _compare_attributes(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+        expected_values = dict(_iterate_attributes(expected))
+        actual_values = dict(_iterate_attributes(actual))
+        for name in expected_values.keys() | actual_values.keys():
+            if name not in expected_values or name not in actual_values:
+                state = "missing" if name in expected_values else "unexpected"
                 raise _Differs(f"{path}.{name}: {state}")
-        for name, value in ones.items():
-            where, other = f"{path}.{name}", others[name]
+        for name, value in expected_values.items():
+            value_path, other = f"{path}.{name}", actual_values[name]
             if isinstance(expected, torch.nn.Module):
                 if name in _MODULE_TABLES:
-                    where = path
+                    value_path = path
                 elif "_hooks" in name and isinstance(value, dict) and isinstance(other, dict):
-                    # Keyed by a number that says how many hooks the process had before.
+                    # The key of a hook is the number of hooks registered in the process before.
                     value, other = tuple(value.values()), tuple(other.values())
-            self.compare(where, value, other, shared)
+            self.compare(value_path, value, other, shared)
 
-    def _function(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+    def _compare_functions(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if expected.__code__ != actual.__code__:
             raise _Differs(f"{path}: another function, {_short_repr(actual)}")
         for name in ("__defaults__", "__kwdefaults__", "__dict__"):
@@ -187,7 +203,7 @@ class _Comparison:
                 f"{path}.<cell {name}>", _cell_contents(one), _cell_contents(other), shared
             )
 
-    def _tensor(
+    def _compare_tensors(
         self, path: str, expected: torch.Tensor, actual: torch.Tensor, shared: bool
     ) -> None:
         self.tensors[path] = expected
@@ -201,7 +217,7 @@ class _Comparison:
         if _significant_strides(expected) != _significant_strides(actual):
             strides = f"{actual.stride()} instead of {expected.stride()}"
             raise _Differs(f"{path}: strides {strides} ({tuple(expected.shape)})")
-        self._values(path, expected, actual)
+        self._compare_values(path, expected, actual)
         if expected.layout == torch.strided and expected.device.type != "meta":
             one, other = expected.untyped_storage(), actual.untyped_storage()
             if one.nbytes() and other.nbytes():
@@ -209,69 +225,75 @@ class _Comparison:
         if expected.is_leaf and actual.is_leaf:
             self.compare(f"{path}.grad", expected.grad, actual.grad, shared)
 
-    def _values(self, path: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
+    def _compare_values(self, path: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
         if expected.device.type == "meta" or expected is actual:
             return
-        one, other = _dense(expected), _dense(actual)
-        if torch.equal(one, other):
+        expected, actual = _dense(expected), _dense(actual)
+        if torch.equal(expected, actual):
             return
-        if one.dtype not in TOLERANCES:
-            raise _Differs(f"{path}: {int((one != other).sum())} of {one.numel()} values differ")
-        if self._is_close(path, one, other, TOLERANCES[one.dtype]):
+        if expected.dtype not in TOLERANCES:
+            count = int((expected != actual).sum())
+            raise _Differs(f"{path}: {count} of {expected.numel()} values differ")
+        if self._is_close(path, expected, actual, TOLERANCES[expected.dtype]):
             return
-        gap = (one - other).abs()
+        gap = (expected - actual).abs()
         finite = gap[gap.isfinite()]
         worst = float(finite.max()) if finite.numel() else math.inf
-        raise _Differs(f"{path}: values differ by up to {worst:.3g} ({tuple(one.shape)})")
+        raise _Differs(f"{path}: values differ by up to {worst:.3g} ({tuple(expected.shape)})")
 
-    def _array(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+    def _compare_arrays(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if expected.shape != actual.shape or expected.dtype != actual.dtype:
             raise _Differs(
                 f"{path}: {actual.dtype}{actual.shape} instead of {expected.dtype}{expected.shape}"
             )
         if expected.dtype.kind in "fc":
-            self._numbers(path, expected, actual)
+            self._compare_numbers(path, expected, actual)
         elif expected.dtype.kind == "O":
             self.compare(path, expected.tolist(), actual.tolist(), shared)
         elif not (expected == actual).all():
             raise _Differs(f"{path}: values differ")
 
-    def _numbers(self, path: str, expected: Any, actual: Any) -> None:
-        """Numbers outside of tensors, which as a rule come from some in single precision."""
+    def _compare_numbers(self, path: str, expected: Any, actual: Any) -> None:
+        """Compares numbers outside tensors, which usually come from single-precision tensors."""
         precise = "complex128" if expected.dtype.kind == "c" else "float64"
-        one, other = (torch.from_numpy(x.astype(precise)) for x in (expected, actual))
-        self.tensors[path] = one
-        if not self._is_close(path, one, other, TOLERANCES[torch.float32]):
-            few = f"{actual} instead of {expected}" if one.dim() == 0 else "values differ"
-            raise _Differs(f"{path}: {few}")
+        numbers, others = (torch.from_numpy(x.astype(precise)) for x in (expected, actual))
+        self.tensors[path] = numbers
+        if not self._is_close(path, numbers, others, TOLERANCES[torch.float32]):
+            is_scalar = numbers.dim() == 0
+            found = f"{actual} instead of {expected}" if is_scalar else "values differ"
+            raise _Differs(f"{path}: {found}")
 
     def _is_close(
-        self, path: str, one: torch.Tensor, other: torch.Tensor, tolerance: tuple[float, float]
+        self,
+        path: str,
+        expected: torch.Tensor,
+        actual: torch.Tensor,
+        tolerance: tuple[float, float],
     ) -> bool:
         rtol, atol = tolerance
-        # What is small as a whole, such as a gradient behind a small factor, is no less exact.
-        atol *= min(1.0, _rms(one))
-        if torch.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
+        # A tensor of small values, such as a gradient scaled by a small factor, is no less exact.
+        atol *= min(1.0, _rms(expected))
+        if torch.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True):
             return True
-        gap = (one - other).abs()
-        rounding = atol + rtol * one.abs()
+        gap = (expected - actual).abs()
+        rounding = atol + rtol * expected.abs()
         return any(
             spread.shape == gap.shape and is_within_rounding(gap, spread, rounding)
             for spread in (() if self.spread is None else self.spread(path))
         )
 
 
-# What a tensor is, besides its values and its memory.
+# Properties of a tensor besides its values and its memory.
 _TENSOR_PROPERTIES = (
     *("shape", "dtype", "device", "layout", "requires_grad", "is_leaf"),
     *("is_inference", "is_conj", "is_neg"),
 )
-# Parts of a module that `module.name` reaches directly.
+# Tables of a module whose entries are attributes of the module.
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def _same_type(one: type, other: type) -> bool:
-    # A class that a function makes at every call is another one each time.
+    # A function that defines a class creates a new one at each call.
     return one is other or (
         (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
         and "<locals>" in one.__qualname__
@@ -292,7 +314,7 @@ def _iterate_attributes(value: Any) -> Iterator[tuple[str, Any]]:
                 try:
                     yield name, cls.__dict__[name].__get__(value)
                 except AttributeError:
-                    pass  # a slot nobody has filled
+                    pass  # an empty slot
 
 
 def _cell_contents(cell: types.CellType) -> Any:
@@ -315,7 +337,7 @@ def _rms(tensor: torch.Tensor) -> float:
 
 
 def _significant_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Those that say where values are; a dimension of one value may have any."""
+    """Returns the strides that locate values; the stride of a dimension of size 1 is arbitrary."""
     if tensor.layout != torch.strided or not tensor.numel():
         return None
     return tuple(
@@ -324,18 +346,18 @@ def _significant_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _native_state(value: Any) -> Any:
-    """What objects of native classes hold besides attributes, as far as pickle asks for it.
+    """Returns the state of a native object besides attributes, as far as pickle reads it.
 
-    A partial function's arguments, where an iterator stands, which built-in function it is.
+    Examples: arguments of a partial function, position of an iterator, name of a built-in function.
     """
     reduce = type(value).__reduce__
     if reduce is object.__reduce__ or isinstance(reduce, types.FunctionType):
         return None
-    if isinstance(value, set | frozenset):  # their order may be another one
+    if isinstance(value, set | frozenset):  # their order may differ
         return None
     try:
         return value.__reduce__()
-    except Exception:  # it cannot be pickled: native code says so with any exception
+    except Exception:  # no pickle support: native code raises any exception
         return None
 
 
@@ -346,6 +368,6 @@ def _type_name(value: Any) -> str:
 def _short_repr(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # a repr that fails must not end the comparison
+    except Exception:  # a failing repr must not end the comparison
         text = f"a {_type_name(value)}"
     return text if len(text) <= 60 else f"{text[:57]}..."

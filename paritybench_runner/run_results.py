@@ -1,4 +1,4 @@
-"""The results of a run, on disk and summed up.
+"""Results of a run: files on disk, classes of tests and files, groups of failures.
 
 `results.jsonl` has one line per file:
 
@@ -7,7 +7,7 @@
          "eager": {"class": "ok", "deterministic": true, "reads": ["test_x.py:12 item"], ...},
          "magpy": {"class": "one_graph", "graphs": 1, "splits": [], "hits": 2, ...}}]}
 
-`run.json` says what was run.
+`run.json` holds the settings of the run.
 """
 
 import collections
@@ -18,28 +18,28 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-# From best to worst. "eager": nothing was captured, the program ran as if there was no compiler.
+# From best to worst. "eager": nothing was captured, the program ran without the compiler.
 CLASSES = ("one_graph", "split", "eager", "timeout", "crashed", "wrong")
 NOT_RUNNABLE = "not_runnable"
-# What a run may be gone on with otherwise than it began.
+# Settings that may differ when a run is resumed.
 _RESUMABLE_LIMITS = ("timeout", "memory")
 _RANK = {name: rank for rank, name in enumerate(CLASSES)}
 
 
 class RunError(Exception):
-    """A folder does not hold the run that was asked for; the text says what to do."""
+    """A folder does not contain the expected run. The message names the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """One test of one file, as one compiler saw it.
+    """Result of one test of one file in one compiler.
 
     Attributes:
-        file: the file's name.
-        module: the module class's name.
+        file: name of the file.
+        module: name of the module class.
         klass: one of `CLASSES`, or `NOT_RUNNABLE`.
-        dynamic: a tensor's value steered Python or reached native code.
-        detail: what the compiler's result says.
+        dynamic: True if a tensor's value decides Python's control flow or reaches native code.
+        detail: the compiler's results as in `results.jsonl`.
     """
 
     file: str
@@ -50,12 +50,12 @@ class Test:
 
     @property
     def unmatched(self) -> bool:
-        """Captured, but no later call could use it: not even one that repeats the first."""
+        """True if no later call was a hit, not even the repetition of the first call."""
         return self.detail.get("hits") == 0
 
     @property
     def failures(self) -> list["Failure"]:
-        """The reasons for which this is not one graph."""
+        """The reasons why the test is not one graph."""
         if self.klass in ("one_graph", NOT_RUNNABLE):
             return []
         splits = [Failure(**split) for split in self.detail.get("splits", ())]
@@ -65,12 +65,12 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One reason for which a test is not one graph.
+    """One reason why a test is not one graph.
 
     Attributes:
         detail: the message.
         where: file, line and function, if known.
-        reason: the name of its category; "" for errors and for compilers without categories.
+        reason: name of its category; "" for errors and for compilers without categories.
         title: the category as a noun phrase.
     """
 
@@ -80,26 +80,28 @@ class Failure:
     title: str = ""
 
     def heading(self, module: str) -> str:
-        """The heading under which failures are counted together.
+        """Returns the heading under which equal failures are counted together.
 
-        A typed reason groups by its member. A message groups by its text without the parts that
-        vary between programs, such as the name of the program's own class, `module`.
+        A typed reason is grouped by its title, a message by its text without the parts that vary
+        between programs, such as the name of the module class, `module`.
         """
-        return self.title if self.reason else message_group(self.detail.replace(module, "Module"))
+        return (
+            self.title if self.reason else generalize_message(self.detail.replace(module, "Module"))
+        )
 
     def __str__(self) -> str:
         return f"{self.detail} ({self.where})" if self.where else self.detail
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A run's `run.json` and the lines of its `results.jsonl`; a line cut short is left out.
+    """Returns `run.json` and the complete lines of `results.jsonl` of a run.
 
     Raises:
-        RunError: there is no run in `folder`.
+        RunError: `folder` contains no run.
     """
     described = folder / "run.json"
     if not described.is_file():
-        raise RunError(f"{folder}: no run there (run.json is missing)")
+        raise RunError(f"{folder} contains no run: run.json is missing")
     lines = []
     results = folder / "results.jsonl"
     if results.is_file():
@@ -107,12 +109,19 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             try:
                 lines.append(json.loads(line))
             except json.JSONDecodeError:
-                pass  # the run was killed while it wrote this line
+                pass  # the run was killed while writing this line
     return json.loads(described.read_text()), lines
 
 
 class ResultsWriter:
-    """Starts a run in a folder, or takes one up again, and appends results."""
+    """Appends results to a new or resumed run in a folder.
+
+    Attributes:
+        done: results of the earlier part of a resumed run.
+
+    Raises:
+        RunError: the folder contains a run that must not be continued.
+    """
 
     def __init__(self, folder: Path, run: dict[str, Any], resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,20 +129,22 @@ class ResultsWriter:
         if (folder / "run.json").is_file():
             before, self.done = read_run(folder)
             if not resume:
-                raise RunError(f"{folder} holds a run: pass --resume to go on, or another --out")
+                raise RunError(
+                    f"{folder} contains a run: pass --resume to continue it, or another --out"
+                )
             changed = [k for k in run if k not in _RESUMABLE_LIMITS and run[k] != before.get(k)]
             if changed:
                 raise RunError(
-                    f"{folder} holds a run with another {', '.join(changed)}: to go on with it, "
-                    f"pass what is in {folder / 'run.json'}"
+                    f"{folder} contains a run with another {', '.join(changed)}: to continue it, "
+                    f"pass the settings in {folder / 'run.json'}"
                 )
         elif (folder / "results.jsonl").is_file():
             raise RunError(
-                f"{folder} has results but no run.json, which says how they came about: "
+                f"{folder} contains results but no run.json with their settings: "
                 "move them away, or pass another --out"
             )
         (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
-        # Written anew: appending to a line that was cut short would spoil the next one.
+        # Rewritten: appending to an incomplete line would corrupt the next one.
         lines = [json.dumps(line) + "\n" for line in self.done]
         (folder / "results.jsonl").write_text("".join(lines))
         self._stream: TextIO = (folder / "results.jsonl").open("a")
@@ -147,7 +158,7 @@ class ResultsWriter:
 
 
 def iterate_tests(lines: Iterable[dict[str, Any]], compiler: str) -> Iterator[Test]:
-    """All tests of a run as one compiler saw them."""
+    """Yields the results of all tests of a run in one compiler."""
     for line in lines:
         for test in line["tests"]:
             runnable = test["eager"]["class"] == "ok"
@@ -163,7 +174,7 @@ def iterate_tests(lines: Iterable[dict[str, Any]], compiler: str) -> Iterator[Te
 
 @dataclasses.dataclass(frozen=True)
 class FileVerdict:
-    """What the papers call a case: a file by the worst of its tests."""
+    """Result of one file, a case of MagPy's Table 3: the worst class of its tests."""
 
     file: str
     klass: str
@@ -171,7 +182,7 @@ class FileVerdict:
 
 
 def classify_files(lines: Iterable[dict[str, Any]], compiler: str) -> list[FileVerdict]:
-    """The files that have a test which runs in eager mode."""
+    """Returns the results of the files with a test that runs in eager mode."""
     by_file: dict[str, list[Test]] = collections.defaultdict(list)
     for test in iterate_tests(lines, compiler):
         if test.klass != NOT_RUNNABLE:
@@ -185,7 +196,7 @@ def classify_files(lines: Iterable[dict[str, Any]], compiler: str) -> list[FileV
 
 
 def worst_class(classes: Iterable[str]) -> str:
-    """The worst of some classes."""
+    """Returns the worst of some classes."""
     return max(classes, key=_RANK.__getitem__)
 
 
@@ -197,8 +208,8 @@ _VARIABLE_PARTS = (
 )
 
 
-def message_group(message: str) -> str:
-    """A message without numbers, addresses and file names, which vary between programs."""
+def generalize_message(message: str) -> str:
+    """Returns a message without numbers, addresses and file names, which vary between programs."""
     for pattern, replacement in _VARIABLE_PARTS:
         message = pattern.sub(replacement, message)
     return message[:160]
@@ -209,10 +220,10 @@ class Group:
     """Tests that are not one graph for the same reason.
 
     Attributes:
-        klass: their class.
-        reason: the title of the reason, or the message without variable parts.
-        tests: distinct tests, in the run's order.
-        example: detail and place of the first failure.
+        klass: class of the tests.
+        reason: title of the reason, or the message without variable parts.
+        tests: distinct tests, in the order of the run.
+        example: detail and source line of the first failure.
     """
 
     klass: str
@@ -222,7 +233,7 @@ class Group:
 
 
 def group_failures(lines: Iterable[dict[str, Any]], compiler: str) -> list[Group]:
-    """Failures grouped by class and reason, the worst classes first, then the largest groups."""
+    """Returns failures by class and reason, the worst classes first, then the largest groups."""
     members: dict[tuple[str, str], dict[tuple[str, str], Test]] = {}
     examples: dict[tuple[str, str], str] = {}
     for test in iterate_tests(lines, compiler):

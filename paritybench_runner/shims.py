@@ -1,8 +1,8 @@
-"""What it takes to import programs of 2017 to 2023 with today's libraries.
+"""Shims for importing programs of 2017 to 2023 with current libraries.
 
-`install()` changes the process it is called in, for good: it is for the processes that run corpus
-files. Nothing here knows any single file; a shim is there because a library moved or lost a name,
-or because a library is not installed.
+`install()` changes its process permanently: only processes that run corpus files call it. Each shim
+has a general reason: a library moved or removed a name, or a library is not installed. None is
+specific to one file.
 """
 
 import builtins
@@ -25,11 +25,11 @@ from paritybench_runner import paritybench_helpers
 
 SEED = 1337
 
-# Libraries that programs import for data and logging, seldom for their models: when they are not
-# installed, any attribute of theirs is a mock.
+# Libraries that programs import for data and logging, rarely for their models. If one is not
+# installed, all its attributes are mocks.
 MOCKED_LIBRARIES = ("tensorflow", "torchtext", "torchaudio")
 
-# Names that moved or went: module -> name -> where it is now, or a function that makes it.
+# Names that moved or disappeared: module -> name -> present location, or a function that creates it.
 MOVED_NAMES: dict[str, dict[str, str | Callable[[], Any]]] = {
     "inspect": {"getargspec": "inspect.getfullargspec"},
     "numpy": {
@@ -53,7 +53,7 @@ MOVED_NAMES: dict[str, dict[str, str | Callable[[], Any]]] = {
     "torch._utils": {"_accumulate": "itertools.accumulate"},
 }
 
-# torchvision's models once had a table of download addresses, by the name of the model.
+# Models of early torchvision versions had a table of download addresses by model name.
 URL_TABLES = tuple(
     f"torchvision.models.{name}"
     for name in ("alexnet", "densenet", "googlenet", "inception", "mnasnet", "mobilenet")
@@ -62,8 +62,8 @@ URL_TABLES = tuple(
     for name in ("mobilenetv2", "mobilenetv3", "resnet", "shufflenetv2", "squeezenet", "vgg")
 )
 
-# Schemas of torchvision's native operators. Its wheel is built for CUDA; where the library cannot
-# be loaded, `import torchvision` fails unless the operators exist. They do not run.
+# Schemas of torchvision's native operators. Its wheel is built for CUDA; where its library does not
+# load, `import torchvision` fails unless the operators are declared. They cannot run.
 TORCHVISION_OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, "
@@ -81,11 +81,11 @@ TORCHVISION_OPERATORS = (
     "_cuda_version() -> int",
 )
 
-_KEEP_ALIVE: list[Any] = []  # a torch.library.Library undoes its definitions when it dies
+_KEEP_ALIVE: list[Any] = []  # the destructor of torch.library.Library removes its definitions
 
 
 def install() -> None:
-    """Installs all shims. Corpus files can be imported afterwards."""
+    """Installs all shims; then corpus files can be imported."""
     sys.modules["_paritybench_helpers"] = paritybench_helpers.make_module()
     pin_seed()
     for name in vars(collections.abc):
@@ -101,8 +101,10 @@ def install() -> None:
 
 
 def pin_seed() -> None:
-    """`torch.manual_seed` sets one seed whatever its argument, as in ParityBench: programs that
-    seed with the time are deterministic then."""
+    """Makes `torch.manual_seed` ignore its argument and set a fixed seed, as ParityBench does.
+
+    Programs that seed with the time become deterministic.
+    """
     generator = torch.default_generator
 
     def manual_seed(seed: int = SEED) -> torch.Generator:
@@ -137,10 +139,10 @@ def _make_torch_six() -> types.ModuleType:
 def _add_moved_names(module: str, names: dict[str, str | Callable[[], Any]]) -> None:
     try:
         target = importlib.import_module(module)
-    except Exception:  # not installed, or not importable here: nothing to add names to
+    except Exception:  # not installed, or not importable here
         return
     for name, source in names.items():
-        # `in vars`, not `hasattr`: NumPy's module `__getattr__` raises for names that went.
+        # `in vars`, not `hasattr`: NumPy's module `__getattr__` raises for removed names.
         if name in vars(target):
             continue
         if callable(source):
@@ -151,7 +153,7 @@ def _add_moved_names(module: str, names: dict[str, str | Callable[[], Any]]) -> 
 
 
 class _MockedLibraries(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `MOCKED_LIBRARIES` libraries, and any submodule of theirs, that nobody else found."""
+    """Finds those of `MOCKED_LIBRARIES`, and their submodules, that are not installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: Any = None
@@ -169,7 +171,7 @@ class _MockedLibraries(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 class _MockModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
-        # The import system and `inspect` ask for these, and a mock would be believed.
+        # The import system and `inspect` read these and would mistake a mock for a real value.
         if name.startswith("__"):
             raise AttributeError(name)
         value = mock.MagicMock(name=f"{self.__name__}.{name}")
@@ -183,7 +185,7 @@ def _declare_torchvision_operators() -> None:
     try:
         importlib.import_module("torchvision.extension")
     except Exception:
-        # The failed import leaves half a package behind; it is imported anew below.
+        # The failed import leaves a partial package in sys.modules; it is imported again below.
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
         library = torch.library.Library("torchvision", "DEF")

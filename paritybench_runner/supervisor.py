@@ -1,4 +1,4 @@
-"""Runs corpus files in processes of their own, and keeps what they do from mattering elsewhere."""
+"""Supervisor of the corpus files: one isolated process per file, with limits of time and memory."""
 
 import concurrent.futures
 import dataclasses
@@ -18,33 +18,32 @@ from unittest import mock
 
 from paritybench_runner.worker import EAGER, Event, Job, main
 
-# After so many time-outs the rest of a file is given up.
-MAX_TIMEOUTS = 3
+MAX_TIMEOUTS = 3  # time-outs of one file before the rest of it is abandoned
 _POLL_SECONDS = 0.2
-# How much longer than its limit a compiler's step may take, in multiples of what eager mode's took:
-# it runs the program in eager mode, too, and again under other rounding where values differ: some
-# fifty calls, each three times as slow, where eager mode's own step has seven.
+# Extra time for a compiler's step, in multiples of the eager step's duration. The step runs the
+# program in eager mode, too, and again under other rounding where values differ: some fifty calls,
+# each three times as slow, where the eager step has seven.
 _EAGER_FACTOR = 20.0
 _MAX_STDERR_LINES = 6
 
-# One thread per file: results do not depend on the number of cores, and files share them well. The
-# environment says so: after `torch.set_num_threads`, each thread of a forked process sets the
-# number again, on a pool whose threads did not come along, which aborted some.
-# Memory that a program reads without having written it holds the same each time: it is no
-# difference between two runs. What a large tensor lay in goes back when it is let go: a file of
-# large programs would otherwise keep, between two runs, most of what one needs.
+# One thread per file: results do not depend on the number of cores, and files share them well. Set
+# by the environment: after `torch.set_num_threads`, each thread of a forked process sets the number
+# again on a pool without threads (fork copies none), which aborted some processes.
+# malloc fills uninitialised memory with a fixed pattern, so that reading it makes no difference
+# between two runs, and returns the memory of a freed large tensor to the system: a file of large
+# programs would otherwise keep, between two runs, most of the memory that one needs.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
     "GLIBC_TUNABLES": "glibc.malloc.perturb=85:glibc.malloc.tcache_count=0"
     ":glibc.malloc.mmap_threshold=4194304",
-    # The usual way to ask whether there is a GPU starts the driver, and a process forked after that
-    # cannot use it.
+    # `torch.cuda.is_available` starts the driver by default, and a process forked after that cannot
+    # use the GPU.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-# What `paritybench_runner.preload` warms up: importing that module does it, so it cannot be asked.
+# Tells `paritybench_runner.preload` the compilers to warm up; an import has no arguments.
 _WARM_UP_VARIABLE = "PARITYBENCH_WARM"
-# Programs that ask for a GPU do not get one when the CPU is what is looked at.
+# Hides the GPU from programs in a run on the CPU.
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 FileResult = dict[str, Any]
@@ -52,13 +51,13 @@ FileResult = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a file may use.
+    """Limits of a file's process.
 
     Attributes:
-        seconds: for each step: importing the file, a test in eager mode, a test in one compiler;
-            that runs the program in eager mode as well, and may take longer by what that takes.
-        memory: bytes of memory that the file's process has to itself, or None. Also of its address
-            space on the CPU, where that refuses an allocation; of device memory on a GPU.
+        seconds: for each step: importing the file, a test in eager mode, a test in one compiler.
+            The latter also runs the program in eager mode and may take longer accordingly.
+        memory: bytes of private memory of the process, or None. On the CPU also of its address
+            space, so that allocations fail; on a GPU also of device memory.
     """
 
     seconds: float
@@ -66,15 +65,23 @@ class Limits:
 
 
 class Stopped(Exception):
-    """The run was told to stop while this file was running."""
+    """The run was stopped while this file was running."""
 
 
 class _MemoryLimitExceeded(Exception):
-    """The file's process took more memory than it may."""
+    """The file's process exceeded its memory limit."""
 
 
 class Supervisor:
-    """Runs files, `jobs` at a time; as a context manager, leaves no process behind."""
+    """Runs files, `jobs` at a time; as a context manager, ends all their processes.
+
+    Args:
+        limits: limits of each file's process.
+        jobs: number of files at once.
+        compilers: compilers to warm up before files' processes are forked.
+        device: "cpu" or "cuda".
+        backend: backend of the compilers.
+    """
 
     def __init__(
         self,
@@ -106,54 +113,54 @@ class Supervisor:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def run(self, jobs: list[Job]) -> Iterator[FileResult]:
-        """Yields the result of each file as it is finished."""
+        """Yields the result of each file when it is finished."""
         futures = [self._threads.submit(self.run_one, job) for job in jobs]
         for future in concurrent.futures.as_completed(futures):
             yield future.result()
 
     def run_one(self, job: Job) -> FileResult:
-        """One file's result: its tests, or why it could not be imported."""
+        """Returns one file's result: its tests, or the error of its import."""
         start = time.perf_counter()
-        record = _FileProgress(job)
-        while record.unfinished:
-            self._attempt(job, record)
-        return {**record.result(), "seconds": round(time.perf_counter() - start, 3)}
+        progress = _FileProgress(job)
+        while progress.unfinished:
+            self._attempt(job, progress)
+        return {**progress.result(), "seconds": round(time.perf_counter() - start, 3)}
 
-    def _attempt(self, job: Job, record: "_FileProgress") -> None:
+    def _attempt(self, job: Job, progress: "_FileProgress") -> None:
         with tempfile.TemporaryDirectory(prefix="paritybench-") as folder:
-            channel, theirs = self._context.Pipe(duplex=False)
-            arguments = (job, record.known_results(), theirs, folder, self.limits.memory)
+            receiver, sender = self._context.Pipe(duplex=False)
+            arguments = (job, progress.known_results(), sender, folder, self.limits.memory)
             process = self._context.Process(target=main, args=arguments)
             process.start()
-            theirs.close()
+            sender.close()
             try:
-                for event in self._events(channel, process.pid):
-                    if event.kind == "again":
+                for event in self._events(receiver, process.pid):
+                    if event.kind == "restart":
                         break
-                    record.apply(event)
+                    progress.apply(event)
                 else:
-                    if record.unfinished:
+                    if progress.unfinished:
                         process.join(_POLL_SECONDS * 10)
-                        record.process_died(
+                        progress.process_died(
                             process.exitcode, _stderr_excerpt(Path(folder, "stderr"))
                         )
             except TimeoutError as limit:
-                record.timed_out(limit.args[0])
+                progress.timed_out(limit.args[0])
             except _MemoryLimitExceeded as reason:
-                record.step_crashed(str(reason))
+                progress.step_crashed(str(reason))
             finally:
                 _kill_group(process)
-                channel.close()
+                receiver.close()
 
-    def _events(self, channel: Connection, process: int | None) -> Iterator[Event]:
-        step, began, in_eager, limit = "import", time.monotonic(), 0.0, self.limits.seconds
+    def _events(self, receiver: Connection, process: int | None) -> Iterator[Event]:
+        step, began, eager_seconds, limit = "import", time.monotonic(), 0.0, self.limits.seconds
         while True:
             if self._stop.is_set():
                 raise Stopped
             self._check_memory(process)
-            if channel.poll(_POLL_SECONDS):
+            if receiver.poll(_POLL_SECONDS):
                 try:
-                    event = channel.recv()
+                    event = receiver.recv()
                 except (EOFError, OSError):
                     return
                 yield event
@@ -161,9 +168,9 @@ class Supervisor:
                     return
                 now = time.monotonic()
                 if step == EAGER:
-                    in_eager = now - began
+                    eager_seconds = now - began
                 step, began = event.step if event.kind == "begin" else "", now
-                slack = 0 if step in ("import", EAGER) else _EAGER_FACTOR * in_eager
+                slack = 0 if step in ("import", EAGER) else _EAGER_FACTOR * eager_seconds
                 limit = self.limits.seconds + slack
             elif time.monotonic() > began + limit:
                 raise TimeoutError(limit)
@@ -177,7 +184,11 @@ class Supervisor:
 
 
 class _FileProgress:
-    """What is known of a file after one or more attempts."""
+    """Results of a file after one or more attempts.
+
+    Attributes:
+        unfinished: True until the last step has a result.
+    """
 
     def __init__(self, job: Job) -> None:
         self.unfinished = True
@@ -229,7 +240,7 @@ class _FileProgress:
             return
         test = self._tests[index]
         if step == EAGER and EAGER in test:
-            # It ran before; what cannot be repeated cannot be compared with either.
+            # It ran in an earlier attempt. A result that is not repeatable is no reference.
             test[EAGER] = {"class": kind, "error": f"in another attempt: {error}"}
         else:
             test[step] = {"class": kind, "error": error}
@@ -256,7 +267,7 @@ def _cause_of_death(exit_code: int | None) -> str:
 
 
 def _private_memory(process: int | None) -> int:
-    """Bytes of memory that a process shares with no file; 0 when it is gone."""
+    """Returns the bytes of anonymous memory of a process; 0 if it has ended."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -273,11 +284,11 @@ def _stderr_excerpt(stderr: Path) -> str:
 
 
 def _kill_group(process: multiprocessing.context.ForkServerProcess) -> None:
-    """Ends a file's process and everything it started."""
+    """Kills a file's process and all processes that it started."""
     if process.pid is not None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            process.kill()  # it had not become the head of a group yet, or is gone
+            process.kill()  # it does not lead a group yet, or has ended
     process.join()
     process.close()

@@ -1,4 +1,4 @@
-"""The process that runs one corpus file, and reports each step before and after it."""
+"""Process of one corpus file, which reports each step before and after it."""
 
 import contextlib
 import dataclasses
@@ -26,15 +26,15 @@ EAGER = "eager"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to do with a file.
+    """Settings for the run of one file.
 
     Attributes:
         path: the file.
-        compilers: names, in order.
-        backend: the compilers' backend.
+        compilers: names of compilers, in order.
+        backend: backend of the compilers.
         device: "cpu" or "cuda".
         train: compare gradients as well.
-        pattern: the `--filter`.
+        pattern: `--filter`.
     """
 
     path: str
@@ -47,13 +47,13 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """A step of a file.
+    """Begin or end of a step of a file.
 
     Attributes:
-        kind: "begin", "done", "end" (of the file) or "again" (the rest needs a new process).
-        index: of the test; -1 while the file is imported.
-        step: "eager" or a compiler's name; "import".
-        result: of a step that is done: what there is to say about it.
+        kind: "begin", "done", "end" (of the file) or "restart" (the rest needs a new process).
+        index: index of the test; -1 during the import of the file.
+        step: "import", "eager" or the name of a compiler.
+        result: result of a step that is done.
     """
 
     kind: str
@@ -68,8 +68,8 @@ def run_file(
     """Runs a file's tests and yields an `Event` before and after every step.
 
     Args:
-        job: what to do.
-        known: results of an earlier attempt, by test and step: these steps are not run again.
+        job: settings of the file.
+        known: results of earlier attempts by test and step; these steps do not run again.
     """
     known = known or {}
     yield Event("begin")
@@ -88,7 +88,7 @@ def run_file(
         eager = known.get((case.index, EAGER))
         if not steps or (eager is not None and eager["class"] != "ok"):
             continue
-        # In a second attempt eager mode runs again: its program is needed, its verdict is known.
+        # In a second attempt eager mode runs again for the program; its result is known.
         yield Event("begin", case.index, EAGER)
         program, result = evaluate_eager(case, job.device, job.train)
         lost = _has_lost_gpu()
@@ -104,13 +104,13 @@ def run_file(
                 yield Event("done", case.index, step, result)
                 lost = _has_lost_gpu()
         if lost:
-            yield Event("again")
+            yield Event("restart")
             return
     yield Event("end")
 
 
 def _has_lost_gpu() -> bool:
-    """Whether a failed kernel left this process without its GPU: nothing will run on it."""
+    """True if a failed kernel invalidated this process's CUDA context: no further kernel runs."""
     if torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
@@ -130,13 +130,11 @@ def main(
 
     Args:
         job, known: as for `run_file`.
-        channel: where events go.
-        folder: a temporary folder to work in; what the program prints to stderr goes to `stderr`
-            there.
-        memory: limit in bytes, or None: of the addresses that the process takes, or of what it
-            allocates on the device.
+        channel: receives the events.
+        folder: temporary working directory; the file `stderr` in it receives the program's stderr.
+        memory: limit in bytes, or None: of the address space on the CPU, of device memory on a GPU.
     """
-    os.setsid()  # so that the file's processes can be ended together
+    os.setsid()  # a process group of its own, so that the file's processes end together
     threading.Thread(target=_end_with_runner, daemon=True).start()
     os.chdir(folder)
     _redirect_streams(os.path.join(folder, "stderr"))
@@ -156,17 +154,18 @@ def main(
         sys.stderr.flush()
         exit_code = 1
     channel.close()
-    # Threads and exit handlers of whatever was imported must not keep the process.
+    # Threads and exit handlers of imported libraries must not delay the exit.
     os._exit(exit_code)
 
 
 def _limit_memory(memory: int, device: str) -> None:
     if device == "cuda":
-        # CUDA reserves far more addresses than it uses; the supervisor watches the rest.
+        # No limit of the address space: CUDA reserves far more than it uses. The supervisor limits
+        # private memory.
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(memory / total, 1.0))
     else:
-        # Libraries that were loaded before take addresses: with CUDA's, two gigabytes more.
+        # Libraries loaded earlier occupy addresses: with CUDA's, two gigabytes more.
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         taken = pages * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -174,7 +173,7 @@ def _limit_memory(memory: int, device: str) -> None:
 
 
 def _end_with_runner() -> None:
-    """Ends the file's processes when the runner was killed and cannot do it."""
+    """Ends the file's processes if the runner was killed."""
     runner = multiprocessing.parent_process()
     if runner is not None:
         multiprocessing.connection.wait([runner.sentinel])

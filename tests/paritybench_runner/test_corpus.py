@@ -51,7 +51,7 @@ def test_what_is_missing_is_named(folder, tmp_path_factory):
         corpus.discover(folder, listing)
     with pytest.raises(CorpusError, match="no such file"):
         corpus.discover(folder, folder / "no list")
-    with pytest.raises(CorpusError, match="no file holds"):
+    with pytest.raises(CorpusError, match="no file contains"):
         corpus.filter_files(corpus.discover(folder), "NoSuchNet")
     with pytest.raises(CorpusError, match="no such folder"):
         corpus.find_test_folder(folder / "nowhere")
