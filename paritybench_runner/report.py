@@ -149,7 +149,7 @@ def _render_reasons(lines: Lines, compiler: str) -> str:
         first = group.tests[0]
         example = f"`{first.file}::{first.module}`"
         rows.append((_CLASS_TITLES[group.klass], len(group.tests), dynamic, group.reason, example))
-    text = _render_table(("Class", "Tests", "of these dynamic", "Reason", "Example"), rows)
+    text = _render_table(("Class", "Tests", "Dynamic tests", "Reason", "Example"), rows)
     rest = found[_MAX_GROUPS_IN_SUMMARY:]
     if rest:
         count = sum(len(group.tests) for group in rest)
@@ -278,7 +278,7 @@ def find_changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[
 
 
 def count_unshared_tests(before: Lines, after: Lines, compiler: str) -> tuple[int, int]:
-    """Returns the numbers of tests in the first and in the second run only; a run may be partial."""
+    """Returns the numbers of tests in one run only, for each run; a run may be partial."""
     old, new = (_by_test(lines, compiler).keys() for lines in (before, after))
     return len(old - new), len(new - old)
 

@@ -29,7 +29,7 @@ SEED = 1337
 # installed, all its attributes are mocks.
 MOCKED_LIBRARIES = ("tensorflow", "torchtext", "torchaudio")
 
-# Names that moved or disappeared: module -> name -> present location, or a function that creates it.
+# Names that moved or disappeared: module -> name -> present name, or a function that creates it.
 MOVED_NAMES: dict[str, dict[str, str | Callable[[], Any]]] = {
     "inspect": {"getargspec": "inspect.getfullargspec"},
     "numpy": {
