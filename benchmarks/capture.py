@@ -1,8 +1,8 @@
-"""What capture costs, compilation excluded: `python -m benchmarks.capture`.
+"""Cost of capture without compilation: `python -m benchmarks.capture`.
 
-Times the first call with a backend that runs the graph as it is: for magpy_like the monitored
-native run and the synthesis, for Dynamo its tracing and the first run. Every round captures
-anew. Goal: no slower than Dynamo.
+Times the first call with a backend that runs the graph uncompiled: for magpy_like the monitored
+native run and the synthesis, for Dynamo its tracing and the first run. Every round captures anew.
+Goal: no slower than Dynamo.
 """
 
 from collections.abc import Callable
@@ -13,23 +13,29 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.paired_timing import Paired, machine, measure_once, seconds, table
+from benchmarks.paired_timing import (
+    PairedTiming,
+    describe_machine,
+    format_seconds,
+    format_table,
+    measure_once,
+)
 from zoo import ZOO
 
 MODELS = {"ResNet-101": "ResNet-101", "DenseNet-121": "DenseNet-121", "BERT-base": "BERT"}
 
 
-def uncompiled(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+def return_forward(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     return gm.forward
 
 
-def compare(
+def time_first_calls(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rounds: int
-) -> Paired:
+) -> PairedTiming:
     def prepare(reset: Callable[[], None], compiler: Callable[..., Any]) -> Callable[[], Any]:
-        """Forgets all earlier captures, and returns the first call of a newly compiled model."""
+        """Discards all earlier captures and returns the first call of a newly compiled model."""
         reset()
-        return partial(compiler(model, backend=uncompiled), *args, **kwargs)
+        return partial(compiler(model, backend=return_forward), *args, **kwargs)
 
     makers: dict[str, Callable[[], Callable[[], Any]]] = {
         "magpy": partial(prepare, magpy.reset, magpy.compile),
@@ -39,7 +45,7 @@ def compare(
     report = magpy.explain(model, *args, **kwargs)
     if report.graph_count != 1 or report.split_points:
         raise SystemExit(f"this program was not captured as one graph:\n{report}")
-    measure_once(makers, rounds=1)  # imports and tables that are loaded on first use
+    measure_once(makers, rounds=1)  # warm up: imports and tables loaded on first use
     return measure_once(makers, rounds=rounds)
 
 
@@ -48,16 +54,16 @@ def compare(
 @click.option("--batch", default=1, show_default=True)
 @torch.no_grad()
 def main(rounds: int, batch: int) -> None:
-    """Prints the time of the first call, ours and Dynamo's, and their ratio."""
+    """Prints the time of the first call in magpy_like and in Dynamo, and their ratio."""
     rows = []
     for title, name in MODELS.items():
         model = ZOO[name].make(seed=0, size="real")
         args, kwargs = ZOO[name].inputs(model, seed=0, batch=batch)
-        timing = compare(model, args, kwargs, rounds)
-        times = (seconds(timing.median(candidate)) for candidate in timing.samples)
+        timing = time_first_calls(model, args, kwargs, rounds)
+        times = (format_seconds(timing.median(candidate)) for candidate in timing.samples)
         rows.append((title, *times, f"{timing.ratio('magpy', 'dynamo'):.2f}"))
-    print(f"First call without compilation, batch {batch} ({machine()})\n")
-    print(table(("program", *timing.samples, "magpy / dynamo"), rows))
+    print(f"First call without compilation, batch {batch} ({describe_machine()})\n")
+    print(format_table(("program", *timing.samples, "magpy / dynamo"), rows))
 
 
 if __name__ == "__main__":

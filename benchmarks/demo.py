@@ -1,10 +1,16 @@
-"""What `make demo` shows: a real model, what was captured of it, and how fast it runs."""
+"""Demonstration on one model of the zoo: captured graphs, correctness, speed (`make demo`)."""
 
 import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.paired_timing import machine, measure, seconds, table, time_call
+from benchmarks.paired_timing import (
+    describe_machine,
+    format_seconds,
+    format_table,
+    measure,
+    time_call,
+)
 from tests.compare import assert_same
 from zoo import ZOO
 
@@ -14,11 +20,11 @@ from zoo import ZOO
 @click.option("--batch", default=1, show_default=True)
 @torch.no_grad()
 def main(name: str, batch: int) -> None:
-    """Compiles a model of the zoo, shows what was captured, and times it against eager."""
+    """Compiles a model of the zoo, prints the captured graphs, and times it against eager mode."""
     entry = ZOO[name]
     model = entry.make(seed=0, size="real")
     args, kwargs = entry.inputs(model, seed=0, batch=batch)
-    print(f"{name}, batch {batch} ({machine()})\n")
+    print(f"{name}, batch {batch} ({describe_machine()})\n")
     print(magpy.explain(model, *args, **kwargs))
 
     magpy.reset()
@@ -34,12 +40,15 @@ def main(name: str, batch: int) -> None:
         fast(*fresh_args, **fresh_kwargs), model(*fresh_args, **fresh_kwargs), rtol=1e-3, atol=1e-3
     )
 
-    print("\nWith fresh inputs the compiled model gave what eager gives.")
+    print("\nWith new inputs the compiled model returned the same results as eager mode.")
     print(magpy.cache_info(fast), "\n")
-    rows = [("first call", seconds(first), ""), ("eager", seconds(timing.median("eager")), "1.00")]
+    rows = [
+        ("first call", format_seconds(first), ""),
+        ("eager", format_seconds(timing.median("eager")), "1.00"),
+    ]
     speedup = f"{timing.ratio('eager', 'compiled'):.2f}"
-    rows.append(("compiled", seconds(timing.median("compiled")), speedup))
-    print(table(("", "time per call", "speed"), rows))
+    rows.append(("compiled", format_seconds(timing.median("compiled")), speedup))
+    print(format_table(("", "time per call", "speed"), rows))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Models whose inputs vary from call to call: `python -m benchmarks.dynamic`.
+"""Models with inputs that vary from call to call: `python -m benchmarks.dynamic`.
 
 MagPy's Figure 17: batches uniform in 2 to 16, and batches of 8 sequences of 32 to 256 tokens.
-Figure 18: programs with control flow, the written-out LSTM and BlockDrop; and that LSTM over 2 to
-16 time steps. Eager, `torch.compile(dynamic=True)` and `magpy_like.compile(dynamic=True)` take
-turns in one process, each on the same inputs in the same order. Inference, no gradients. Goal:
+Figure 18: programs with control flow, the unrolled LSTM and BlockDrop; also that LSTM over 2 to 16
+time steps. Eager mode, `torch.compile(dynamic=True)` and `magpy_like.compile(dynamic=True)` take
+turns in one process, each on the same inputs in the same order. Inference without gradients. Goal:
 faster than Dynamo on each.
 """
 
@@ -15,15 +15,25 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.paired_timing import differs, geometric_mean, machine, measure, seconds, table
-from zoo import ZOO, language_models
+from benchmarks.paired_timing import (
+    PairedTiming,
+    describe_machine,
+    differs,
+    format_seconds,
+    format_table,
+    geometric_mean,
+    measure,
+)
+from zoo import ZOO, Size, language_models
 
 COMPILERS: dict[str, Callable[..., Any]] = {
     "eager": lambda target: target,
     "dynamo": lambda target: torch.compile(target, dynamic=True),
     "magpy": lambda target: magpy.compile(target, dynamic=True),
 }
+# Ranges of the sizes that vary, and the batch where it does not.
 BATCHES, LENGTHS, STEPS, BATCH = (2, 16), (32, 256), (2, 16), 8
+# Title: name in the zoo, property that varies.
 WORKLOADS = {
     **{f"{name}-bs": (name, "batch") for name in ("ResNet-18", "DenseNet-121", "BERT", "DeBERTa")},
     **{f"{name}-seqlen": (name, "length") for name in ("BERT", "DeBERTa")},
@@ -33,37 +43,37 @@ WORKLOADS = {
 }
 
 
-def inputs_of(model: Any, name: str, varies: str, size: str, count: int) -> list[Any]:
-    """Arguments of `count` calls: sizes or data are drawn anew for each."""
-    chance, found = random.Random(0), []
-    usual = language_models.LENGTH[size]
+def draw_inputs(model: Any, name: str, varying: str, size: Size, count: int) -> list[Any]:
+    """Returns the arguments (args, kwargs) of `count` calls, with sizes or data drawn for each."""
+    random_source, inputs = random.Random(0), []
+    default_length = language_models.LENGTH[size]
     for i in range(count):
-        batch = chance.randint(*BATCHES) if varies == "batch" else BATCH
-        if varies == "length":
-            language_models.LENGTH[size] = chance.randint(*LENGTHS)
+        batch = random_source.randint(*BATCHES) if varying == "batch" else BATCH
+        if varying == "length":
+            language_models.LENGTH[size] = random_source.randint(*LENGTHS)
         args, kwargs = ZOO[name].inputs(model, seed=i, batch=batch)
-        if varies == "steps":
-            args = (torch.randn(chance.randint(*STEPS), *args[0].shape[1:]),)
-        found.append((args, kwargs))
-    language_models.LENGTH[size] = usual
-    return found
+        if varying == "steps":
+            args = (torch.randn(random_source.randint(*STEPS), *args[0].shape[1:]),)
+        inputs.append((args, kwargs))
+    language_models.LENGTH[size] = default_length
+    return inputs
 
 
-def prepared(
-    compiler: str, model: Any, calls: list[Any], expected: list[Any]
+def prepare_calls(
+    compiler: str, model: Any, inputs: list[Any], expected: list[Any]
 ) -> tuple[Callable[[], None], str]:
-    """All calls in a row, and what speaks against the candidate: nothing, if it is right."""
+    """Returns a function that runs all calls in a row, and an error message, "" if none."""
     compiled = COMPILERS[compiler](model)
 
     def run() -> None:
         with torch.no_grad():
-            for args, kwargs in calls:
+            for args, kwargs in inputs:
                 compiled(*args, **kwargs)
 
     try:
-        for _ in range(2):  # what varies may need more than one call to be known
+        for _ in range(2):  # it may take more than one call to detect all that varies
             with torch.no_grad():
-                actual = [compiled(*args, **kwargs) for args, kwargs in calls]
+                actual = [compiled(*args, **kwargs) for args, kwargs in inputs]
     except Exception as error:
         return run, f"{type(error).__name__}: {str(error).splitlines()[0]}"
     wrong = any(differs(a, e) for a, e in zip(actual, expected, strict=True))
@@ -72,47 +82,52 @@ def prepared(
     return run, "wrong result" if wrong else ""
 
 
+def measure_workload(workload: str, size: Size, calls: int, rounds: int) -> PairedTiming:
+    """Times all calls of a workload in a row; prints the errors of failed compilers."""
+    torch.compiler.reset()
+    magpy.reset()
+    name, varying = WORKLOADS[workload]
+    model = ZOO[name].make(seed=0, size=size)
+    inputs = draw_inputs(model, name, varying, size, calls)
+    with torch.no_grad():
+        expected = [model(*args, **kwargs) for args, kwargs in inputs]
+    candidates = {}
+    for compiler in COMPILERS:
+        run, error = prepare_calls(compiler, model, inputs, expected)
+        if error:
+            print(f"{workload}, {compiler}: {error}")
+        else:
+            candidates[compiler] = run
+    return measure(candidates, rounds=rounds, warmup=1)
+
+
 @click.command()
 @click.option("--workloads", default=",".join(WORKLOADS), help="Names, separated by commas.")
 @click.option("--size", default="real", type=click.Choice(["real", "small"]), show_default=True)
 @click.option("--calls", default=8, show_default=True, help="Different inputs per sample.")
 @click.option("--rounds", default=11, show_default=True, help="Samples of each candidate.")
-def main(workloads: str, size: Any, calls: int, rounds: int) -> None:
-    """Prints, per workload, eager's time per call and each compiler's speed-up over it."""
-    print(f"{size} models, {calls} inputs ({machine()})")
-    rows, gained = [], []
+def main(workloads: str, size: Size, calls: int, rounds: int) -> None:
+    """Prints, per workload, eager mode's time per call and each compiler's speed over it."""
+    print(f"{size} models, {calls} inputs ({describe_machine()})")
+    rows, ratios = [], []
     for workload in workloads.split(","):
-        torch.compiler.reset()
-        magpy.reset()
-        name, varies = WORKLOADS[workload]
-        model = ZOO[name].make(seed=0, size=size)
-        given = inputs_of(model, name, varies, size, calls)
-        with torch.no_grad():
-            expected = [model(*args, **kwargs) for args, kwargs in given]
-        candidates = {}
-        for compiler in COMPILERS:
-            run, problem = prepared(compiler, model, given, expected)
-            if problem:
-                print(f"{workload}, {compiler}: {problem}")
-            else:
-                candidates[compiler] = run
-        timing = measure(candidates, rounds=rounds, warmup=1)
+        timing = measure_workload(workload, size, calls, rounds)
         eager = timing.median("eager")
-        row = [workload, seconds(eager / calls)]
+        row = [workload, format_seconds(eager / calls)]
         for compiler in list(COMPILERS)[1:]:
-            known = compiler in candidates
-            row.append(f"{eager / timing.median(compiler):.2f}x" if known else "-")
-        if {"dynamo", "magpy"} <= candidates.keys():
-            gained.append(timing.median("dynamo") / timing.median("magpy"))
-            row.append(f"{gained[-1]:.2f}x")
+            is_timed = compiler in timing.samples
+            row.append(f"{eager / timing.median(compiler):.2f}x" if is_timed else "-")
+        if {"dynamo", "magpy"} <= timing.samples.keys():
+            ratios.append(timing.ratio("dynamo", "magpy"))
+            row.append(f"{ratios[-1]:.2f}x")
         else:
             row.append("-")
         rows.append(row)
         click.echo("  ".join(row), err=True)  # progress
     print()
-    print(table(["workload", "eager", "dynamo", "magpy", "magpy over dynamo"], rows))
-    if gained:
-        print(f"magpy over dynamo: {geometric_mean(gained):.3f}x on {len(gained)} workloads")
+    print(format_table(["workload", "eager", "dynamo", "magpy", "magpy over dynamo"], rows))
+    if ratios:
+        print(f"magpy over dynamo: {geometric_mean(ratios):.3f}x on {len(ratios)} workloads")
 
 
 if __name__ == "__main__":

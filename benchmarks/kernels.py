@@ -1,14 +1,13 @@
 """Bandwidth of single kernels: `python -m benchmarks.kernels`.
 
-Each function reads its inputs and writes its outputs once if it is fused as it should be; a plain
-copy that moves the same number of bytes takes turns with it. Every call finds its inputs in memory,
-not in a cache: all go through as many sets of them as no cache holds. (A loss would compete with a
-copy within the cache otherwise: of what it only reads, the copy takes the half.) The copy writes
-into memory that is already there: memory just got from the system would cost it several times what
-copying does, page by page, and any kernel would shine beside it. The functions allocate their
-results, so at the default scale every result is a little below the 32 MiB from which the allocator
-asks the system each time, and gets memory that the call before gave back. Goal: within 15 % of the
-copy.
+Each function reads its inputs and writes its outputs once if it is fully fused; a plain copy of the
+same number of bytes takes turns with it. All candidates cycle through enough sets of inputs that no
+cache holds them. (Otherwise a loss would compete with a copy within the cache: of the bytes that
+the loss only reads, the copy reads half.) The copy writes into existing memory: in memory new from
+the system, page faults would cost it several times the copying, and any kernel would look fast. The
+functions allocate their results. At the default scale every result is slightly below the 32 MiB
+from which the allocator requests memory from the system each time, and reuses memory that the
+previous call freed. Goal: within 15 % of the copy.
 """
 
 import itertools
@@ -22,17 +21,28 @@ import torch
 import torch.nn.functional as F
 
 import magpy_like as magpy
-from benchmarks.paired_timing import geometric_mean, machine, measure, seconds, table
+from benchmarks.paired_timing import (
+    describe_machine,
+    format_seconds,
+    format_table,
+    geometric_mean,
+    measure,
+)
 from magpy_like.torch_compat import pytree
 
 GOAL = 1 / 1.15
-BEYOND_CACHES = 2**29  # bytes
+MIN_INPUT_BYTES = 2**29  # of all sets of inputs: beyond all caches
 
 
-def suite(
+def make_suite(
     scale: int, device: str
 ) -> dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]:
-    """Name to function and what makes inputs; `scale` rows of 1024 features, or their like."""
+    """Returns functions and factories of their inputs by name.
+
+    Args:
+        scale: rows of 1024 features, or an equal number of elements.
+        device: "cpu" or "cuda".
+    """
 
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(*size, device=device)
@@ -66,16 +76,16 @@ def suite(
     }
 
 
-def moved(inputs: Any, outputs: Any) -> int:
-    """Bytes of all inputs and outputs, each counted once."""
+def count_bytes(inputs: Any, outputs: Any) -> int:
+    """Returns the bytes of all inputs and outputs, each counted once."""
     tensors = pytree.tree_leaves((inputs, outputs))
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def in_turn(function: Callable[..., Any], sets: list[tuple[Any, ...]]) -> Callable[[], Any]:
-    """Calls `function` with the next of `sets` each time."""
-    turns = itertools.cycle(sets)
-    return lambda: function(*next(turns))
+def cycle_through(function: Callable[..., Any], sets: list[tuple[Any, ...]]) -> Callable[[], Any]:
+    """Returns a function that calls `function` with the next of `sets` each time."""
+    cycle = itertools.cycle(sets)
+    return lambda: function(*next(cycle))
 
 
 @click.command()
@@ -85,26 +95,26 @@ def in_turn(function: Callable[..., Any], sets: list[tuple[Any, ...]]) -> Callab
 @click.option("--inductor/--no-inductor", default=True, show_default=True)
 @torch.no_grad()
 def main(scale: int, rounds: int, device: str, inductor: bool) -> None:
-    """Prints the share of copy bandwidth that eager, Inductor and our kernels reach."""
+    """Prints the share of copy bandwidth of eager mode, Inductor and magpy_like."""
     rows, shares = [], []
-    # One thread on a machine that others use too: only its own time counts.
-    alone = device == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
-    for name, (function, make) in suite(scale, device).items():
+    # With one thread, process time excludes other processes on a shared machine.
+    is_single_threaded = device == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if is_single_threaded else time.perf_counter
+    for name, (function, make) in make_suite(scale, device).items():
         torch.compiler.reset()
         magpy.reset()
         inputs = make()
-        size = moved(inputs, function(*inputs))
-        count = math.ceil(BEYOND_CACHES / size)
+        size = count_bytes(inputs, function(*inputs))
+        count = math.ceil(MIN_INPUT_BYTES / size)
         sets = [inputs, *(make() for _ in range(count - 1))]
         halves = torch.ones(count, 2, size // 8, device=device)
         compiled = {"eager": function, "magpy": magpy.compile(function)}
         if inductor:
             compiled["inductor"] = torch.compile(function)
         calls: dict[str, Callable[[], Any]] = {
-            label: in_turn(call, sets) for label, call in compiled.items()
+            label: cycle_through(call, sets) for label, call in compiled.items()
         }
-        calls["copy"] = in_turn(torch.Tensor.copy_, [tuple(pair) for pair in halves])
+        calls["copy"] = cycle_through(torch.Tensor.copy_, [tuple(pair) for pair in halves])
         timing = measure(calls, rounds=rounds, clock=clock)
         share = {label: timing.ratio("copy", label) for label in compiled}
         shares.append(share["magpy"])
@@ -114,15 +124,15 @@ def main(scale: int, rounds: int, device: str, inductor: bool) -> None:
                 name,
                 f"{size / 2**20:.0f} MiB",
                 f"{size / copy / 1e9:.1f} GB/s",
-                seconds(timing.median("magpy")),
+                format_seconds(timing.median("magpy")),
                 *(f"{share[label]:.2f}" for label in compiled),
                 "yes" if share["magpy"] >= GOAL else "no",
             )
         )
         click.echo("  ".join(rows[-1]), err=True)  # progress
-    print(f"Share of the bandwidth of a copy of the same bytes ({machine()})\n")
+    print(f"Share of the bandwidth of a copy of the same bytes ({describe_machine()})\n")
     header = ("kernel", "moves", "copy", "time", *compiled, f"at least {GOAL:.2f}")
-    print(table(header, rows))
+    print(format_table(header, rows))
     print(f"\ngeometric mean {geometric_mean(shares):.2f}")
 
 

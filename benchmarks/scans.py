@@ -1,7 +1,7 @@
-"""Running sums and maxima beside eager's: `python -m benchmarks.scans --device cuda`.
+"""Running sums and maxima, compared with eager mode: `python -m benchmarks.scans --device cuda`.
 
-One program goes along a row in our kernels, block by block; a long row by itself is eager's on a
-GPU, which shares it.
+In this project's kernels, one program instance scans a row block by block. On a GPU, a few long
+rows fall back to ATen, which splits a row between programs.
 """
 
 from typing import Any
@@ -10,13 +10,19 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.paired_timing import geometric_mean, machine, measure, seconds, table
+from benchmarks.paired_timing import (
+    describe_machine,
+    format_seconds,
+    format_table,
+    geometric_mean,
+    measure,
+)
 
 SHAPES = (
     ((4096, 4096), 1), ((4096, 4096), 0), ((65536, 128), 1), ((2048, 20_000), 1),
     ((256, 30_000), 1), ((64, 100_000), 1), ((384, 1024, 64), 1), ((4_000_000,), 0),
 )  # fmt: skip
-"""Sizes, and the dimension that is gone along."""
+"""Shapes and scanned dimensions."""
 SCANS = (torch.cumsum, torch.cummax, torch.logcumsumexp)
 
 
@@ -25,7 +31,7 @@ SCANS = (torch.cumsum, torch.cummax, torch.logcumsumexp)
 @click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]), show_default=True)
 @torch.no_grad()
 def main(rounds: int, device: str) -> None:
-    """Prints how long a scan takes, and eager's time over it."""
+    """Prints the time of each scan in eager mode and compiled, and their ratio."""
     rows, ratios = [], []
     for scan in SCANS:
         for shape, dim in SHAPES:
@@ -39,11 +45,11 @@ def main(rounds: int, device: str) -> None:
             timing = measure(calls, rounds=rounds)
             ratios.append(timing.ratio("eager", "magpy"))
             where = f"{'x'.join(map(str, shape))}, {dim}"
-            times = [seconds(timing.median(label)) for label in calls]
+            times = [format_seconds(timing.median(label)) for label in calls]
             rows.append((scan.__name__, where, *times, f"{ratios[-1]:.2f}"))
             click.echo("  ".join(rows[-1]), err=True)  # progress
-    print(f"Scans ({machine()})\n")
-    print(table(("scan", "shape, dimension", "eager", "magpy", "speed"), rows))
+    print(f"Scans ({describe_machine()})\n")
+    print(format_table(("scan", "shape, dimension", "eager", "magpy", "speed"), rows))
     print(f"\ngeometric mean {geometric_mean(ratios):.2f}")
 
 

@@ -1,4 +1,4 @@
-"""Models of the zoo, ready to be called, eager or compiled by anyone."""
+"""Calls of the zoo's models, eager or compiled, and the test for wrong results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,16 +15,18 @@ COMPILERS: dict[str, Callable[..., Any]] = {
     "eager": lambda target: target,
     "inductor": torch.compile,
     "magpy": magpy.compile,
-    # Our compiler behind Dynamo's capture, to tell the two halves apart.
+    # This project's compiler with Dynamo's capture: separates the effects of capture and compiler.
     "magpy-backend": lambda target: torch.compile(target, backend=dynamo_backend),
 }
 
 
-def prepared(
+def prepare_call(
     name: str, mode: str, compiler: str, batch: int, size: Size = "real", device: str = "cpu"
 ) -> tuple[Callable[[], Any], Any]:
-    """A call of the compiled model (a forward pass, or a training step without the optimizer),
-    and the compiled model."""
+    """Returns a call of a compiled model, and the compiled model.
+
+    The call is a forward pass ("inference") or a training step without optimizer ("training").
+    """
     zoo = ZOO[name]
     model = zoo.make(seed=0, size=size).to(device)
     args, kwargs = zoo.inputs(model, seed=1, batch=batch)
@@ -43,8 +45,8 @@ def prepared(
     return (infer if mode == "inference" else train), compiled
 
 
-def inferred_exactly(name: str, batch: int, size: Size = "real", device: str = "cpu") -> Any:
-    """What the model infers in float64."""
+def infer_in_float64(name: str, batch: int, size: Size = "real", device: str = "cpu") -> Any:
+    """Returns the model's results in float64."""
     zoo = ZOO[name]
     model = zoo.make(seed=0, size=size).double().to(device)
     args, kwargs = zoo.inputs(model, seed=1, batch=batch)
@@ -53,12 +55,17 @@ def inferred_exactly(name: str, batch: int, size: Size = "real", device: str = "
 
 
 def is_wrong(actual: Any, eager: Any, exact: Callable[[], Any]) -> bool:
-    """Whether a tensor of results differs from eager's and is more than twice as far from the
-    exact one, which is asked for where any differs.
+    """True if a result differs from eager mode's and has more than twice the error.
 
-    A deep model may make much of what a convolution rounds: then eager's results are no nearer to
-    the truth than others that are not close to them. Those that are close to them are not asked:
-    a loss, one number, may be exact in eager mode by chance."""
+    A deep model may amplify the rounding of a convolution: then eager mode's results are no more
+    accurate than others that differ from them. A result close to eager mode's is correct whatever
+    its error: a loss, one number, may be exact in eager mode by chance.
+
+    Args:
+        actual: results of a compiler.
+        eager: results in eager mode.
+        exact: returns the results in float64; called only if a result differs.
+    """
     leaves = [pytree.tree_leaves(tree) for tree in (actual, eager)]
     differ = [differs(a, e, equal_nan=True) for a, e in zip(*leaves, strict=True)]
     if not any(differ):
