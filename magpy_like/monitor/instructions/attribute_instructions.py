@@ -1,4 +1,4 @@
-"""``value.name``, read, stored and deleted: where Python would look, and nowhere else."""
+"""Attributes, read, stored and deleted: the reads are those of Python's own look-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def read_attribute(context: Context, step: Step) -> Token:
-    """``value.name``, unless native code that needs no guard computes it."""
+    """``value.name``."""
     value = step.stack[-1]
     name = step.name
     if is_instance(value, torch.Tensor):
@@ -53,7 +53,7 @@ def read_attribute(context: Context, step: Step) -> Token:
 
 def _lift_attribute(context: Context, step: Step, value: Any, name: str) -> Token:
     if is_instance(lookup_in_type(type(value), "__getattribute__"), types.FunctionType):
-        return None  # it is Python code that has read, or will read
+        return None  # Python code reads the attribute, and is followed
     node, relation, found = attributes.locate_number(context.recording, value, name)
     return varying_reads.lift_read(context, step, node, relation, found)
 

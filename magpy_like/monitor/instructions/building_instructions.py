@@ -1,6 +1,6 @@
-"""Containers, functions and texts in the making.
+"""Construction of containers, functions and texts.
 
-What is made is the region's own, but behind a split the container may come from outside.
+The result is new, but after a split a container under construction may be external.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _put_into(context: Context, target: Any) -> None:
 
 
 def add_element(context: Context, step: Step) -> Token:
-    """A comprehension adds to the list or set that it makes."""
+    """An element that a comprehension adds to its list or set."""
     value, target = step.stack[-1], step.stack[-step.oparg - 1]
     if opcode.opname[step.opcode] == "SET_ADD":
         context.recording.inspections.record_comparison(value)
@@ -43,14 +43,14 @@ def add_element(context: Context, step: Step) -> Token:
 
 
 def add_entry(context: Context, step: Step) -> Token:
-    """A comprehension adds to the dictionary that it makes."""
+    """An entry that a comprehension adds to its dictionary."""
     context.recording.inspections.record_comparison(step.stack[-2])
     _put_into(context, step.stack[-step.oparg - 2])
     return None
 
 
 def extend(context: Context, step: Step) -> Token:
-    """``[*a, *b]`` and the like: all of an iterable goes into the container in the making."""
+    """``[*a, *b]`` and the like: the elements of an iterable are added to the new container."""
     if opcode.opname[step.opcode] != "LIST_EXTEND":
         context.recording.inspections.record_comparison(step.stack[-1])
     _put_into(context, step.stack[-step.oparg - 1])
@@ -88,7 +88,7 @@ def format_value(context: Context, step: Step) -> Token:
 
 
 _ASCII = 3
-"""From here on a field has other text than ``str`` and ``repr`` make, or a specification."""
+"""The least flag of a field with another text than ``str`` and ``repr``, or a specification."""
 
 
 def make_function(context: Context, step: Step) -> Token:

@@ -1,6 +1,7 @@
-"""Calls: of a function with its arguments on the stack, or in containers, and of managers.
+"""Calls: with arguments on the stack or in containers, and of context managers.
 
-Where the record must hear of what native code calls, another function takes its place on the stack.
+A native function that calls Python code is replaced on the stack by a function that the monitor
+follows, where the record depends on those calls.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Token:
-    """A call of the function at this depth of the stack."""
+    """Begin a call of the function at a depth of the stack."""
     context.replacement_call = None
     token = call_dispatch.call(context, function, args, kwargs)
     if context.replacement_call is not None:
@@ -99,7 +100,7 @@ def call_spread(context: Context, step: Step) -> Token:
     function = _compiled_inside(context, step, depth, function)
     plain = is_instance(args, tuple | list) and is_instance(kwargs, dict)
     if not plain or overrides_iteration(args):
-        # The instruction itself will go through the iterable; a function in between sees the rest.
+        # The instruction iterates over the arguments; a function in between receives them.
         varying_reads.substitute(context, args)
         varying_reads.substitute(context, kwargs)
         read_calls.iterate(context.recording, args)
@@ -126,7 +127,7 @@ def call_spread(context: Context, step: Step) -> Token:
 
 
 def _compiled_inside(context: Context, step: Step, depth: int, function: Any) -> Any:
-    """What is called where this stands for something compiled, which then takes its place."""
+    """The wrapped function of a compiled one, which it replaces on the stack; else ``function``."""
     target = compiled_callees.read_wrapped(context.recording, function)
     if target is not function:
         frame_set_operand(step.frame, depth, target)
@@ -134,7 +135,7 @@ def _compiled_inside(context: Context, step: Step, depth: int, function: Any) ->
 
 
 def enter_context(context: Context, step: Step) -> Token:
-    """``with manager``: both methods are found before anything runs."""
+    """``with manager``: both methods are looked up before either runs."""
     manager = step.stack[-1]
     rec = context.recording
     if locks.acquire_uncontended(rec, manager, step.code):

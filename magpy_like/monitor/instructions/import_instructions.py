@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def import_module(context: Context, step: Step) -> Token:
-    """An import inside a function: a look at ``sys.modules``, where a module is from its first
-    import on. That one runs code which is no part of the program."""
+    """An import inside a function: a read of ``sys.modules``, which has a module from its first
+    import on. The first import runs code that is no part of the program."""
     level = step.stack[-2]
     name = step.name
     if level:
@@ -36,7 +36,7 @@ def import_module(context: Context, step: Step) -> Token:
 
 
 def _look_up_module(context: Context, name: str) -> None:
-    """An import finds a module, and those that it lies in, where others may have been put."""
+    """Record the reads of ``sys.modules``: a module and its packages may have been replaced."""
     context.recording.variables.constant(sys.modules)
     parts = name.split(".")
     for i in range(1, len(parts) + 1):

@@ -44,7 +44,7 @@ def read_item(context: Context, step: Step) -> Token:
 
 
 def get_item(context: Context, source: Any, key: Any, step: Step | None = None) -> Token:
-    """``source[key]``, by an instruction or on the way of another operation."""
+    """``source[key]``, by an instruction or as part of another operation."""
     rec = context.recording
     if is_instance(source, torch.Tensor):
         token = operator_calls.operate(
@@ -75,7 +75,7 @@ def get_item(context: Context, source: Any, key: Any, step: Step | None = None) 
                 raise Split(
                     SplitReason.TENSOR_VALUE_READ, "uses a tensor as an index of a Python container"
                 )
-            for other in dict.keys(source):  # tensors are found by their identity
+            for other in dict.keys(source):  # tensors are compared by identity
                 rec.inspections.record_comparison(other)
     if is_instance(source, type):
         return None
@@ -116,7 +116,7 @@ def get_item(context: Context, source: Any, key: Any, step: Step | None = None) 
 
 
 def _get_from_list(context: Context, given: GraphList, key: Any) -> Any:
-    """What is read of a list of the graph, unless that is looked into."""
+    """Read an element of a list on the graph; NotImplemented if the list becomes a constant."""
     operators = context.recording.operators
     if (
         given.is_unchanged()
@@ -138,10 +138,10 @@ def _get_from_list(context: Context, given: GraphList, key: Any) -> Any:
 
 
 def _follows_index(context: Context, given: CarriedList, key: int) -> bool:
-    """Whether a key is as much more than a round's index in any round; otherwise it must not vary.
+    """True if a key exceeds the iteration's index by a constant; any other key is specialized.
 
     Raises:
-        Split: it does, from round to round.
+        Split: the key varies between iterations.
     """
     number, index = context.lifted.expression(key), context.lifted.expression(given.index)
     if is_instance(number, GraphNumber) and is_instance(index, GraphNumber) and key >= 0:
@@ -152,14 +152,14 @@ def _follows_index(context: Context, given: CarriedList, key: int) -> bool:
 
 
 def _finish_first(context: Context, first: Any, item: Any) -> Any:
-    """An element was read that was there before the rounds which append to its list."""
+    """Replace an element that existed before the iterations that append to its list."""
     return first
 
 
 def _finish_element(
     context: Context, payload: tuple[GraphList, int], item: torch.Tensor
 ) -> torch.Tensor:
-    """An element was read of a list of which data decides how long it is."""
+    """Replace an element of a list with a data-dependent length."""
     given, position = payload
     found = given.element(context.recording, position)
     context.account()
@@ -173,7 +173,7 @@ def write_item(context: Context, step: Step) -> Token:
 
 
 def set_item(context: Context, target: Any, key: Any, value: Any) -> Token:
-    """``target[key] = value``, by an instruction or on the way of another operation."""
+    """``target[key] = value``, by an instruction or as part of another operation."""
     rec = context.recording
     if is_instance(target, torch.Tensor):
         token = operator_calls.operate(
@@ -184,14 +184,14 @@ def set_item(context: Context, target: Any, key: Any, value: Any) -> Token:
     setter = class_lookup.read_class(rec, type(target), "__setitem__")
     if is_instance(key, slice) and not is_instance(setter, types.FunctionType):
         varying_reads.substitute(context, value)
-        read_calls.iterate(rec, value)  # its elements are what is stored
+        read_calls.iterate(rec, value)  # its elements are stored
     node = rec.variables.node(target)
     if is_instance(setter, types.FunctionType):
         return None
     if is_instance(target, list) and is_instance(key, slice):
         read_calls.iterate(rec, value)
     elif not is_instance(target, CONTAINERS):
-        # An array of NumPy's keeps what it takes as bytes.
+        # A NumPy array stores the value's bytes.
         context.lifted.specialize(value)
         rec.inspections.visit(value, ValueRead.ALL)
     if node is None:

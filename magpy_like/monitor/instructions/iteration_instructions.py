@@ -1,6 +1,6 @@
-"""Going through something: the heads of loops, their next elements, and unpacking.
+"""Iteration: the heads of loops, their next elements, and unpacking.
 
-An iterator from outside is relied on for as many elements as were taken, and no more.
+A record relies on the elements taken from an external iterator, and on no others.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def iterate(context: Context, step: Step) -> Token:
 
 
 def take(context: Context, step: Step) -> Token:
-    """A loop asks its iterator for the next element.
+    """The next element of a loop's iterator.
 
     Raises:
-        Split: the iterator is from outside, and what it gives cannot be told beforehand.
+        Split: the iterator is external, and its next element cannot be read without advancing it.
     """
     rec = context.recording
     iterator = step.stack[-1]
@@ -119,7 +119,7 @@ def _finish_take(context: Context, taken: tuple[ShadowNode, Relation], element: 
 
 
 def unpack(context: Context, step: Step) -> Token:
-    """Numbers among the elements are lifted if they vary; otherwise all elements are looked at."""
+    """``a, b = source``: numbers that vary are lifted; otherwise all elements are read."""
     rec = context.recording
     source = step.stack[-1]
     node = rec.variables.node(source)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def read_argument(context: Context, step: Step) -> Token:
-    """A local is loaded: the first look at an argument of the compiled function."""
+    """``LOAD_FAST``: the first read of an argument of the compiled function."""
     context.arguments.read_local(context, step.frame, step.oparg)
     return None
 
 
 def read_global(context: Context, step: Step) -> Token:
-    """``LOAD_GLOBAL``: the module's name, or where it has none, the built-in one."""
+    """``LOAD_GLOBAL``: a name of the module, or else of the built-ins."""
     frame = step.frame
     names = frame.f_globals
     _read_name(context, step.name, names, frame.f_builtins)
@@ -59,7 +59,7 @@ def _read_name(
 
 
 def read_name(context: Context, step: Step) -> Token:
-    """In a class body: the namespace in the making first, which is the region's own."""
+    """``LOAD_NAME`` in a class body: a name of the new namespace first."""
     frame = step.frame
     if step.name not in frame.f_locals:
         _read_name(context, step.name, frame.f_globals, frame.f_builtins)
@@ -83,7 +83,7 @@ def delete_global(context: Context, step: Step) -> Token:
 
 
 def read_cell(context: Context, step: Step) -> Token:
-    """A closure variable is loaded."""
+    """``LOAD_DEREF``: a read of a closure variable."""
     cell = cell_at(step.frame, step.oparg)
     node = context.recording.variables.node(cell)
     if cell is not None and node is not None:
@@ -99,7 +99,7 @@ def read_cell(context: Context, step: Step) -> Token:
 
 
 def write_cell(context: Context, step: Step) -> Token:
-    """A closure variable is stored or deleted."""
+    """``STORE_DEREF`` and ``DELETE_DEREF``: a write of a closure variable."""
     cell = cell_at(step.frame, step.oparg)
     node = context.recording.variables.node(cell) if cell is not None else None
     if node is not None:

@@ -1,4 +1,4 @@
-"""``match``: each pattern looks at its subject no deeper than Python does."""
+"""``match`` statements: each pattern inspects its subject no deeper than Python does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def length(context: Context, step: Step) -> Token:
 
 
 def look_at_type(context: Context, step: Step) -> Token:
-    """Whether the subject of a ``match`` is a mapping or a sequence."""
+    """The test whether the subject of a ``match`` is a mapping or a sequence."""
     context.recording.inspections.visit(step.stack[-1], ValueRead.TYPE)
     return None
 

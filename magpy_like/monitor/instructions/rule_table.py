@@ -1,4 +1,4 @@
-"""Which rule each instruction of the running Python is told to, as ``opcodes.yaml`` has it."""
+"""The table of rules: which rule handles each instruction of the running Python version."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Rules:
 
     rules: dict[int, Rule]
     filter: bytes
-    """By opcode: in which of the cases of ``WHEN`` the rule is told, and 0 where there is none."""
+    """By opcode, the case of ``WHEN`` in which the instruction is reported; 0 if it has no rule."""
 
 
 WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5, "numbers": 6, "objects": 7}
 
 
 def load_rules() -> Rules:
-    """Read which rule each instruction of this Python version is told to."""
+    """Load the table from ``annotations/opcodes.yaml``."""
     with open(annotations_dir() / "opcodes.yaml") as file:
         table = yaml.safe_load(file)
     rules: dict[int, Rule] = {}
@@ -40,7 +40,7 @@ def load_rules() -> Rules:
     for name, entry in table.items():
         if opcode.opmap.get(name, 256) < 256:  # pseudo-instructions of the compiler are above
             number = opcode.opmap[name]
-            room, rule = entry["rule"].split(".")
-            rules[number] = getattr(importlib.import_module(f"{__package__}.{room}"), rule)
+            module, rule = entry["rule"].split(".")
+            rules[number] = getattr(importlib.import_module(f"{__package__}.{module}"), rule)
             interest[number] = WHEN[entry.get("when", "always")]
     return Rules(rules, bytes(interest))

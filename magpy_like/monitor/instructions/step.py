@@ -1,4 +1,4 @@
-"""An instruction that is about to run, and what its rule says of the time when it has run."""
+"""An instruction that is about to run, and the token by which its rule handles the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
 
 Token = tuple[Callable[..., None], Any] | None
-"""What is done with an instruction's result, and with what else; None for nothing."""
+"""The handler of an instruction's result and its payload; None if the result needs none."""
 
 _NEW_LOAD_ATTR = sys.version_info >= (3, 12)
 
@@ -45,6 +45,6 @@ class Step:
 
 
 def finish_without_result(context: Context, token: Any, top: Any) -> None:
-    """The instruction leaves nothing on the stack: what lies there now is not its result."""
+    """Handle an instruction without a result: the top of the stack is another value."""
     finish, payload = token
     finish(context, payload, None)

@@ -1,7 +1,7 @@
-"""Where the program goes on by what a value says: jumps, ``not``, and questions of identity.
+"""Truth tests: jumps and ``not``.
 
-A tensor's truth is not known to a guard: it is a constant, or becomes an operator with both ways,
-or is speculated on before the operator graph runs, or the program splits.
+A guard cannot check a tensor's truth: the tensor is a constant, or both branches become one
+operator, or the truth is speculated on, or the program splits.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def merge_identity_test(context: Context, step: Step, *depths: int) -> None:
-    """What comes next depends on which objects these operands are, should they be tensors."""
+    """Prepare for a test of the identity of the operands at these depths, which may be tensors."""
     if context.branching is not None:
         context.branching.at_identity_test(context, step, depths)
 
 
 def truth(context: Context, step: Step) -> Token:
-    """A jump, or ``not``: what is looked at is whether the value is true."""
+    """A jump on a value's truth, or ``not``."""
     value = step.stack[-1]
     rec = context.recording
     if is_instance(value, torch.Tensor):
@@ -41,7 +41,7 @@ def truth(context: Context, step: Step) -> Token:
         return _branch(context, step, value)
     growing = rec.operators.lists.get(id(value))
     if is_instance(growing, CarriedList) and value:
-        return None  # in any round, for it does not become shorter
+        return None  # true in any iteration: the list does not become shorter
     if is_instance(value, CONTAINERS):
         rec.inspections.inspect_truth(value)
         special_methods.read_special_methods(rec, value)
@@ -55,7 +55,7 @@ def truth(context: Context, step: Step) -> Token:
 
 
 def _branch(context: Context, step: Step, tensor: torch.Tensor) -> Token:
-    """Both ways become one operator, or else which one it goes is speculated on."""
+    """Merge both branches into one operator, or else speculate on the tensor's truth."""
     try:
         if context.branching is not None:
             context.branching.at_branch(context, step)

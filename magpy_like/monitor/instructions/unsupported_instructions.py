@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def moved(context: Context, step: Step) -> Token:
-    """References go where the interpreter puts them: only lifted numbers are of interest."""
+    """An instruction that only moves references: only lifted numbers matter."""
     return None
 
 
 def unsupported(context: Context, step: Step) -> Token:
-    """An instruction that only makes sense outside of a function."""
+    """An instruction that only occurs outside functions."""
     raise Split(
         SplitReason.UNSUPPORTED_INSTRUCTION,
         f"executes the instruction {opcode.opname[step.opcode]}",

@@ -1,8 +1,8 @@
-"""What an attribute access looks at, on the way to its result.
+"""Attribute access: the locations that it reads, in Python's order.
 
-``getattr(o, name)`` consults the classes of ``type(o).__mro__``, the instance's dictionary and
-``__getattr__``. Each look is an edge of the RefGraph: found here, or absent there. What happens in
-Python code on the way (properties, ``__getattr__``) is followed by the monitor like any call.
+``getattr(o, name)`` reads the classes of ``type(o).__mro__``, the instance's dictionary and
+``__getattr__``. Each read is an edge of the RefGraph, to a value or to its absence. Python code on
+the way (properties, ``__getattr__``) is followed by the monitor like any call.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FUNCTION_SLOTS = {
 
 
 _CLASS_SLOTS = {"__name__", "__qualname__", "__bases__", "__base__", "__mro__"}
-"""What a class holds beside its dictionary, and may be given another one of."""
+"""Attributes of a class that are not in its dictionary and that the program may set."""
 
 
 def attribute_location(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation]:
-    """Where an instance keeps an attribute, and the relation that leads to it from there.
+    """The location of an instance's attribute: the node of its owner, and the relation.
 
-    A module's attributes are the global names of its functions: one place, whichever way it is
-    reached. None when the instance was made inside the region.
+    A module's attributes are the global names of its functions: one location for both. The owner
+    is None if the instance is new.
     """
     if is_instance(value, types.ModuleType):
         return rec.variables.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
@@ -61,7 +61,7 @@ def attribute_location(rec: Recording, value: Any, name: str) -> tuple[ShadowNod
 
 
 def locate_number(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
-    """Where a number is kept that ``value.name`` gives, and the number."""
+    """The location of the number or flag that ``value.name`` reads, and the number."""
     slot = NULL if is_instance(value, type) else lookup_in_type(type(value), name)
     if type(slot) is types.MemberDescriptorType:
         found = _slot_value(value, slot)
@@ -84,7 +84,7 @@ _NOWHERE = None, Relation(RelationKind.ATTRIBUTE), None
 
 
 def read_instance(rec: Recording, value: Any, name: str) -> bool:
-    """Look into the instance's own dictionary; whether ``name`` is there."""
+    """Read an entry of the instance's own dictionary; True if ``name`` is there."""
     attributes = instance_dict(value)
     if attributes is None:
         return False
@@ -111,7 +111,7 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
             and value.__flags__ & HEAP_TYPE
             and not rec.variables.is_new_object(value)
         ):
-            # Each look gives another proxy of one and the same dictionary.
+            # Each read creates another proxy of the same dictionary.
             proxy = value.__dict__
             rec.reads.record(rec.variables.constant(value), Relation(RelationKind.DICT), proxy)
             rec.inspections.unwrap_proxy(proxy)
@@ -140,9 +140,9 @@ _OPERATORS = (Ops, OpNamespace, OpOverloadPacket)
 
 
 def _find_operator(within: Any, name: str) -> None:
-    """`torch.ops` keeps what it was asked for once: whether it has been asked says nothing of the
-    program, and is no reason to record it twice."""
-    with contextlib.suppress(Exception):  # the program meets it
+    """Have `torch.ops` cache an operator now: whether it has cached it before says nothing about
+    the program, and must not be guarded."""
+    with contextlib.suppress(Exception):  # the program raises it itself
         getattr(within, name)
 
 
@@ -170,7 +170,7 @@ def read_function(rec: Recording, function: types.FunctionType, name: str) -> No
 
 
 def read_signature(rec: Recording, function: Any) -> None:
-    """What tells the parameters of a function, a method or a class, and their annotations."""
+    """Record the reads of ``inspect.signature`` for a function, a method or a class."""
     if is_instance(function, types.MethodType):
         read_method(rec, function)
         function = function.__func__
@@ -209,7 +209,8 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
 
 
 def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
-    """What ``object.__getattribute__(value, name)`` looks at, and ``__getattr__`` after it."""
+    """Record the reads of ``object.__getattribute__(value, name)``, and of ``__getattr__`` after
+    it."""
     cls = type(value)
     found = read_class(rec, cls, name)
     kind = type(found)
@@ -247,24 +248,24 @@ _BINDING = {
     staticmethod,
     functools._lru_cache_wrapper,
     type,
-    type(np.random.RandomState.rand),  # a function that Cython has made
+    type(np.random.RandomState.rand),  # a Cython function
     type(np.random.Generator.random),
 }
-"""Descriptors that give a function or what they hold, and look at nothing of the instance."""
+"""Descriptors that bind a function or return a constant, and read nothing of the instance."""
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}
 
 
 def _is_followed(found: Any) -> bool:
-    """Whether the getter of a property, if it is one, is Python code."""
+    """False for a property whose getter is native code."""
     return not is_instance(found, property) or is_instance(found.fget, types.FunctionType | None)
 
 
 def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
-    """A descriptor of class ``kind``, such as a field of a named tuple, computes the attribute.
+    """Record the reads of a descriptor of class ``kind``, such as a field of a named tuple.
 
     Raises:
-        Split: what it looks at is not known.
+        Split: the reads are unknown.
     """
     node = rec.variables.node(value)
     getter = lookup_in_type(kind, "__get__")
@@ -282,7 +283,7 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
 
 
 def read_all(rec: Recording, value: Any) -> None:
-    """Every attribute that an instance has is relied on, and that it has no others."""
+    """Rely on all attributes of an instance, and on the absence of others."""
     node = rec.variables.node(value)
     entries = instance_dict(value)
     if node is not None and entries is not None:
@@ -326,14 +327,21 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
 def location_of_store(
     rec: Recording, target: Any, name: str, method: str, *, asks_class: bool = True
 ) -> tuple[ShadowNode, Relation] | None:
-    """Where setting or deleting an attribute of something leaves its trace: an entry or a slot.
+    """The location that setting or deleting an attribute changes: an entry or a slot.
 
-    ``method`` is ``__setattr__`` or ``__delattr__``; ``asks_class`` says that the target's class
-    may have its own. None when code in Python decides, which the monitor follows, where Python
-    refuses it, and for what was made inside the region.
+    Args:
+        rec: The recording.
+        target: The object whose attribute changes.
+        name: The attribute's name.
+        method: ``__setattr__`` or ``__delattr__``.
+        asks_class: True if the target's class may override ``method``.
+
+    Returns:
+        None for a new object, where Python raises an error, and where Python code stores the
+        attribute, which the monitor follows.
 
     Raises:
-        Split: native code keeps it where the monitor cannot reproduce it.
+        Split: native code stores the attribute where the monitor cannot reproduce it.
     """
     cls = type(target)
     setter = read_class(rec, cls, method) if asks_class else getattr(type, method)
@@ -372,7 +380,7 @@ def location_of_store(
 
 
 def read_location(rec: Recording, target: Any, place: tuple[ShadowNode, Relation]) -> bool:
-    """Look whether ``target`` keeps an attribute at a place of it."""
+    """Record a read of a location of ``target``; True if it has a value."""
     kind, name = place[1].kind, str(place[1].key)
     if kind is RelationKind.SLOT:
         found = _slot_value(target, lookup_in_type(type(target), name))
@@ -388,7 +396,7 @@ def read_location(rec: Recording, target: Any, place: tuple[ShadowNode, Relation
 
 
 def _slot_value(value: Any, slot: Any) -> Any:
-    """What a slot of an instance holds, or NULL."""
+    """The value of an instance's slot; NULL if it has none."""
     try:
         return slot.__get__(value, type(value))
     except AttributeError:
@@ -396,7 +404,7 @@ def _slot_value(value: Any, slot: Any) -> Any:
 
 
 def native_property(value: Any, name: str) -> Any:
-    """The native descriptor that will compute ``value.name``, or None."""
+    """The native descriptor that computes ``value.name``; None if there is none."""
     found = lookup_in_type(type(value), name)
     return found if is_instance(found, types.GetSetDescriptorType) and name not in _KNOWN else None
 

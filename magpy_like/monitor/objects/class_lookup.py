@@ -1,10 +1,9 @@
-"""What classes hold, and what a program sets on them.
+"""Look-ups in classes, and attributes that the program sets on them.
 
-``cls.name`` is looked up in the classes of the MRO. Most look-ups are one edge, TYPE, to what was
-found, as the interpreter has one cache for them. Where that would not do, each class on the way is
-looked at: the place is then the entry in the dictionary of the class that has it, whichever class
-or instance it was reached from. So it is for numbers, which may be counters, and for names that the
-program sets on some class.
+``cls.name`` is looked up in the classes of the MRO. Most look-ups are one edge, TYPE, to the
+result, as the interpreter has one cache for them. Numbers, which may be counters, and names that
+the program sets on some class need more: each class of the MRO is read, and the location is the
+entry in the dictionary of the class that has it, whichever class or instance it was reached from.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ def entries_of(rec: Recording, cls: type) -> ShadowNode:
 
 
 def read_class(rec: Recording, cls: type, name: str) -> Any:
-    """What the classes of ``cls.__mro__`` hold under ``name``, or NULL."""
+    """Record the look-up of ``name`` in ``cls.__mro__``; return the result, NULL if there is
+    none."""
     found = lookup_in_type(cls, name)
     if rec.variables.is_new_object(cls):
         for base in cls.__mro__:
@@ -50,22 +50,23 @@ def read_class(rec: Recording, cls: type, name: str) -> Any:
 
 
 def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
-    """``super(cls, obj).name``: what the classes after ``cls`` in the MRO of ``of`` hold."""
+    """Record ``super(cls, obj).name``: a look-up in the classes after ``cls`` in the MRO of
+    ``of``."""
     mro = of.__mro__
-    behind = mro[mro.index(cls) + 1 :]
-    for base in behind:
+    following = mro[mro.index(cls) + 1 :]
+    for base in following:
         if rec.variables.is_new_object(of) and not rec.variables.is_new_object(base):
             read_class(rec, base, name)
         if name in _dict_of(base):
             if not rec.variables.is_new_object(of):
-                _look_up(rec, of, name, (name, cls), behind, _dict_of(base)[name])
+                _look_up(rec, of, name, (name, cls), following, _dict_of(base)[name])
             return
 
 
 def _look_up(
     rec: Recording, cls: type, name: str, key: Any, bases: Sequence[type], found: Any
 ) -> None:
-    """``found`` is what ``bases``, which are the MRO of ``cls`` or its end, hold under ``name``."""
+    """Record a look-up of ``name`` in ``bases``, the MRO of ``cls`` or a tail of it."""
     if name in rec.classes.names_set or is_number(found):
         _read_entries(rec, cls, name, bases)
         return
@@ -78,7 +79,7 @@ def _look_up(
 
 
 def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -> None:
-    """Look into the dictionaries of classes until one has the name."""
+    """Record the reads of the dictionaries of classes, up to the first that has the name."""
     for i, base in enumerate(bases):
         there = name in _dict_of(base)
         if base.__flags__ & HEAP_TYPE:  # others cannot be changed
@@ -97,7 +98,7 @@ def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -
 def location_of_class_number(
     rec: Recording, cls: type, name: str
 ) -> tuple[ShadowNode | None, Relation]:
-    """Where the classes of an MRO keep an attribute."""
+    """The location of an attribute in the classes of an MRO."""
     relation = Relation(RelationKind.KEY, name)
     holder = next(base for base in cls.__mro__ if name in _dict_of(base))
     changeable = holder.__flags__ & HEAP_TYPE and not rec.variables.is_new_object(holder)
@@ -107,10 +108,10 @@ def location_of_class_number(
 def location_of_store(
     rec: Recording, cls: type, name: str, setter: Any
 ) -> tuple[ShadowNode, Relation]:
-    """Where ``cls.name = value`` leaves its trace, for a class that can be changed.
+    """The location that ``cls.name = value`` changes, for a class that can be changed.
 
     Raises:
-        Split: ``setter``, which the metaclass has for it, is native code of its own.
+        Split: ``setter``, the metaclass's ``__setattr__``, is native code of its own.
     """
     if setter not in (type.__setattr__, type.__delattr__):
         raise Split(
@@ -122,8 +123,8 @@ def location_of_store(
 
 
 def _follow_entries(rec: Recording, name: str) -> None:
-    """From now on the program may find under ``name`` what it has set itself. So what it has found
-    before is relied on where it is, as long as that is what it was."""
+    """Replace recorded look-ups of ``name`` by reads of the dictionaries: from now on the program
+    may find a value that it has set itself."""
     if name in rec.classes.names_set:
         return
     rec.classes.names_set.add(name)

@@ -1,7 +1,7 @@
-"""What containers hold, whatever a subclass in Python makes of going through them.
+"""Contents of containers, read without calling the methods of a subclass in Python.
 
 The methods of a subclass are the program's: they run when the program calls them, and never because
-the monitor or a guard looks at an instance.
+the monitor or a guard inspects an instance.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NATIVE_TYPES = PLAIN_TYPES | {
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 SCALARS = (int, float, complex, str, bytes)
-"""Instances of subclasses of these have a value beside their attributes."""
+"""Types whose subclasses' instances have a value beside their attributes."""
 
 
 def elements(value: Any) -> list[Any]:
-    """What a built-in container, or an instance of a subclass, holds directly."""
+    """The elements of a built-in container or an instance of a subclass; a dictionary's values."""
     if is_instance(value, dict):
         return list(dict.values(value))
     if is_instance(value, list):
@@ -53,21 +53,21 @@ _ITERATED: tuple[Any, ...] = (tuple, set, frozenset, collections.deque)
 
 
 def length_of(value: Any) -> int:
-    """How much a built-in container, or an instance of a subclass, holds."""
+    """The number of elements of a built-in container or an instance of a subclass."""
     base: Any = next(kind for kind in CONTAINERS if is_instance(value, kind))
     return int(base.__len__(value))
 
 
 def overrides_iteration(value: Any) -> bool:
-    """Whether Python code of its class runs when native code goes through a container."""
+    """True if native code that iterates over a container runs Python code of its class."""
     if type(value) in CONTAINERS:
         return False
-    ways = (lookup_in_type(type(value), name) for name in ("__iter__", "__getitem__", "__len__"))
-    return any(is_instance(way, types.FunctionType) for way in ways)
+    methods = (lookup_in_type(type(value), name) for name in ("__iter__", "__getitem__", "__len__"))
+    return any(is_instance(method, types.FunctionType) for method in methods)
 
 
 def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
+    """Keys and values in the order of iteration of the built-in class."""
     if is_instance(mapping, collections.OrderedDict):  # keeps an order of its own
         values = {id(key): value for key, value in dict.items(mapping)}
         return [(key, values[id(key)]) for key in ordered_keys(mapping)]
@@ -80,31 +80,31 @@ def copy_of(mapping: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def dict_with_known_hashes(items: Sequence[tuple[Any, Any]], container: Any) -> dict[Any, Any]:
-    """A dictionary of these items, whose keys are among those of a container that knows their
-    hashes: no key is asked for its own again."""
+    """A dictionary of these items, with the hashes that ``container`` stores of their keys: no key
+    is hashed again."""
     hashes = hashes_of(container)
     keys = tuple(key for key, _ in items)
     return dict_of(keys, tuple(hashes[id(key)] for key in keys), tuple(v for _, v in items))
 
 
 def hashes_of(container: Any) -> dict[int, int]:
-    """The hashes that a dictionary or set knows of its keys, by the keys' ids."""
+    """The hashes that a dictionary or set stores of its keys, by the keys' ids."""
     return {id(key): number for key, number in stored_hashes(container)}
 
 
 def hashes_in_python(key: Any) -> bool:
-    """Whether code of the program's runs when a key is looked for, which may have effects."""
+    """True if a look-up of a key runs the program's code, which may have effects."""
     if is_instance(key, tuple | frozenset):
         if any(map(hashes_in_python, elements(key))):
             return True
     elif is_plain(key):
-        return False  # some of those are written in Python, and do nothing else
+        return False  # some of those have methods in Python without effects
     methods = (lookup_in_type(type(key), name) for name in ("__hash__", "__eq__"))
     return any(is_instance(m, types.FunctionType) and m not in _QUIET for m in methods)
 
 
 def any_hashes_in_python(container: Any) -> bool:
-    """Whether looking for anything in a dictionary or set may run code of its keys or members."""
+    """True if a look-up in a dictionary or set may run Python code of its keys or members."""
     keys = dict.keys(container) if is_instance(container, dict) else elements(container)
     odd = set(map(type, keys)) - PLAIN_TYPES
     return bool(odd) and any(hashes_in_python(key) for key in keys if type(key) in odd)
@@ -114,10 +114,10 @@ _QUIET = (enum.Enum.__dict__["__hash__"], torch.Tensor.__hash__)
 
 
 def plain_key(key: Any) -> Any:
-    """A dictionary key or set member that a guard can look for again.
+    """A dictionary key or set member that a guard can look up again.
 
     Raises:
-        Split: it is equal by its own rules, or by an identity that a later call will not share.
+        Split: the key has an equality of its own, or an identity that a later call does not share.
     """
     if is_plain(key):
         return key
@@ -139,7 +139,7 @@ def plain_key(key: Any) -> Any:
 
 
 def is_compared_by_identity(key: Any) -> bool:
-    """Whether a key that is found by its hash is equal to itself alone."""
+    """True if a key is equal to itself alone."""
     if is_instance(key, torch.Tensor):
         return type(key).__hash__ is torch.Tensor.__hash__ and not overrides_torch_function(key)
     if is_plain(key) or is_identity(key):
@@ -152,9 +152,9 @@ def is_compared_by_identity(key: Any) -> bool:
 
 
 def exposes_only_identity(value: Any) -> bool:
-    """Whether native code that is given a variable learns no more than its type and identity.
+    """True if native code can read only a variable's type and identity.
 
-    Instances of Python classes answer through methods in Python, which the monitor follows.
+    It reads instances of Python classes through methods in Python, which the monitor follows.
     """
     return (
         is_identity(value)

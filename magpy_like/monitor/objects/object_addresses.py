@@ -1,9 +1,8 @@
-"""Where objects lie in memory, which differs from call to call for all but what stays.
+"""Memory addresses of objects, which differ between calls for all but lasting objects.
 
-``id`` tells it, so do the hash of objects that are equal to themselves alone, their order in a set,
-and the text of those that have none of their own. Of a variable from outside that is a lifted
-number or text: the mock asks again, and a guard compares it where the program looks at it. What the
-program itself has made lies elsewhere at every call.
+``id`` returns the address; the default hash, the order in a set and the default text depend on it.
+Of an external object it is a lifted number or text: the mock computes it again, and a guard compares
+it where the program inspects it. A new object has another address at every call.
 """
 
 from __future__ import annotations
@@ -40,15 +39,14 @@ TEXT_FUNCTIONS = {
     repr, str, ascii, format, object.__repr__, object.__str__, object.__format__,
 }  # fmt: skip
 ADDRESS_QUERIES = {id} | _HASHES | TEXT_FUNCTIONS
-"""Functions of one object whose result may be made of its address."""
+"""Functions of one object whose result may depend on its address."""
 
 
 def begin_address_query(context: Context, operation: Any, value: Any) -> Token | None:
-    """``operation(value)`` is about to be called: what to do with its result, None where it is to
-    be judged like that of any other function.
+    """Begin ``operation(value)``; return None if the result does not depend on the address.
 
     Raises:
-        Split: it tells the address of an object that a later call does not find.
+        Split: the result depends on the address of a new object.
     """
     rec = context.recording
     if is_plain(value):
@@ -61,17 +59,17 @@ def begin_address_query(context: Context, operation: Any, value: Any) -> Token |
         if way is None:
             for part in _hashed_in(value):
                 guard_address(rec, part)
-    if way is None or _keeps_to_itself(context):
+    if way is None or _is_private_use(context):
         return None
     rec.inspections.record_comparison(value)
     return address_token(context, way, value)
 
 
 def address_token(context: Context, way: Callable[[Any], Any], value: Any) -> Token:
-    """What to do with ``way(value)``, which an instruction is about to give.
+    """The token of an instruction whose result is ``way(value)``.
 
     Raises:
-        Split: a later call does not find the object.
+        Split: the object is new.
     """
     if way is not id:
         special_methods.read_special_methods_of_class(context.recording, type(value))
@@ -84,10 +82,10 @@ def _finish(context: Context, address: Address, result: Any) -> Any:
 
 
 def guard_address(rec: Recording, value: Any) -> None:
-    """Something is made of the address of an object: it must not differ.
+    """Guard the address of an object.
 
     Raises:
-        Split: a later call does not find the object.
+        Split: the object is new.
     """
     node = _outside(rec, value)
     known = (part for part, _ in rec.lifted.guards.conditions if is_instance(part, Address))
@@ -111,7 +109,7 @@ def _outside(rec: Recording, value: Any) -> ShadowNode:
 
 
 def _hashed_by(value: Any) -> Callable[[Any], int] | None:
-    """What gives the hash of an object that is told by its address; None for any other."""
+    """The function that computes the hash from the address; None for any other hash."""
     found = lookup_in_type(type(value), "__hash__")
     if found is torch.Tensor.__hash__:
         return id
@@ -119,7 +117,7 @@ def _hashed_by(value: Any) -> Callable[[Any], int] | None:
 
 
 def _hashed_in(value: Any) -> Iterator[Any]:
-    """The objects whose addresses are part of the hash of what holds them."""
+    """The objects in ``value`` on whose addresses its hash depends."""
     if is_instance(value, tuple | frozenset):
         for part in elements(value):
             yield from _hashed_in(part)
@@ -134,7 +132,7 @@ def _hashed_in(value: Any) -> Iterator[Any]:
 
 
 def text_shows_address(value: Any) -> bool:
-    """Whether the text of an object is the one that tells nothing but its class and address."""
+    """True if an object has the default text, of class and address."""
     return all(lookup_in_type(type(value), name) is own for name, own in _OWN_TEXT.items())
 
 
@@ -142,18 +140,19 @@ _OWN_TEXT = {name: getattr(object, name) for name in ("__repr__", "__str__", "__
 
 
 def finish_text(context: Context, _: Any, text: Any) -> None:
-    """Native code has made a text of objects, which may show where they lie, unless one of them has
-    had a method of its own for it, which gives anything.
+    """Guard the addresses in a text that native code has made of objects.
+
+    A result that is no text comes from a method of one of the objects.
 
     Raises:
-        UnguardableRead: it shows the address of an object that a later call does not find.
+        UnguardableRead: the text has the address of a new object.
     """
     if not is_instance(text, str | bytes):
         context.recording.variables.add_new(text)
         return
     for found in _ADDRESS.findall(text if is_instance(text, str) else text.decode("latin-1")):
         address = int(found, 16)
-        if address >= _LEAST:
+        if address >= _LOWEST_ADDRESS:
             node = context.recording.refs.get_node_at(address)
             if node is None or not node.existed:
                 raise UnguardableRead(
@@ -164,16 +163,15 @@ def finish_text(context: Context, _: Any, text: Any) -> None:
 
 
 _ADDRESS = re.compile(r"\b0x([0-9a-f]+)")
-_LEAST = 1 << 20
-"""Nothing lies further down."""
+_LOWEST_ADDRESS = 1 << 20
+"""The lowest address of an object."""
 
 
 def guard_set_order(rec: Recording, found: Any) -> None:
-    """The program goes through a set, where objects that are told by their addresses lie in an
-    order that these give.
+    """Guard the order of a set: the addresses of members that are hashed by address.
 
     Raises:
-        Split: it has made some of them.
+        Split: some of them are new.
     """
     if is_instance(found, set | frozenset) and len(members := elements(found)) > 1:
         node = rec.variables.node(found)
@@ -183,9 +181,9 @@ def guard_set_order(rec: Recording, found: Any) -> None:
                     guard_address(rec, part)
 
 
-def _keeps_to_itself(context: Context) -> bool:
-    """Whether the function that asks uses a number as a key of what it alone knows."""
-    return context.frame is not None and context.frame.f_code in _KEEP_TO_THEMSELVES
+def _is_private_use(context: Context) -> bool:
+    """True if the calling function uses the number as a key of a private table only."""
+    return context.frame is not None and context.frame.f_code in _PRIVATE_USERS
 
 
 def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
@@ -196,7 +194,7 @@ def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
         pending += [part for part in code.co_consts if is_instance(part, types.CodeType)]
 
 
-_KEEP_TO_THEMSELVES = {
+_PRIVATE_USERS = {
     code
     for function in (
         *vars(copy).values(), torch.Tensor.__deepcopy__, torch.Tensor.__hash__,
@@ -205,4 +203,4 @@ _KEEP_TO_THEMSELVES = {
     if is_instance(function, types.FunctionType)
     for code in _codes(function)
 }  # fmt: skip
-"""What notes which objects it has been at already, and the hash of a tensor in a dictionary."""
+"""Code of functions that note visited objects by ``id``, and the hash of a tensor."""
