@@ -1,7 +1,8 @@
-"""Entering frames: which code of a run is the program's, and what its functions are relied on for.
+"""Entering frames: which frames are followed, and the facts relied on for their functions.
 
-A frame that is not followed is native code to the monitor: one of this package or of torch's other
-tracer, one below a call that is an operator, and what the interpreter runs amid any operation.
+A frame that is not followed counts as native code: a frame of this package or of torch's own
+tracer, a frame below a call that is an operator, and code that the interpreter runs amid any
+operation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
-"""Code that is no part of a program: this package, and torch's other tracer. What it calls is."""
+"""Files whose code is no part of a program: this package, and torch's own tracer. Its callees
+are."""
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _WEAK_CONTAINERS = (
     weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
@@ -48,15 +50,15 @@ _FORGETTING = {
     for constant in container.__init__.__code__.co_consts
     if is_instance(constant, types.CodeType)
 }
-"""What weak containers do when objects die, which may be amid any operation. The keys of torch's
-hash themselves in Python for it."""
+"""Callbacks of weak containers at the death of objects, which may be amid any operation. The keys
+of torch's weak containers are hashed in Python for it."""
 _HIDDEN_CODE = _FORGETTING | {
     torch.nn.Module.__getattr__.__code__,
     copyreg._slotnames.__code__,  # type: ignore[attr-defined]
     MODE_CODE,
 }
-"""Not entered: what the monitor knows by itself, what copying finds out once about a class, what
-weak containers do when objects die, and what a default device does to each operator."""
+"""Code that is not followed: the monitor records its reads itself, or it caches facts of a class
+for copying, or is a callback of a weak container, or applies a default device to an operator."""
 
 
 class Entering:
@@ -67,9 +69,9 @@ class Entering:
         self._cut = cut
         self._entered: set[int] = set()
         self._keep: list[Any] = []
-        """Those functions, so that no other one has the id of one."""
+        """The entered functions, kept alive so that their ids stay unique."""
         self._generators: set[int] = set()
-        """Ids of the frames of the generators that have begun since."""
+        """Ids of the frames of generators that began in this recording."""
 
     def release(self) -> None:
         """Drop the objects of the program that are held here."""
@@ -84,10 +86,10 @@ class Entering:
         return getattr(known, "__code__", None) in polyfills.CODE
 
     def enter(self, context: Context, frame: types.FrameType) -> bool:
-        """Whether a frame that begins, or goes on, is followed.
+        """Enter a frame that begins or is resumed; True if the monitor follows it.
 
         Raises:
-            Split: it is one of a kind that nothing can be recorded of.
+            Split: the frame belongs to an external generator or an asynchronous function.
         """
         code = frame.f_code
         unseen = code.co_filename.startswith(_UNSEEN)
@@ -105,7 +107,7 @@ class Entering:
             context.recording.mutations.check_none_lost()
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti > resume_offset(code):
-                # Another frame may have had the id, so the frame itself must bear the hook's mark.
+                # Another frame may have had the id; the hook clears `f_trace_lines` of its own frames.
                 if id(frame) in self._generators and not frame.f_trace_lines:
                     return True
                 raise Split(SplitReason.GENERATOR_SUSPENDED, "resumes an external generator")
@@ -114,7 +116,7 @@ class Entering:
             raise Split(SplitReason.ASYNC, "enters an asynchronous function")
         if (
             context.isolation.is_skipping
-        ):  # the record has it, and this may be what torch does for fake tensors
+        ):  # recorded already; it may be torch's code for fake tensors
             return True
         function = frame_function(frame)
         if self._cut is not None:
@@ -129,7 +131,7 @@ class Entering:
         return True
 
     def enter_function(self, rec: Recording, function: types.FunctionType) -> None:
-        """A function that was there before leads to its cells and default values."""
+        """Record the cells and default values of an external function."""
         if id(function) in self._entered:
             return
         if rec.variables.is_new_object(function):
@@ -147,7 +149,7 @@ class Entering:
     def _enter_method(
         self, context: Context, frame: types.FrameType, function: types.FunctionType
     ) -> None:
-        """Native code such as ``str`` finds a special method in the class of its argument."""
+        """Record the look-up of a special method that native code such as ``str`` has called."""
         rec, code = context.recording, frame.f_code
         if not code.co_argcount:
             if code.co_flags & inspect.CO_VARARGS:
@@ -168,10 +170,10 @@ class Entering:
             )
         making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
         if making is not None and making < code.co_argcount:
-            # Called with a class that is still in the making; one from outside was met before.
+            # Called with a class under construction; an external one has a node already.
             rec.variables.add_new(frame_locals(frame)[making])
         if function.__name__ == "__init__" and rec.variables.node(receiver) is None:
-            rec.variables.add_new(receiver)  # the program may be cut before the call has given it
+            rec.variables.add_new(receiver)  # the program may be cut before the call returns
             if (confined := context.isolation.current()) is not None and frame.f_back is not None:
                 confined.own_if_new(receiver, _called(context, frame.f_back))
         if lookup_in_type(type(receiver), function.__name__) is function:
@@ -179,7 +181,7 @@ class Entering:
 
 
 def _called(context: Context, frame: types.FrameType) -> Any:
-    """The class that a frame is calling."""
+    """The class that a frame is calling; None for any other call."""
     offset, stack = context.step_of(frame) or (0, ())
     count = frame.f_code.co_code[offset + 1]
     is_call = opcode.opname[frame.f_code.co_code[offset]] == "CALL" and len(stack) >= count + 2
@@ -187,5 +189,5 @@ def _called(context: Context, frame: types.FrameType) -> Any:
 
 
 def _forgets(frame: types.FrameType | None) -> bool:
-    """Whether a weak container forgets an object that has died."""
+    """True for the callback of a weak container at the death of an object."""
     return frame is not None and any(frame.f_code is code for code in _FORGETTING)

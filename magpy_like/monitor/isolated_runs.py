@@ -1,8 +1,8 @@
-"""Running a side of a branch beside the program, with effects that can be undone only.
+"""Isolated runs: a branch, loop body or checkpointed function without external effects.
 
-MagPy (section 6.2.2) runs both sides of a branch on a tensor and takes back what they did. Here a
-side runs on fake tensors, which hold no data, so tensors need no taking back; of Python's objects
-a side may change those that it has made itself, and nothing else.
+MagPy (section 6.2.2) runs both branches on a tensor's value and rolls their effects back. Here a
+branch runs on fake tensors, which hold no data, so tensors need no roll-back. Of Python's objects
+it may change those that it created, and no others.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ if TYPE_CHECKING:
 
 
 class TensorEffects(TorchDispatchMode):
-    """Lets a side run operators on fake tensors, and write only to memory that it has allocated."""
+    """Runs operators on fake tensors; they may write only to memory allocated in the isolated
+    run."""
 
     def __init__(self, fake: FakeTensorMode, refuse: Callable[[SplitCause], None]) -> None:
         super().__init__()
         self._fake, self._refuse = fake, refuse
         self._own: dict[int, Any] = {}
         self.draws = False
-        """Whether the side may draw random numbers: the program goes through it in this run, too,
-        and in any other. Without data nothing is drawn here."""
+        """Whether the run may draw random numbers: the program takes this path in every call. Fake
+        tensors draw nothing here."""
         self.refused: torch.Tensor | None = None
-        """What the side would write to, had it not been there before."""
+        """The first external tensor that the run would have written to."""
 
     def __torch_dispatch__(
         self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -68,19 +69,19 @@ class TensorEffects(TorchDispatchMode):
                 self.refused = tensor if self.refused is None else self.refused
                 self._stop(f"{func} changes an external tensor")
         result = func(*args, **kwargs)
-        given = {self._storage(t)._cdata for t in _tensors((args, kwargs))}
+        inputs = {self._storage(t)._cdata for t in _tensors((args, kwargs))}
         for tensor in _tensors(result):
             storage = self._storage(tensor)
-            if storage._cdata not in given:
+            if storage._cdata not in inputs:
                 self._own[storage._cdata] = storage
         return result
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether the side has allocated a tensor's memory."""
+        """True if a tensor's memory was allocated in the run."""
         return is_instance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._own
 
     def own(self, tensor: torch.Tensor) -> None:
-        """The side may write to a tensor without data that stands for another one."""
+        """Allow writes to a fake tensor that stands for another one."""
         storage = tensor.untyped_storage()
         self._own[storage._cdata] = storage
 
@@ -105,8 +106,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
         yield from _tensors([args[position] for position in undeclared])
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from _tensors(given)
+            written = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from _tensors(written)
 
 
 _RUNNING_STATISTICS = (3, 4)
@@ -115,40 +116,40 @@ _WRITES_UNDECLARED = {
     torch.ops.aten.cudnn_batch_norm: _RUNNING_STATISTICS,
     torch.ops.aten.miopen_batch_norm: _RUNNING_STATISTICS,
 }
-"""Operators that change arguments which their schemas do not name, if argument 5, which says
-whether they train, is true."""
+"""Operators with undeclared writes: the positions of arguments that they change if argument 5
+(training) is true."""
 
 
 class IsolatedRun:
-    """A part of the program that may change those objects alone that it has made itself. Its rules
-    come before those of the monitor."""
+    """A part of the program that may change only objects that it created. Its rules run before
+    those of the monitor."""
 
     code: types.CodeType | None = None
-    """What restores the branching frame of a side, whose cells are the program's own."""
+    """The code that restores the branching frame, whose cells are the program's."""
     beside = False
-    """Whether it runs beside the program, on fake tensors."""
+    """Whether the part runs on fake tensors, apart from the program."""
 
     def __init__(self) -> None:
         self.gradients_differ = False
-        """Whether tensors take part in gradients only at times: in some rounds of a loop, or when
-        a function runs again."""
+        """Whether ``requires_grad`` of tensors differs between iterations of a loop, or between
+        runs of a checkpointed function."""
         self.advanced: set[int] = set()
-        """The ids of iterators that have moved."""
+        """Ids of iterators that were advanced."""
         self.substituted: SubstitutedLocations | None = None
-        """Where it may put something into other objects; None for nowhere."""
+        """Locations of other objects that it may write to; None for none."""
         self.copies: set[int] = set()
-        """The ids of containers that stand for any that rounds of a loop hand on."""
+        """Ids of containers that stand for any loop-carried one."""
         self._own: dict[int, Any] = {}
 
     def is_restored_by(self, step: Step) -> bool:
-        """Whether an instruction is none of the program's, but brings the state about."""
+        """True for an instruction that restores the frame's state, and is none of the program's."""
         return False
 
     def owns_tensor(self, tensor: torch.Tensor) -> bool:
         return False
 
     def own(self, value: Any) -> None:
-        """It has made ``value``, and nobody else has it."""
+        """Note that the run created ``value``, and nobody else has a reference to it."""
         self._own[id(value)] = value
 
     def owns(self, value: Any) -> bool:
@@ -164,10 +165,10 @@ class IsolatedRun:
             )
 
     def store(self, owner: Any, kind: RelationKind, key: Any, what: str) -> None:
-        """It is about to put something in the place of what is there.
+        """Check a write to a location.
 
         Raises:
-            Split: it must not.
+            Split: the run must not write there; ``what`` is the reason.
         """
         if self.owns(owner):
             return
@@ -177,14 +178,18 @@ class IsolatedRun:
         self.substituted.allow(place)
 
     def consume(self, value: Any) -> None:
-        """Something takes the next elements of ``value``, should it be an iterator."""
+        """Check the advance of ``value``, if it is an iterator.
+
+        Raises:
+            Split: the iterator is external.
+        """
         if is_iterator(value):
             self.require_own(value, "advances")
             self.advanced.add(id(value))
 
     def own_if_new(self, value: Any, calls: Any) -> None:
-        """The ``__init__`` of ``value`` begins, in a call of ``calls``: what this has just made is
-        its own."""
+        """Note ``value``, whose ``__init__`` begins in a call of ``calls``, if that has just
+        created it."""
         is_new = calls is type(value) and lookup_in_type(calls, "__new__") is object.__new__
         if is_new and lookup_in_type(type(calls), "__call__") is _TYPE_CALL:
             self.own(value)
@@ -192,10 +197,10 @@ class IsolatedRun:
     # --- rules -----------------------------------------------------------------------------------
 
     def check(self, context: Context, step: Step) -> None:
-        """An instruction is about to run.
+        """Check an instruction that is about to run.
 
         Raises:
-            Split: it would change something that was there before.
+            Split: it changes an external object.
         """
         rule = _RULES.get(step.opcode)
         if rule is not None:
@@ -208,14 +213,14 @@ class IsolatedRun:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """An annotated operation is about to run.
+        """Check an annotated operation that is about to run.
 
         Raises:
-            Split: it has an effect beyond its result, or would tell fake tensors from real ones.
+            Split: it has an effect beyond its result, or its result differs for fake tensors.
         """
         name = getattr(operation, "__qualname__", str(operation))
         switches = annotation.global_state or operation in SWITCHES
-        switches &= operation is not set_grad_enabled  # looked at in the end
+        switches &= operation is not set_grad_enabled  # checked at the end of the run
         if switches or annotation.random or annotation.replay:
             raise Split(
                 SplitReason.ISOLATED_EFFECT, f"calls {name}, which has an effect outside", name
@@ -224,8 +229,12 @@ class IsolatedRun:
             raise Split(
                 SplitReason.ISOLATED_EFFECT, f"calls {name}, which caches its results", name
             )
-        looks_for = is_instance(args[0], CONTAINERS) if args else False
-        if looks_for and operation.__name__ in _TELLS_WHICH and any(map(_holds_fake, args[1:])):
+        searches = is_instance(args[0], CONTAINERS) if args else False
+        if (
+            looks_for
+            and operation.__name__ in _COMPARES_IDENTITY
+            and any(map(_holds_fake, args[1:]))
+        ):
             raise Split(
                 SplitReason.OBJECT_IDENTITY,
                 f"calls {name}, which compares tensors by identity",
@@ -244,8 +253,8 @@ class IsolatedRun:
             if is_plain(value):
                 continue
             if is_instance(value, torch.Tensor):
-                if (self.beside and operation in _TELLS_FAKE) or (
-                    position == written and operation not in _PUTS
+                if (self.beside and operation in _DISTINGUISHES_FAKE) or (
+                    position == written and operation not in _ITEM_SETTERS
                 ):
                     raise Split(
                         SplitReason.ISOLATED_EFFECT,
@@ -271,19 +280,19 @@ class IsolatedRun:
             self.consume(value)
 
     def check_attribute(self, name: str) -> None:
-        """An attribute of a tensor is about to be read.
+        """Check a read of a tensor's attribute.
 
         Raises:
-            Split: it is not the same at all times.
+            Split: the attribute differs between runs.
         """
-        if self.gradients_differ and name in _ABOUT_GRADIENTS:
+        if self.gradients_differ and name in _GRADIENT_ATTRIBUTES:
             raise Split(
                 SplitReason.ISOLATED_EFFECT,
                 f"reads {name}, which differs between runs of a checkpointed function",
             )
 
     def finish(self, context: Context, token: Token, stack: tuple[Any, ...]) -> Any:
-        """An instruction has given the top of ``stack``."""
+        """Handle the result of an instruction, on the top of ``stack``."""
         replacement = None
         if token is not None:
             finish, payload = token
@@ -297,7 +306,7 @@ class IsolatedRun:
 
 
 class BranchRun(IsolatedRun):
-    """The run of one side."""
+    """The isolated run of a branch or loop body."""
 
     beside = True
 
@@ -312,13 +321,14 @@ class BranchRun(IsolatedRun):
         super().__init__()
         self.code, self._begin = code, begin
         self.refused: SplitCause | None = None
-        """Why the side cannot be part of a record."""
+        """Why the branch cannot be part of a record."""
         self.reads: IndexedReads | None = None
-        """What the round of a loop reads by its index that this is, or that it is part of."""
+        """Reads by the index of the iteration that this is, or is part of."""
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)
 
     def refuse(self, cause: SplitCause) -> None:
+        """Unwind the run: the branch cannot be part of a record."""
         self.refused = self.refused or cause
         self._abandon()
 
@@ -332,19 +342,19 @@ class BranchRun(IsolatedRun):
 def finish_isolated(
     context: Context, payload: tuple[IsolatedRun, Token], stack: tuple[Any, ...]
 ) -> Any:
-    side, token = payload
-    return side.finish(context, token, stack)
+    isolated, token = payload
+    return isolated.finish(context, token, stack)
 
 
 _TYPE_CALL = lookup_in_type(type, "__call__")
-_TELLS_FAKE = (type, id)
+_DISTINGUISHES_FAKE = (type, id)
 _CHANGES_OBJECTS = (torch.Tensor.requires_grad_,)
-"""What changes a tensor without an operator that `TensorEffects` would see."""
-_PUTS = (operator.setitem,)
-"""What is an operator on tensors, which `TensorEffects` sees, and else changes containers."""
-_TELLS_WHICH = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
-"""Methods of containers that look for a tensor by what object it is."""
-_ABOUT_GRADIENTS = frozenset(
+"""Methods that change a tensor without an operator that `TensorEffects` sees."""
+_ITEM_SETTERS = (operator.setitem,)
+"""Functions that are operators for tensors, which `TensorEffects` sees, and change containers."""
+_COMPARES_IDENTITY = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
+"""Methods of containers that compare tensors by identity."""
+_GRADIENT_ATTRIBUTES = frozenset(
     {"requires_grad", "is_leaf", "grad_fn", "_grad_fn", "grad", "retains_grad"}
 )
 
@@ -360,16 +370,16 @@ def is_iterator(value: Any) -> bool:
 
 
 def _changes(place: int) -> Callable[[IsolatedRun, Context, Step], None]:
-    def rule(side: IsolatedRun, context: Context, step: Step) -> None:
+    def rule(isolated: IsolatedRun, context: Context, step: Step) -> None:
         target = step.stack[place]
-        if is_instance(target, torch.Tensor) and opcode.opname[step.opcode] in _ON_TENSORS:
+        if is_instance(target, torch.Tensor) and opcode.opname[step.opcode] in _TENSOR_OPERATORS:
             return  # an operator, which `TensorEffects` sees
-        side.require_own(target, "changes")
+        isolated.require_own(target, "changes")
 
     return rule
 
 
-def _stores_attribute(side: IsolatedRun, context: Context, step: Step) -> None:
+def _stores_attribute(isolated: IsolatedRun, context: Context, step: Step) -> None:
     target = step.stack[-1]
     found = lookup_in_type(type(target), step.name)
     setter = found.fset if is_instance(found, property) else None
@@ -377,60 +387,60 @@ def _stores_attribute(side: IsolatedRun, context: Context, step: Step) -> None:
         if is_instance(way, types.FunctionType):
             return  # followed
     what = f"changes an external {type(target).__qualname__}"
-    side.store(target, RelationKind.ATTRIBUTE, step.name, what)
+    isolated.store(target, RelationKind.ATTRIBUTE, step.name, what)
 
 
-def _stores_item(side: IsolatedRun, context: Context, step: Step) -> None:
+def _stores_item(isolated: IsolatedRun, context: Context, step: Step) -> None:
     target, key = step.stack[-2:]
     if is_instance(target, torch.Tensor):
         return  # an operator, which `TensorEffects` sees
     what = f"changes an external {type(target).__qualname__}"
-    side.store(target, RelationKind.KEY, key, what)
+    isolated.store(target, RelationKind.KEY, key, what)
 
 
-def _stores_global(side: IsolatedRun, context: Context, step: Step) -> None:
+def _stores_global(isolated: IsolatedRun, context: Context, step: Step) -> None:
     what = "changes a global variable"
-    side.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, what)
+    isolated.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, what)
 
 
-_ON_TENSORS = {"STORE_SLICE"}
+_TENSOR_OPERATORS = {"STORE_SLICE"}
 
 
 def _adds(below: int) -> Callable[[IsolatedRun, Context, Step], None]:
-    def rule(side: IsolatedRun, context: Context, step: Step) -> None:
-        side.require_own(step.stack[-step.oparg - below], "changes")
+    def rule(isolated: IsolatedRun, context: Context, step: Step) -> None:
+        isolated.require_own(step.stack[-step.oparg - below], "changes")
         if opcode.opname[step.opcode] in _ITERATES:
-            side.consume(step.stack[-1])
+            isolated.consume(step.stack[-1])
 
     return rule
 
 
-def _operates(side: IsolatedRun, context: Context, step: Step) -> None:
+def _operates(isolated: IsolatedRun, context: Context, step: Step) -> None:
     if BINARY[step.oparg].__name__ not in IN_PLACE:
         return
     left = step.stack[-2]
     if not is_plain(left) and not is_instance(left, torch.Tensor | tuple | frozenset):
         if not type(left).__flags__ & HEAP_TYPE or is_instance(left, list | set | dict | deque):
-            side.require_own(left, "changes")
-    side.consume(step.stack[-1])
+            isolated.require_own(left, "changes")
+    isolated.consume(step.stack[-1])
 
 
-def _writes_cell(side: IsolatedRun, context: Context, step: Step) -> None:
+def _writes_cell(isolated: IsolatedRun, context: Context, step: Step) -> None:
     cell = cell_at(step.frame, step.oparg)
-    if cell is None or side.owns(cell):
+    if cell is None or isolated.owns(cell):
         return
     code = step.code
     made_by_frame = step.oparg < code.co_nlocals + len({*code.co_cellvars} - {*code.co_varnames})
-    if made_by_frame and code is not side.code:
-        side.own(cell)
+    if made_by_frame and code is not isolated.code:
+        isolated.own(cell)
     elif opcode.opname[step.opcode] == "STORE_DEREF":
-        side.store(cell, RelationKind.CELL, None, "changes a closure variable")
+        isolated.store(cell, RelationKind.CELL, None, "changes a closure variable")
     else:
         raise Split(SplitReason.ISOLATED_EFFECT, "deletes a closure variable")
 
 
-def _calls(side: IsolatedRun, context: Context, step: Step) -> None:
-    """What a class makes here goes unannounced, later on."""
+def _calls(isolated: IsolatedRun, context: Context, step: Step) -> None:
+    """A call: the destruction of an instance of a class with a finalizer would go unreported."""
     if opcode.opname[step.opcode] == "CALL":
         first = len(step.stack) - step.oparg - 2
         called = step.stack[first + 1] if step.stack[first] is NULL else step.stack[first]
@@ -442,18 +452,18 @@ def _calls(side: IsolatedRun, context: Context, step: Step) -> None:
         )
 
 
-def _asks_which(side: IsolatedRun, context: Context, step: Step) -> None:
-    given = [id(operand) in side.copies for operand in step.stack[-2:]]
+def _tests_identity(isolated: IsolatedRun, context: Context, step: Step) -> None:
+    given = [id(operand) in isolated.copies for operand in step.stack[-2:]]
     if any(given) and not any(map(is_plain, step.stack[-2:])):
         raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried container")
 
 
-def _consumes(side: IsolatedRun, context: Context, step: Step) -> None:
-    side.consume(step.stack[-1])
+def _consumes(isolated: IsolatedRun, context: Context, step: Step) -> None:
+    isolated.consume(step.stack[-1])
 
 
 def _never(what: str) -> Callable[[IsolatedRun, Context, Step], None]:
-    def rule(side: IsolatedRun, context: Context, step: Step) -> None:
+    def rule(isolated: IsolatedRun, context: Context, step: Step) -> None:
         raise Split(SplitReason.ISOLATED_EFFECT, what)
 
     return rule
@@ -484,7 +494,7 @@ def _rules() -> dict[int, Callable[[IsolatedRun, Context, Step], None]]:
         "LOAD_BUILD_CLASS": _never("creates a class"),
         "CALL": _calls,
         "CALL_FUNCTION_EX": _calls,
-        "IS_OP": _asks_which,
+        "IS_OP": _tests_identity,
         "SEND": _never("sends values to a generator"),
     }
     return {opcode.opmap[name]: rule for name, rule in table.items() if name in opcode.opmap}
@@ -499,13 +509,13 @@ MAY_CREATE = frozenset(
     or name in ("CALL", "CALL_FUNCTION_EX", "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR",
                 "GET_ITER", "MAKE_FUNCTION")
 )  # fmt: skip
-"""Instructions whose result may be an object that is the side's own."""
+"""Instructions whose result may be a new object."""
 
 
 def isolated_filter(ordinary: bytes, when: Mapping[str, int]) -> bytes:
-    """The monitor's filter of instructions, with those that a side has rules for."""
+    """The monitor's filter of instructions, extended by those with rules for isolated runs."""
     changed = bytearray(ordinary)
-    # Plain operands are nothing to a side either.
+    # Instructions on plain operands stay unreported.
     by_operands = (when["test"], when["pair"], when["objects"])
     for number in {*_RULES, *MAY_CREATE}:
         if changed[number] not in by_operands:

@@ -1,4 +1,4 @@
-"""Putting one object in place of another, wherever a program has it."""
+"""Replacing one object by another, wherever the program refers to it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from magpy_like.native.instance_checks import is_instance
 
 
 class OriginalNumbers:
-    """The objects that stand outside for the lifted numbers that a program has: a monitor tells
-    those by an identity of their own, and callers may ask for the one that they know."""
+    """The external objects that lifted numbers replace: the monitor knows lifted numbers by their
+    identity, and callers of the program may test the identity of the originals."""
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[Any, Any]] = {}
         self._substituted: list[tuple[Any, Any, Any]] = []
-        """Containers from outside, each with a key and the number that is there now."""
+        """External containers, each with a key and the lifted number that is there now."""
 
     def note(self, number: Any, found: Any) -> None:
-        """The program has ``number`` instead of ``found``."""
+        """Note that the program has ``number`` in place of ``found``."""
         self._pairs[id(number)] = number, self.original(found)
 
     def substitute(self, container: Any, key: Any, number: Any) -> None:
-        """Let a container have ``number`` for as long as the program is watched, so that whatever
-        goes through it, native code too, hands on an object that the monitor knows."""
+        """Put ``number`` into a container while the program is monitored: whatever iterates over
+        it, native code too, returns an object that the monitor knows."""
         _put(container, key, number)
         self._substituted.append((container, key, number))
 
     def restore_containers(self, keep: Callable[[Any], bool] | None = None) -> None:
-        """Put back what was found, except in containers to ``keep``: what a mock is to leave there
-        is told by the numbers."""
+        """Restore the originals, except in containers for which ``keep`` is true: their contents
+        after the mock are known by the lifted numbers."""
         substituted, self._substituted = self._substituted, []
         for container, key, number in substituted:
             if keep is not None and keep(container):
@@ -44,19 +44,20 @@ class OriginalNumbers:
                 continue
             try:
                 found = container[key]
-            except LookupError:  # the program has taken it away
+            except LookupError:  # the program has removed the element
                 continue
             if found is number:
                 _put(container, key, self.original(number))
 
     def original(self, value: Any) -> Any:
+        """The external object that a lifted number replaces; any other value itself."""
         pair = self._pairs.get(id(value))
         return value if pair is None else pair[1]
 
     def restore_originals(self, result: Any, changed: Sequence[Any]) -> Any:
-        """``result`` with the objects that were found, which are put where the program has left
-        others: it has ``changed`` these objects from outside. Call it when nothing of the program
-        runs any more and the recording is released."""
+        """``result`` with the originals of lifted numbers, which are restored wherever the program
+        has left lifted numbers, as in the external objects it has ``changed``. The program must
+        have ended, and the recording be released."""
         if not self._pairs:
             return result
         self.restore_containers()
@@ -66,7 +67,7 @@ class OriginalNumbers:
         if held:
             originals = {key: found for key, (_, found) in self._pairs.items()}
             ours = {id(numbers), id(held), *map(id, self._pairs.values())}
-            # The collector does not know dictionaries of nothing but numbers, nor what is frozen.
+            # The collector tracks no dictionaries of numbers alone, and no frozen objects.
             more = (*changed, *_dictionaries((result, *changed)))
             replace_all(held, originals, ours, more)
         self._pairs.clear()
@@ -74,7 +75,7 @@ class OriginalNumbers:
 
 
 def _put(container: Any, key: Any, value: Any) -> None:
-    """Put a value in the place of an equal one."""
+    """Replace an element by an equal value."""
     if is_instance(container, tuple):
         tuple_set(container, key, value)
     else:
@@ -82,7 +83,7 @@ def _put(container: Any, key: Any, value: Any) -> None:
 
 
 def _dictionaries(values: Sequence[Any]) -> list[dict[Any, Any]]:
-    """These and what they consist of, as far as it is dictionaries."""
+    """The dictionaries among these values and their contents."""
     found, waiting, seen = [], list(values), set()
     while waiting:
         value = waiting.pop()
@@ -101,7 +102,7 @@ def _dictionaries(values: Sequence[Any]) -> list[dict[Any, Any]]:
 
 
 _OURS = 4
-"""References to a number from ``give_back``: from a pair, a list, a variable and an argument."""
+"""References to a number in ``restore_originals``: from a pair, a list, a variable, an argument."""
 
 
 def replaced(value: Any, original: Callable[[Any], Any]) -> Any:
@@ -120,17 +121,22 @@ def replace_all(
     ours: Collection[int],
     more: Sequence[Any] = (),
 ) -> None:
-    """Let whatever the garbage collector knows, and ``more``, refer to the originals of the values
-    that are ``held``: ``originals`` by their ids. Frames are left alone, and what has an id among
-    ``ours``."""
+    """Replace references to values by references to their originals.
+
+    Args:
+        held: The values to replace, in all objects that the garbage collector tracks except frames.
+        originals: Their originals, by id.
+        ours: Ids of objects to leave unchanged.
+        more: Further objects to change.
+    """
     for holder in [*gc.get_referrers(*held), *more]:
         if id(holder) not in ours and not is_instance(holder, types.FrameType):
             _replace_in(holder, held, originals)
 
 
 def _replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) -> None:
-    """Let ``holder`` refer to the originals of the values that are ``held`` instead of those,
-    past whatever methods its class has for that."""
+    """Replace the references of ``holder`` to the values ``held`` by their originals, without
+    calling methods of its class."""
     if is_instance(holder, dict):
         for key, value in list(dict.items(holder)):
             if id(value) in originals:

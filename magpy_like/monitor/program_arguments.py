@@ -1,7 +1,7 @@
-"""The compiled function's own arguments: each is read when the program first loads it.
+"""The compiled function's arguments: each is read when the program first loads it.
 
-Where that cannot be seen, as of one in a tuple or a cell, it is read at once. A number or flag that
-varies between calls is lifted then, so that nothing knows it by its value before.
+Where the load is invisible, as of an argument in a tuple or a cell, it is read at entry. A number
+or flag that varies between calls is lifted by its read.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ if TYPE_CHECKING:
 
 
 class ProgramArguments:
-    """What a run was given, and what of it the program has not loaded yet."""
+    """The arguments of a run, and which of them the program has not loaded yet."""
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
         self.waiting: dict[int, tuple[int | str, Any]] | None = None
-        """By slot of the function's frame; None until that has been entered."""
+        """Arguments not loaded yet, by slot of the function's frame; None before it is entered."""
 
     def vary(self, context: Context) -> None:
-        """Numbers that vary between calls get an identity of their own before the call."""
+        """Replace numbers that vary between calls by distinct objects, before the call."""
         self.args = tuple(_with_identity(context, i, value) for i, value in enumerate(self.args))
         self.kwargs = {name: _with_identity(context, name, v) for name, v in self.kwargs.items()}
 
     def take(self, args: tuple[Any, ...]) -> None:
-        """These are the arguments from here on, and the program has loaded them all."""
+        """Replace the arguments by ``args``, all of which the program has loaded."""
         self.args, self.kwargs, self.waiting = args, {}, {}
 
     def release(self) -> None:
-        """Hold none of them any longer, but for what the program may still load."""
+        """Drop the arguments, except those that the program may still load."""
         self.args, self.kwargs = (), {}
 
     def enter(self, context: Context, frame: types.FrameType, function: Any) -> None:
-        """Arguments are read when the program loads them, or at once when it cannot be seen."""
+        """Enter the compiled function: note the arguments to read at their loads, read the
+        others."""
         self.waiting = {}
         target, bound = self.target, 0
         if is_instance(target, types.MethodType):
@@ -92,7 +93,7 @@ class ProgramArguments:
     def _follow_flags(
         self, context: Context, frame: types.FrameType, given: dict[int | str, Any], bound: int
     ) -> None:
-        """Bool arguments that have varied between calls: ``bound`` others come before them."""
+        """Lift bool arguments that have varied between calls; ``bound`` others precede them."""
         varying = {
             key: self._read(context, key, value)
             for key, value in given.items()
@@ -109,7 +110,7 @@ class ProgramArguments:
             self._read(context, key, value)
 
     def read_local(self, context: Context, frame: types.FrameType, slot: int) -> None:
-        """The compiled function loads one of its locals, maybe an argument still."""
+        """Record a load of a local variable, which may be an argument."""
         found = self.waiting.pop(slot, None) if self.waiting else None
         if found is not None:
             key, value = found
@@ -117,7 +118,7 @@ class ProgramArguments:
                 self._read(context, key, value)
 
     def read_rest(self, context: Context) -> None:
-        """What was not loaded yet may be loaded behind a split."""
+        """Read the arguments that were not loaded yet: code after a split may load them."""
         waiting, self.waiting = self.waiting or {}, {}
         for key, value in waiting.values():
             self._read(context, key, value)

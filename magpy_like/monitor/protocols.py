@@ -1,4 +1,4 @@
-"""What a monitor run asks of those who cut its program and make operators of its branches."""
+"""Interfaces of a monitor run: cutting its program at splits, and merging its branches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Cut(Protocol):
-    """What cuts a program at a split, while all its frames are open."""
+    """Cuts a program at a split, while its frames are active."""
 
     def at_split(
         self,
@@ -29,25 +29,29 @@ class Cut(Protocol):
         cause: SplitCause,
         handled: BaseException | None,
     ) -> bool:
-        """The program stands before a dynamic instruction: is it to be watched beyond that?"""
+        """Cut the program before a dynamic instruction.
+
+        Returns:
+            True if the program is monitored again after the instruction.
+        """
 
     def speculates(self, place: SourcePosition) -> bool:
-        """Whether values of tensors that steer the program there may be speculated on."""
+        """True if tensors' values that decide control flow at ``place`` may be speculated on."""
 
     def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:
-        """The instruction has run natively, and the program stands behind it."""
+        """The dynamic instruction has run natively: begin the next recording."""
 
     def after_raise(self, run: MonitorRun, exception: BaseException) -> None:
-        """The instruction has raised an exception, which no handler has seen yet."""
+        """The dynamic instruction has raised an exception, which no handler has received yet."""
 
     def release(self) -> None:
-        """The program is watched no more: hold nothing of it."""
+        """Drop the program's objects: monitoring has ended."""
 
     def begins(self, function: Any) -> bool:
-        """Whether the program begins with this function; before that, its state is restored."""
+        """True if the program begins with this function; frames before it restore state."""
 
     def original_function(self, function: Any) -> Any:
-        """The program's function that a frame's function runs the rest of, or the function."""
+        """The program's function whose continuation this is, or the function itself."""
 
 
 class Branching(Protocol):

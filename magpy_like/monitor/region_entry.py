@@ -1,4 +1,4 @@
-"""How a region is entered: what it must find, and what torch and Python must know of it."""
+"""Entry of a compiled region: a traceable entry function, and ``is_compiling`` queries."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.recognized_functions import is_compiling_of_utils
 
 COMPILING_QUERIES = (torch.compiler.is_compiling, is_compiling_of_utils)
-"""Functions that tell a program so."""
+"""Functions that return whether the program is being compiled."""
 
 
 def needs_eager_answer(frame: types.FrameType) -> bool:
-    """Whether code asks that would calculate otherwise, if it heard that it is compiled.
+    """True for code that computes differently when compiled, and must receive the answer of eager
+    mode.
 
-    torch's optimizers would: with steps as tensors of low precision instead of Python's numbers.
+    torch's optimizers do: with steps as tensors of low precision instead of Python's numbers.
     """
     return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
 
 
 def enable_instruction_events() -> None:
-    """Python 3.12 delivers instruction events only if some frame has asked for them before.
+    """Enable instruction events: Python 3.12 delivers them only after some frame has enabled them.
 
-    A frame that never runs asks: one that did would be called back by another thread's tracing.
+    A frame that never runs enables them: another thread's tracing would call back one that did.
     """
     frame: types.FrameType = (_ for _ in ()).gi_frame  # type: ignore[attr-defined]
     frame.f_trace_opcodes = True
     frame.f_trace_opcodes = False
-    # Where a tool has come since, code that was traced before has none of these events any more.
+    # If a tool was registered since, code traced before has lost these events.
     if sys.version_info >= (3, 12) and any(map(sys.monitoring.get_tool, range(6))):
         sys.monitoring.restart_events()
 
 
 def traceable_entry(target: Callable[..., Any]) -> Callable[..., Any]:
-    """``target`` itself, or a Python function that calls it, so that the call can be watched."""
+    """``target``, or a Python function that calls it, so that the call can be traced."""
     called = target.__func__ if is_instance(target, types.MethodType) else target
     if not is_instance(called, types.FunctionType):
         called = lookup_in_type(type(target), "__call__")

@@ -1,9 +1,9 @@
-"""Values of tensors that steer the program are speculated on, where nothing speaks against it.
+"""Speculation on tensors' values that decide control flow.
 
-The guard cannot know whether ``if loss.isnan().any():`` will go the recorded way. The mock can: it
-runs the operator graph, looks at the condition, and goes on to the effects only when it is what it
-was. Otherwise nothing has happened yet, and the program runs as it is written. Where a value was
-misspeculated, the program is split from then on.
+A guard cannot check whether ``if loss.isnan().any():`` takes the recorded branch. The mock can: it
+runs the operator graph, compares the condition with the speculated value, and proceeds to the
+effects only if they agree. Otherwise it has had no effect yet, and the program runs natively. After
+a misspeculation the program is split there.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 TRUTHS = {bool, torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero}
-"""Functions of one tensor that say what a branch on it would do."""
+"""Functions of one tensor that return its truth."""
 COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose}
-"""Functions of tensors that give a ``bool``."""
+"""Functions of tensors that return a ``bool``."""
 
 
 def is_truth_query(operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call gives the truth of the one tensor that it is given."""
+    """True if a call returns the truth of its only argument, a tensor."""
     if len(args) != 1 or not is_instance(args[0], torch.Tensor):
         return False
     return operation in TRUTHS or (operation is torch.Tensor.item and args[0].dtype is torch.bool)
 
 
 def is_value_query(operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call gives plain values that are not likely to be others every time."""
+    """True if a call returns plain values that are unlikely to differ at every call."""
     if operation is torch.Tensor.tolist:
         tensor = args[0]
         return not tensor.is_floating_point() and not tensor.is_complex()
@@ -48,19 +48,17 @@ def is_value_query(operation: Any, args: tuple[Any, ...]) -> bool:
 
 
 def returns_few_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call makes a list of few numbers, as many at every call."""
+    """True if a call returns a list of few numbers, whose length is the same at every call."""
     if operation is not torch.Tensor.tolist or args[0].dtype not in REAL_NUMBERS:
         return False
     return 0 < args[0].numel() <= config.max_tolist_numbers
 
 
 def speculate_on_branch(context: Context, tensor: torch.Tensor) -> None:
-    """The program branches on a tensor, or asks for its truth.
-
-    Of a tensor from outside that nothing was written to, the guard can ask as well.
+    """Speculate on the truth of a tensor. The guard checks that of an unwritten external tensor.
 
     Raises:
-        Split: what it does cannot be speculated on, or the tensor has no truth.
+        Split: the truth cannot be speculated on, or the tensor has none.
     """
     rec = context.recording
     cause = SplitReason.DATA_DEPENDENT_BRANCH, "branches on a tensor's value"
@@ -81,10 +79,10 @@ def speculate_on_branch(context: Context, tensor: torch.Tensor) -> None:
 def speculate_on_values(
     context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """The program compares tensors as a whole, or makes a list of one.
+    """Speculate on the result of a comparison of tensors, or of a tensor's ``tolist``.
 
     Raises:
-        Split: what it gives cannot be speculated on.
+        Split: the result cannot be speculated on.
     """
     place = context.lifted.speculated.require_place(
         SplitReason.TENSOR_VALUE_READ, "reads a tensor's value into Python"

@@ -1,5 +1,7 @@
-"""A program gets its own tensors back where a recording ends, see ``dynamic.stand_ins``: at once,
-and once more when each of the open frames goes on, with what native code has held meanwhile.
+"""Restoring the program's own tensors where a recording ends; see `substitute_tensors`.
+
+They are restored at once, and again when each active frame resumes: native code may have held
+substitutes meanwhile.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ from magpy_like.native import Monitor
 
 
 class TensorRestoration:
-    """Who may still have tensors that are not the program's own, in one monitor run."""
+    """The frames of a monitor run that may still hold substitute tensors."""
 
     def __init__(self, monitor: Monitor, branching: Branching | None, caller: int) -> None:
         """``caller`` is the id of the frame that calls the program."""
         self._monitor, self._branching, self._caller = monitor, branching, caller
         self._waited_for: set[int] = set()
-        """Ids of open frames that have yet to go on."""
+        """Ids of active frames that have not resumed yet."""
         self.over = False
-        """Whether these are all that the run waits for."""
+        """Whether the recording has ended, and the run only waits for these frames."""
 
     def restore(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
-        """A recording ends, which has ``changed`` these objects. ``frame`` stands before an
-        instruction."""
+        """Restore the tensors at the end of a recording that has ``changed`` these objects;
+        ``frame`` stands before an instruction."""
         if self._branching is None or not self._branching.has_substitutes():
             return
         self._waited_for.clear()
@@ -37,10 +39,11 @@ class TensorRestoration:
                 self._branching.restore_locals(outer)
             outer = outer.f_back
         self._branching.restore_originals(frame, changed)
-        self._look_whether_done()
+        self._stop_if_done()
 
     def end(self, frame: types.FrameType | None, everything: bytes) -> None:
-        """The run waits for nothing else: ``everything`` is a filter that lets all events pass."""
+        """End the run when all frames have resumed; ``everything`` is a filter that passes all
+        events."""
         if not self._waited_for:
             self._monitor.stop()
         elif not self.over:
@@ -51,27 +54,27 @@ class TensorRestoration:
                 frame.f_trace_opcodes = False
 
     def resumes(self, frame: types.FrameType) -> bool:
-        """Before a frame's next instruction: whether it was waited for, and has changed now."""
+        """Restore the tensors of a frame before its next instruction; True if it was waited for."""
         if id(frame) not in self._waited_for or self._branching is None:
             return False
         self._waited_for.discard(id(frame))
         self._branching.restore_originals(frame)
         if self.over:
             frame.f_trace_opcodes = False
-        self._look_whether_done()
+        self._stop_if_done()
         return True
 
     def entered(self, frame: types.FrameType) -> None:
-        """Native code that is waited for may have called it with what it holds."""
+        """Restore the tensors of a new frame: its native caller may have passed substitutes."""
         if self._waited_for and self._branching is not None:
             self._branching.restore_locals(frame)
 
     def left(self, frame: types.FrameType) -> None:
         if id(frame) in self._waited_for:
             self._waited_for.discard(id(frame))
-            self._look_whether_done()
+            self._stop_if_done()
 
-    def _look_whether_done(self) -> None:
+    def _stop_if_done(self) -> None:
         if not self._waited_for and self._branching is not None:
             self._branching.release_restored()
             if self.over:

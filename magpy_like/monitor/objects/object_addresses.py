@@ -1,8 +1,8 @@
 """Memory addresses of objects, which differ between calls for all but lasting objects.
 
 ``id`` returns the address; the default hash, the order in a set and the default text depend on it.
-Of an external object it is a lifted number or text: the mock computes it again, and a guard compares
-it where the program inspects it. A new object has another address at every call.
+Of an external object it is a lifted number or text: the mock computes it again, and a guard
+compares it where the program inspects it. A new object has another address at every call.
 """
 
 from __future__ import annotations
