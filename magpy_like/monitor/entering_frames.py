@@ -107,17 +107,15 @@ class Entering:
             context.recording.mutations.check_none_lost()
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti > resume_offset(code):
-                # Another frame may have had the id; the hook clears `f_trace_lines` of its own frames.
+                # Another frame may have had the id; the hook clears its frames' f_trace_lines.
                 if id(frame) in self._generators and not frame.f_trace_lines:
                     return True
                 raise Split(SplitReason.GENERATOR_SUSPENDED, "resumes an external generator")
             self._generators.add(id(frame))
         if code.co_flags & _ASYNC:
             raise Split(SplitReason.ASYNC, "enters an asynchronous function")
-        if (
-            context.isolation.is_skipping
-        ):  # recorded already; it may be torch's code for fake tensors
-            return True
+        if context.isolation.is_skipping:
+            return True  # recorded already; it may be torch's code for fake tensors
         function = frame_function(frame)
         if self._cut is not None:
             if context.arguments.waiting is None and not self._cut.begins(function):

@@ -230,11 +230,8 @@ class IsolatedRun:
                 SplitReason.ISOLATED_EFFECT, f"calls {name}, which caches its results", name
             )
         searches = is_instance(args[0], CONTAINERS) if args else False
-        if (
-            looks_for
-            and operation.__name__ in _COMPARES_IDENTITY
-            and any(map(_holds_fake, args[1:]))
-        ):
+        searches = searches and operation.__name__ in _COMPARES_IDENTITY
+        if searches and any(map(_holds_fake, args[1:])):
             raise Split(
                 SplitReason.OBJECT_IDENTITY,
                 f"calls {name}, which compares tensors by identity",
