@@ -1,8 +1,8 @@
-"""Python's constructs, each around a place where a program is cut.
+"""Python's constructs, each around a split.
 
-A construct is text with ``{b}``, the indented statements that it is around, which have and change
-``x``; ``{n}`` tells constructs inside each other apart. Before ``---`` stands what is at the level
-of the module.
+A construct is text with ``{b}``, the indented statements inside it, which read and change ``x``;
+``{n}`` makes names of nested constructs distinct. The text before ``---`` belongs to the module
+level.
 """
 
 import textwrap
@@ -222,7 +222,7 @@ NATIVE = {
         "        return 2\n---\nx = x * len(C{n}())"
     ),
 }
-"""Where a generator is open at the cut, or native code that has called a function in Python."""
+"""Constructs with an active generator at the split, or native code that calls a Python function."""
 
 _MODULE = """
 import contextlib, dataclasses, functools, threading, torch
@@ -246,12 +246,12 @@ def wrapped(f):
         return f(*args, **kw)
     return wrapper
 """
-CUT = "x = x + 1\ntell(x.shape[0])\nx = x * 2"
+SPLITTING = "x = x + 1\ntell(x.shape[0])\nx = x * 2"
 
 
-def program(*names: str, cut: str = CUT) -> str:
-    """The text of a module whose ``program(x)`` is cut inside these constructs, outermost first."""
-    level, body = _MODULE, cut
+def program(*names: str, splitting: str = SPLITTING) -> str:
+    """The text of a module whose ``program(x)`` splits inside these constructs, outermost first."""
+    level, body = _MODULE, splitting
     for n, name in enumerate(reversed(names), 1):
         before, _, inside = (CONSTRUCTS | NATIVE)[name].rpartition("---\n")
         parts = []

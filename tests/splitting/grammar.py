@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 class Grammar:
     """Templates of expressions and statements.
 
-    Of either, the first ``1 / ends`` have no parts of their own kind, or none that nest for ever:
-    these are what is left at depth 0.
+    The first ``1 / ends`` of either have no parts of their own kind, or none that nest without end:
+    only these are drawn at depth 0.
     """
 
     expressions: tuple[str, ...]
@@ -19,7 +19,7 @@ class Grammar:
     ends: int
 
     def block(self, draw, depth):
-        """One to three statements, of which each may hold blocks of less depth."""
+        """One to three statements; each may hold blocks of smaller depth."""
         count = draw(st.integers(1, 3))
         return "\n".join(self._fill(draw, self.statements, depth) for _ in range(count))
 

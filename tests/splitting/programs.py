@@ -1,4 +1,4 @@
-"""Programs to be cut: each is a module with `main()`, see `tests.splitting.cutting`."""
+"""Programs to suspend: each is a module with ``main()``, see ``tests.splitting.suspension``."""
 
 MANAGERS = '''
 class Quiet:
@@ -514,12 +514,13 @@ def main():
 """,
 }
 
-# Frames that native code or a generator entered cannot be run on: where that may happen, and why.
+# Frames entered by native code or a generator cannot be resumed: programs with such frames, and
+# the reasons.
 UNRESUMABLE = {
     "a generator inside": ("is a generator or coroutine", "native code lies between"),
     "a class made inside": ("is the body of a class", "native code lies between"),
     "operators that defer to the other operand": ("native code lies between",),  # object.__ne__
-    "match": ("native code lies between",),  # effect() asks for the repr
+    "match": ("native code lies between",),  # effect() calls repr
 }
 
 

@@ -1,4 +1,4 @@
-"""What a segment leaves behind it may go through a container that the same segment has changed."""
+"""Results of a segment that refer to a container which the same segment has changed."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.compare import assert_same
 
 
 @magpy.disable
-def given(value):
+def opaque(value):
     return value
 
 
@@ -44,27 +44,27 @@ def errors_as_a_group(x, store):
 
 def new_keys(x, store):
     store["b"] = x.sum()
-    return [(key, given(1)) for key in store]
+    return [(key, opaque(1)) for key in store]
 
 
 def new_values(x, store):
     for key, value in store.items():
         store[key] = value + x
-        given(key)
+        opaque(key)
     return dict(store)
 
 
-def other_keys(x, store):
+def replaced_keys(x, store):
     store.pop("a")
     store["b"] = x
-    return [(key, given(value)) for key, value in reversed(store.items())]
+    return [(key, opaque(value)) for key, value in reversed(store.items())]
 
 
-PROGRAMS = [errors_one_by_one, errors_as_a_group, new_keys, new_values, other_keys]
+PROGRAMS = [errors_one_by_one, errors_as_a_group, new_keys, new_values, replaced_keys]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_iterators_and_groups_have_what_is_in_a_container_by_then(program):
+def test_iterators_and_groups_see_the_changed_container(program):
     compiled = magpy.compile(program, backend="eager")
     store = {}
     for value in (4.0, 1.0, 2.0, 9.0, 0.0, 3.0, 2.0, 2.0):

@@ -1,4 +1,4 @@
-"""An object dies where the program lets it go, whatever a record or an open frame would hold."""
+"""Lifetimes of objects across splits: an object dies where the program drops its last reference."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ LOG = []
 NOWHERE = open(os.devnull, "w")  # noqa: SIM115
 
 
-class Noted:
+class Logged:
     def __init__(self, name):
         self.name = name
 
@@ -25,7 +25,7 @@ class Thing:
     pass
 
 
-def cut(note="cut"):
+def split(note="cut"):
     NOWHERE.write("x")
     LOG.append(note)
 
@@ -43,11 +43,15 @@ def _holder(value):
 
 
 class Box:
-    """What is there before the program runs."""
+    """External objects."""
 
     def __init__(self, folder):
         self.path = str(folder / "file")
-        self.noted, self.notes, self.by_name = Noted("old"), [Noted(0), Noted(1)], {"a": Noted("a")}
+        self.noted, self.notes, self.by_name = (
+            Logged("old"),
+            [Logged(0), Logged(1)],
+            {"a": Logged("a")},
+        )
         self.thing = _finalized("finalized")
         self.called_back = Thing()
         self.reference = weakref.ref(self.called_back, lambda _: LOG.append("called back"))
@@ -64,80 +68,80 @@ def _generator():
 
 
 PROGRAMS = {
-    # --- made before a split, let go of behind it ---
-    "deleted": "d = Noted(1); cut(); del d",
-    "replaced, when it is read no more": "d = Noted(1); cut(); d = None",
-    "in a list": "d = [Noted(1)]; cut(); d.pop()",
-    "deep in containers": "d = (1, [{'a': (Noted(1),)}]); cut(); d = None",
-    "in an attribute": "d = _holder([Noted(1)]); cut(); del d",
-    "in an attribute of a tensor": "d = x + 1; d.held = Noted(1); cut(); del d",
-    "in a closure": "d = (lambda noted: lambda: noted)(Noted(1)); cut(); del d",
-    "in a module": "d = torch.nn.Linear(2, 2); d.held = Noted(1); cut(); d = None",
-    "by an iterator": "d = iter([Noted(0), Noted(1)]); next(d); cut(); d = None",
-    "in an exception": "d = ValueError(Noted(1)); cut(); d = None",
-    "each round": "for i in range(3):\n        d = Noted(i); cut(i); x = x + 1",
-    "by a function": "def f():\n        d = Noted(1); cut(); LOG.append('end')\n    f()",
+    # --- created before a split, dropped after it ---
+    "deleted": "d = Logged(1); split(); del d",
+    "replaced, when it is no longer read": "d = Logged(1); split(); d = None",
+    "in a list": "d = [Logged(1)]; split(); d.pop()",
+    "deep in containers": "d = (1, [{'a': (Logged(1),)}]); split(); d = None",
+    "in an attribute": "d = _holder([Logged(1)]); split(); del d",
+    "in an attribute of a tensor": "d = x + 1; d.held = Logged(1); split(); del d",
+    "in a closure": "d = (lambda noted: lambda: noted)(Logged(1)); split(); del d",
+    "in a module": "d = torch.nn.Linear(2, 2); d.held = Logged(1); split(); d = None",
+    "by an iterator": "d = iter([Logged(0), Logged(1)]); next(d); split(); d = None",
+    "in an exception": "d = ValueError(Logged(1)); split(); d = None",
+    "each iteration": "for i in range(3):\n        d = Logged(i); split(i); x = x + 1",
+    "by a function": "def f():\n        d = Logged(1); split(); LOG.append('end')\n    f()",
     "by a raising function": (
-        "def f():\n        d = Noted(1); cut(); raise ValueError\n"
+        "def f():\n        d = Logged(1); split(); raise ValueError\n"
         "    try: f()\n    except ValueError: LOG.append('caught')"
     ),
-    "with a finalizer": "d = _finalized('finalized'); cut(); del d",
+    "with a finalizer": "d = _finalized('finalized'); split(); del d",
     "with a finalizer, without another split": "d = _finalized('finalized'); del d",
     "a tensor with a finalizer": (
-        "d = x + 1; weakref.finalize(d, LOG.append, 'end'); cut(); x = d * 2; del d"
+        "d = x + 1; weakref.finalize(d, LOG.append, 'end'); split(); x = d * 2; del d"
     ),
-    "a tensor that is asked for": (
-        "d = x + 1; r = weakref.ref(d); cut(); x = d * 2; del d; LOG.append(r() is None)"
+    "a tensor under a weak reference": (
+        "d = x + 1; r = weakref.ref(d); split(); x = d * 2; del d; LOG.append(r() is None)"
     ),
-    "an object that is asked for": (
-        "d = Thing(); r = weakref.ref(d); cut(); del d; LOG.append(r() is None)"
+    "an object under a weak reference": (
+        "d = Thing(); r = weakref.ref(d); split(); del d; LOG.append(r() is None)"
     ),
-    "a generator": "d = _generator(); next(d); cut(); d = None",
-    "a generator of a loop": "for i in _generator():\n        cut(i); break",
+    "a generator": "d = _generator(); next(d); split(); d = None",
+    "a generator of a loop": "for i in _generator():\n        split(i); break",
     "a file": (
         "d = open(box.path, 'w'); d.write('text'); LOG.append(os.path.getsize(box.path)); del d"
         "; LOG.append(os.path.getsize(box.path))"
     ),
-    "a file, when it is read no more": (
+    "a file, when it is no longer read": (
         "d = open(box.path, 'w'); d.write('text'); LOG.append(os.path.getsize(box.path)); d = None"
         "; LOG.append(os.path.getsize(box.path))"
     ),
-    # --- there before ---
-    "old, from an attribute": "box.noted = None",
-    "old, replaced by another": "box.noted = Noted('new')",
-    "old, read before": "LOG.append(box.noted.name); box.noted = None",
-    "old, by del": "del box.noted",
-    "old, popped": "d = box.notes.pop(); LOG.append(d.name); d = None",
-    "old, cleared": "box.notes.clear()",
-    "old, from a dictionary": "box.by_name.pop('a')",
-    "old, still in a local": "d = box.noted; cut(); box.noted = None; LOG.append(1); d = None",
-    "old, in a local since": "d = box.noted; box.noted = None; cut(); LOG.append(1); d = None",
-    "old, with a finalizer": "box.thing = None",
-    "old, with a callback": "box.called_back = None",
-    "old, asked for by a reference": (
+    # --- external objects ---
+    "external, from an attribute": "box.noted = None",
+    "external, replaced by another": "box.noted = Logged('new')",
+    "external, read before": "LOG.append(box.noted.name); box.noted = None",
+    "external, by del": "del box.noted",
+    "external, popped": "d = box.notes.pop(); LOG.append(d.name); d = None",
+    "external, cleared": "box.notes.clear()",
+    "external, from a dictionary": "box.by_name.pop('a')",
+    "external, still in a local": "d = box.noted; split(); box.noted = None; LOG.append(1); d = None",
+    "external, in a local afterwards": "d = box.noted; box.noted = None; split(); LOG.append(1); d = None",
+    "external, with a finalizer": "box.thing = None",
+    "external, with a callback": "box.called_back = None",
+    "external, under a weak reference": (
         "LOG.append(box.known is None); box.known = None; LOG.append('known' in box.names)"
     ),
-    "old, asked for behind a split": (
-        "d = box.names['known']; cut(); box.known = None; LOG.append('known' in box.names); "
+    "external, under a weak reference, after a split": (
+        "d = box.names['known']; split(); box.known = None; LOG.append('known' in box.names); "
         "d = None; LOG.append('known' in box.names)"
     ),
 }
 
 
-def _told(program, folder, calls=4):
-    told = []
+def _observed(program, folder, calls=4):
+    observed = []
     for i in range(calls):
         box = Box(folder)
         LOG.clear()
         result = program(torch.full((2,), float(i)), box)
         LOG.append("end")
-        told.append(([*LOG], result.tolist()))
+        observed.append(([*LOG], result.tolist()))
         del box
-    return told
+    return observed
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_object_dies_where_the_program_lets_it_go(name, tmp_path):
+def test_object_dies_where_the_program_drops_it(name, tmp_path):
     found = {}
     body = PROGRAMS[name]
     exec(
@@ -147,14 +151,15 @@ def test_object_dies_where_the_program_lets_it_go(name, tmp_path):
     gc.collect()
     gc.disable()
     try:
-        expected = _told(program, tmp_path)
-        assert _told(magpy.compile(program, backend="eager"), tmp_path) == expected
+        expected = _observed(program, tmp_path)
+        assert _observed(magpy.compile(program, backend="eager"), tmp_path) == expected
     finally:
         gc.enable()
 
 
 def test_with_blocks_and_closed_files_are_recorded_around_a_split(tmp_path):
-    """What a ``with`` ends, and generators without cleanup, die without a trace."""
+    """Objects that a ``with`` block closes, and generators without cleanup, have no observable
+    end."""
 
     def program(x, path):
         for step in (i for i in range(2)):
@@ -171,8 +176,9 @@ def test_with_blocks_and_closed_files_are_recorded_around_a_split(tmp_path):
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_program_that_raises_behind_a_split_runs_once():
-    """It has heard that it is compiled, and might raise for that alone; but it has had effects."""
+def test_program_that_raises_after_a_split_runs_once():
+    """A program that calls ``is_compiling`` might raise because of it; but this one has had
+    effects."""
     done = []
 
     def program(x):
@@ -189,8 +195,8 @@ def test_program_that_raises_behind_a_split_runs_once():
         assert len(done) == calls
 
 
-def test_modules_that_dynamo_has_seen_are_recorded_around_a_split():
-    """Once it has compiled anything it keeps weak references to all modules that are made."""
+def test_modules_tracked_by_dynamo_are_recorded_around_a_split():
+    """Once Dynamo has compiled anything, it keeps weak references to all new modules."""
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     layers = [torch.nn.ReLU()]
 
@@ -207,8 +213,8 @@ def test_modules_that_dynamo_has_seen_are_recorded_around_a_split():
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_object_that_a_table_of_torch_forgets_amid_an_operator_is_no_part_of_the_program():
-    """Fake tensors leave such tables behind, by the storages that they stand for."""
+def test_weak_table_of_torch_that_an_operator_changes_is_no_part_of_the_program():
+    """Fake tensors leave such tables behind, keyed by storages."""
     table = torch.utils.weak.WeakIdKeyDictionary()
     held = torch.ones(3)
 
@@ -225,13 +231,13 @@ def test_object_that_a_table_of_torch_forgets_amid_an_operator_is_no_part_of_the
     assert not magpy.api._dispatcher(fast).split_points
 
 
-def test_object_that_a_function_from_outside_closes_over_is_held_behind_every_split():
-    noted = Noted("closed over")
+def test_object_in_the_closure_of_an_external_function_survives_every_split():
+    noted = Logged("closed over")
 
     def program(x):
         y = x * len(noted.name)
         for note in ("first", "second", "third"):
-            cut(note)
+            split(note)
         return y
 
     fast = magpy.compile(program, backend="eager")

@@ -1,4 +1,4 @@
-"""Generated programs, cut anywhere, run on as if never cut."""
+"""Generated programs, suspended at any instruction and resumed."""
 
 import itertools
 import textwrap
@@ -6,9 +6,9 @@ import textwrap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.splitting.cutting import Program, every_cut, resume, step_and_resume
 from tests.splitting.grammar import Grammar
 from tests.splitting.programs import MANAGERS
+from tests.splitting.suspension import Program, resume, step_and_resume, suspensions
 
 EXPRESSIONS = (
     "{n}",
@@ -72,11 +72,11 @@ def main():
     suppress_health_check=list(HealthCheck),
 )
 @given(programs(), st.none() | st.integers(0, 4), st.integers(0, 6))
-def test_a_generated_program_runs_on_from_any_cut(text, fails, first):
+def test_generated_program_resumes_at_any_instruction(text, fails, first):
     program = Program(text, fails)
-    expected = program.natively()
-    for act in (resume, step_and_resume):
-        cuts = every_cut(program, act, stride=11, first=first + 1)
-        for at, outcome in itertools.islice(cuts, 10):
+    expected = program.run_natively()
+    for action in (resume, step_and_resume):
+        states = suspensions(program, action, stride=11, first=first + 1)
+        for number, outcome in itertools.islice(states, 10):
             if outcome != "not a step":
-                assert outcome == expected, f"cut at instruction {at}"
+                assert outcome == expected, f"suspended at instruction {number}"

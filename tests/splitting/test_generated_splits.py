@@ -1,4 +1,4 @@
-"""Generated programs that split, over several calls: values, effects in order, exceptions."""
+"""Generated programs that split, over several calls: values, order of effects, exceptions."""
 
 import contextlib
 import linecache
@@ -100,8 +100,8 @@ def plain(value):
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-class Twin:
-    """The program in a world of its own."""
+class IsolatedProgram:
+    """The program with state of its own."""
 
     def __init__(self, text, fails):
         self.log, self.state = [], {"count": 0, "rounds": 0, "kept": None}
@@ -140,7 +140,7 @@ class Twin:
 
 
 def compare(text, fails):
-    mine, theirs = Twin(text, fails), Twin(text, fails)
+    mine, theirs = IsolatedProgram(text, fails), IsolatedProgram(text, fails)
     fast = magpy.compile(mine.run, backend="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -159,12 +159,12 @@ SETTINGS = {
 
 @settings(max_examples=40, **SETTINGS)
 @given(programs(), st.integers(1, 3))
-def test_a_generated_program_that_splits_does_what_eager_mode_does(text, fails):
+def test_generated_program_that_splits_equals_eager(text, fails):
     compare(text, fails)
 
 
 @pytest.mark.full
 @settings(max_examples=3000, **SETTINGS)
 @given(programs(), st.integers(1, 4))
-def test_many_generated_programs_that_split_do_what_eager_mode_does(text, fails):
+def test_many_generated_programs_that_split_equal_eager(text, fails):
     compare(text, fails)

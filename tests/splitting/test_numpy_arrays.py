@@ -1,4 +1,4 @@
-"""Arrays that share a tensor's memory: what NumPy computes from them behind the split."""
+"""Arrays that share a tensor's memory: NumPy's results after the split."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def _functions(x):
     return x + float(np.tanh(a + 1).max()), int(a.argmax())
 
 
-COMPUTED_AGAIN = {
+RECOMPUTED = {
     function.__name__.lstrip("_"): function
     for function in (_total, _element, _mean_in_python, _no_dimensions, _functions)
 }
@@ -48,7 +48,7 @@ def _tensor_changed_before(x):
     return x + float(a.sum())
 
 
-def _tensor_changed_behind(x):
+def _tensor_changed_after(x):
     y = x * 2
     a = y.numpy()
     total = float(a.sum())
@@ -77,26 +77,26 @@ def _view(x):
     return x + float(a.sum()), b
 
 
-def _handed_back(x):
+def _returned(x):
     a = (x * 2).numpy()
     return a, a + 1, torch.from_numpy(a), torch.as_tensor(a)
 
 
-def _steers(x):
+def _decides_a_branch(x):
     a = (x * 2).numpy()
     return x + 1 if a.sum() > 0 else x - 1
 
 
-def _other_looks(x):
+def _other_reads(x):
     a = (x * 2).numpy()
     return sorted(a.tolist()), len(a), a.shape, [v + 1 for v in a], a[1:], 3.0 in a
 
 
-LOOKED_AT = {
+INSPECTED = {
     function.__name__.lstrip("_"): function
     for function in (
-        *(_tensor_changed_before, _tensor_changed_behind, _array_changed, _changed_in_place),
-        *(_view, _handed_back, _steers, _other_looks),
+        *(_tensor_changed_before, _tensor_changed_after, _array_changed, _changed_in_place),
+        *(_view, _returned, _decides_a_branch, _other_reads),
     )
 }
 
@@ -106,18 +106,18 @@ def _inputs(count):
     return [torch.randn(4, generator=generator) for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", COMPUTED_AGAIN)
-def test_numbers_out_of_an_array_are_computed_again(name):
-    program = COMPUTED_AGAIN[name]
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_numbers_from_an_array_are_recomputed_at_each_call(name):
+    program = RECOMPUTED[name]
     compiled = magpy.compile(program, backend="eager")
     for x in _inputs(5):
         assert_same(compiled(x), program(x))
     assert magpy.cache_info(compiled).misses == 1
 
 
-@pytest.mark.parametrize("name", COMPUTED_AGAIN)
-def test_array_of_another_kind_misses(name):
-    program = COMPUTED_AGAIN[name]
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_array_of_another_dtype_must_miss(name):
+    program = RECOMPUTED[name]
     compiled = magpy.compile(program, backend="eager")
     for x in _inputs(2):
         compiled(x)
@@ -126,27 +126,27 @@ def test_array_of_another_kind_misses(name):
     assert magpy.cache_info(compiled).misses == 2
 
 
-@pytest.mark.parametrize("name", LOOKED_AT)
-def test_array_that_is_looked_at_or_changed(name):
-    program = LOOKED_AT[name]
+@pytest.mark.parametrize("name", INSPECTED)
+def test_array_that_is_inspected_or_changed_equals_eagers(name):
+    program = INSPECTED[name]
     compiled = magpy.compile(program, backend="eager")
     for x in _inputs(6):
         assert_same(compiled(x.clone()), program(x.clone()))
 
 
-def test_array_that_a_tensor_has_changed_before_it_is_read():
+def test_array_changed_through_its_tensor_is_read_afterwards():
     def program(x, a):
         x.add_(1)
         return x + float(a.sum())
 
     compiled = magpy.compile(program, backend="eager")
-    for i in range(5):  # each time the array begins as the previous one ended
+    for i in range(5):  # each array begins with the values with which the previous one ended
         tensors = [torch.arange(3.0) + i for _ in range(2)]
         results = [f(x, x.numpy()) for f, x in zip((compiled, program), tensors, strict=True)]
         assert_same((results[0], tensors[0]), (results[1], tensors[1]))
 
 
-def test_array_whose_numbers_raise_what_the_program_catches():
+def test_program_catches_exceptions_from_numbers_of_an_array():
     def program(x):
         try:
             return int(x.numpy()[0]) + 1

@@ -1,4 +1,4 @@
-"""Programs that split: each segment is a record, and everything comes out as in eager mode."""
+"""Programs that split: each segment has a record, and every observation equals eager's."""
 
 import contextlib
 import functools
@@ -22,19 +22,19 @@ from tests.compare import assert_same
 LOG = []
 
 
-def tell(value):
-    """A dynamic function: what it is given, it shows to the world at once."""
+def log_and_count(value):
+    """A dynamic function with an effect that is visible at once."""
     LOG.append(value)
     return len(LOG)
 
 
-opaque = magpy.disable(tell)
+opaque = magpy.disable(log_and_count)
 new_file = magpy.disable(io.StringIO)
 
 
 @magpy.disable
 def refuse(limit):
-    """A dynamic function that raises every other time."""
+    """A dynamic function that raises at every ``limit``-th entry of the log."""
     LOG.append("refuse")
     if len(LOG) % limit == 0:
         raise ValueError("refused")
@@ -131,7 +131,7 @@ def closure(x):
     return x * count, count
 
 
-def cell_of_an_open_frame(x):
+def cell_of_an_active_frame(x):
     scale = x + 1
     opaque("cell")
     return x * sum(scale.sum() for _ in range(2))
@@ -166,13 +166,13 @@ def through_partial(x):
 
 
 PROGRAMS = [
-    straight, nested, in_loop, while_large, with_and_try, escapes, closure, cell_of_an_open_frame,
+    straight, nested, in_loop, while_large, with_and_try, escapes, closure, cell_of_an_active_frame,
     file_in_a_loop, shared, comprehension, through_partial,
 ]  # fmt: skip
 
 
 def outcome(program, x):
-    """The result or exception, and what the world has seen."""
+    """The result or exception, and the external effects."""
     LOG.clear()
     try:
         result = program(x)
@@ -187,7 +187,7 @@ def inputs(count):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_split_program_does_what_eager_mode_does(program):
+def test_program_that_splits_equals_eager(program):
     fast = magpy.compile(program, backend="eager")
     for x in inputs(8):
         assert_same(outcome(fast, x.clone()), outcome(program, x.clone()))
@@ -207,7 +207,7 @@ def test_one_monitor_run_records_all_segments(program):
     assert info.records == before.records >= 2
 
 
-def test_modules_split_inside_each_other():
+def test_nested_modules_split():
     torch.manual_seed(0)
     model = Model()
     twin = Model()
@@ -223,7 +223,7 @@ def test_modules_split_inside_each_other():
     assert magpy.cache_info(fast).hits > 0
 
 
-def test_change_behind_a_split_must_miss():
+def test_change_after_a_split_must_miss():
     scale = [2.0]
 
     def program(x):
@@ -249,15 +249,15 @@ DYNAMIC = {
     "the clock": lambda x: time.sleep(0) or time.time(),
     "unknown native code": lambda x: os.getpid() and gc.get_count(),
     "a log": lambda x: logging.getLogger(__name__).error("%s", x.shape[0]),
-    "a tensor that steers": lambda x: 1 if x.sum() > 5 else 2,
+    "a tensor that decides a branch": lambda x: 1 if x.sum() > 5 else 2,
     "an array": lambda x: x.numpy().sort(),
     "a user's function": opaque,
 }
-"""What a program may do that no operator graph and no mock foresees."""
+"""Dynamic functions: neither an operator graph nor a mock can predict their results."""
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_change_behind_each_kind_of_dynamic_function_must_miss(name):
+def test_change_after_each_kind_of_dynamic_function_must_miss(name):
     does, kind = DYNAMIC[name], ["double"]
 
     def program(x):
@@ -274,7 +274,7 @@ def test_change_behind_each_kind_of_dynamic_function_must_miss(name):
     assert magpy.cache_info(fast).hits
 
 
-def test_what_a_dynamic_function_gives_varies_from_the_start():
+def test_result_of_a_dynamic_function_is_lifted_from_the_first_call():
     def program(x, n):
         y = x * opaque(n)
         if y.shape[0] > 5:
@@ -290,7 +290,7 @@ def test_what_a_dynamic_function_gives_varies_from_the_start():
     assert magpy.cache_info(fast)[:2] == (5, 1)
 
 
-def test_text_made_of_what_varies_reaches_the_dynamic_function():
+def test_text_formatted_from_lifted_values_reaches_the_dynamic_function():
     class Steps:
         count = 0
 
@@ -308,7 +308,7 @@ def test_text_made_of_what_varies_reaches_the_dynamic_function():
     assert magpy.cache_info(compiled).hits >= 9
 
 
-def test_text_that_steers_is_looked_at():
+def test_text_that_decides_a_branch_is_specialized():
     def program(x, n):
         word = str(opaque(n))
         if word == "2":
@@ -323,7 +323,7 @@ def test_text_that_steers_is_looked_at():
     assert_same(mine, [program(x, i) for i in range(12)])
 
 
-def test_a_dynamic_function_is_called_from_where_the_program_calls_it():
+def test_dynamic_function_sees_the_line_of_its_call():
     @magpy.disable
     def where(fails):
         caller = sys._getframe(2)
@@ -342,7 +342,7 @@ def test_a_dynamic_function_is_called_from_where_the_program_calls_it():
     fast = magpy.compile(program, backend="eager")
     x = torch.ones(2)
     for fails in (False, False, False, True, True):
-        places = []
+        logs = []
         for run in (fast, program):
             LOG.clear()
             try:
@@ -350,12 +350,12 @@ def test_a_dynamic_function_is_called_from_where_the_program_calls_it():
             except ValueError as error:
                 frames = traceback.extract_tb(error.__traceback__)
                 LOG.append([(f.name, f.lineno) for f in frames if f.filename == __file__][1:])
-            places.append(list(LOG))
-        assert places[0] == places[1]
+            logs.append(list(LOG))
+        assert logs[0] == logs[1]
 
 
 class Properties(nn.Module):
-    """Modules answer for attributes by ``__getattr__`` once a property has refused to."""
+    """Modules look up attributes in ``__getattr__`` once a property has raised AttributeError."""
 
     def __init__(self):
         super().__init__()
@@ -397,7 +397,7 @@ class Properties(nn.Module):
         return self.helper(y)
 
 
-def test_property_of_a_module_is_cut_and_its_module_asked_when_it_refuses():
+def test_property_of_a_module_splits_and_falls_back_to_getattr():
     ends = []
     for compiled in (True, False):
         torch.manual_seed(0)
@@ -411,34 +411,34 @@ def test_property_of_a_module_is_cut_and_its_module_asked_when_it_refuses():
     assert_same(*ends)
 
 
-FOUND = {"values": {1, 2}}
+STATE = {"values": {1, 2}}
 
 
 class _Sequence:
     def __getitem__(self, i):
-        return sorted(FOUND["values"])[i]
+        return sorted(STATE["values"])[i]
 
 
 ITERATORS = {
-    "set": lambda: iter(FOUND["values"]),
-    "map": lambda: map(abs, list(FOUND["values"])),
+    "set": lambda: iter(STATE["values"]),
+    "map": lambda: map(abs, list(STATE["values"])),
     "sequence": lambda: iter(_Sequence()),
-    "list": lambda: iter(sorted(FOUND["values"])),
+    "list": lambda: iter(sorted(STATE["values"])),
 }
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
-def test_iterator_that_a_dynamic_function_gave_is_gone_through_anew(kind):
-    given = magpy.disable(ITERATORS[kind])
+def test_iterator_from_a_dynamic_function_is_iterated_at_each_call(kind):
+    opaque_iterator = magpy.disable(ITERATORS[kind])
 
     def program(x):
-        for value in given():
+        for value in opaque_iterator():
             x = x * 3 + value
         return x
 
     fast = magpy.compile(program, backend="eager")
     for values in ({1, 2}, {1, 2}, {3, 5}, {8}, {1, 2}):
-        FOUND["values"] = values
+        STATE["values"] = values
         assert torch.equal(fast(torch.ones(2)), program(torch.ones(2)))
 
 
@@ -474,7 +474,7 @@ def drawn_by_a_generator(x):
     "program",
     [shuffled, drawn_by_numpy, drawn_after_a_seed, shuffled_by_numpy, drawn_by_a_generator],
 )
-def test_random_numbers_come_in_eager_modes_order(program):
+def test_random_numbers_are_drawn_in_eager_modes_order(program):
     fast = magpy.compile(program, backend="eager")
     ends = []
     for run in (fast, program):
@@ -486,18 +486,18 @@ def test_random_numbers_come_in_eager_modes_order(program):
     assert_same(*ends)
 
 
-def test_dynamic_function_sees_the_effects_before_it_and_may_change_what_follows():
+def test_dynamic_function_sees_earlier_effects_and_may_change_later_ones():
     state = {"n": 0, "kept": None}
 
     @magpy.disable
-    def look():
+    def observe_and_change():
         LOG.append((state["n"], state["kept"].tolist()))
         state["n"] += 10
 
     def program(x):
         state["n"] += 1
         state["kept"] = x * 2
-        look()
+        observe_and_change()
         return x + state["n"]
 
     fast = magpy.compile(program, backend="eager")
@@ -508,7 +508,7 @@ def test_dynamic_function_sees_the_effects_before_it_and_may_change_what_follows
     assert_same(seen[1], seen[0])
 
 
-def test_a_cache_that_the_program_makes_begins_empty_at_every_call():
+def test_cache_created_by_the_program_is_empty_at_every_call():
     def program(x):
         @functools.lru_cache
         def factor(k):
@@ -534,7 +534,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text_that_shows_a_tensor_is_made_anew(name):
+def test_text_that_shows_a_tensor_is_formatted_at_each_call(name):
     def program(x):
         y = x * 2
         print(TEXTS[name](y), file=SHOWN)
@@ -555,20 +555,20 @@ def test_text_that_shows_a_tensor_is_made_anew(name):
 SHOWN = io.StringIO()
 
 
-def test_a_dynamic_function_sees_who_has_called_it():
+def test_dynamic_function_sees_its_callers():
     seen = []
 
     @magpy.disable
-    def look(value):
+    def record_callers(value):
         frame = sys._getframe(1)
         for _ in range(3):
-            place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-            seen.append((*place, frame.f_globals["__name__"]))
+            location = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+            seen.append((*location, frame.f_globals["__name__"]))
             frame = frame.f_back
         return value
 
     def called(x):
-        return x * look(
+        return x * record_callers(
             x.sum().item(),
         )
 
@@ -585,16 +585,16 @@ def test_a_dynamic_function_sees_who_has_called_it():
     assert magpy.cache_info(compiled).hits
 
 
-def test_a_dynamic_function_sees_the_line_of_an_operation_that_has_called_it():
+def test_dynamic_function_sees_the_line_of_the_operation_that_calls_it():
     seen = []
 
     @magpy.disable
-    def look():
+    def record_line():
         seen.append(sys._getframe(3).f_lineno)
 
     class Factor:
         def __mul__(self, other):
-            look()
+            record_line()
             return 2.0
 
     first, second = Factor(), Factor()

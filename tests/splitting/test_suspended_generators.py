@@ -1,4 +1,4 @@
-"""Generators that stand half-way through when a program is cut, and made again by a mock."""
+"""Generators that are suspended at a split, rebuilt by a mock."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ def opaque(value):
     return len(LOG)
 
 
-def again(generator):
+def rebuilt(generator):
     return rebuild_generator(*capture_generator(generator))
 
 
@@ -36,13 +36,13 @@ def counting(start, log):
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 5])
-def test_a_generator_made_again_goes_on_where_it_was(taken):
+def test_rebuilt_generator_continues_where_it_was(taken):
     def run(generator):
         out = [next(generator), generator.send(10), generator.throw(ValueError("thrown"))]
         return [*out, list(generator)]
 
     ends = []
-    for make in (again, lambda generator: generator):
+    for make in (rebuilt, lambda generator: generator):
         log = []
         generator = counting(100, log)
         for _ in range(taken):
@@ -52,17 +52,17 @@ def test_a_generator_made_again_goes_on_where_it_was(taken):
     assert "end" in ends[0][1]
 
 
-def test_a_generator_made_again_is_closed_in_its_handlers():
+def test_rebuilt_generator_runs_its_cleanup_when_closed():
     log = []
     generator = counting(1, log)
     next(generator)
-    made = again(generator)
+    made = rebuilt(generator)
     made.close()
     assert log == ["end"]
     assert list(made) == []
 
 
-def test_a_generator_with_cells_and_a_with_block_is_made_again():
+def test_generator_with_cells_and_a_with_block_is_rebuilt():
     log = []
 
     @contextlib.contextmanager
@@ -81,18 +81,18 @@ def test_a_generator_with_cells_and_a_with_block_is_made_again():
 
     generator = program([1, 2, 3])
     assert next(generator) == 1
-    made = again(generator)
+    made = rebuilt(generator)
     assert [next(made), next(made)] == [3, 6]
     assert list(made) == []
     assert log == ["enter a", "exit a"]
 
 
-def test_a_finished_generator_stays_finished():
+def test_finished_generator_stays_finished():
     generator = (x for x in [1])
-    assert [list(generator), list(again(generator))] == [[1], []]
+    assert [list(generator), list(rebuilt(generator))] == [[1], []]
 
 
-def test_a_generator_that_waits_for_another_is_refused():
+def test_generator_that_delegates_is_refused():
     def outer():
         yield from (x for x in [1, 2])
 
@@ -132,7 +132,7 @@ def raises_in_managed_block(x, state):
     return x * state["factor"]
 
 
-def around_a_generator(x, state):
+def iterates_over_a_generator(x, state):
     def steps(x):
         for i in range(3):
             x = x * (i + 1)
@@ -155,9 +155,9 @@ def two_consumers(x, state):
 
 
 @pytest.mark.parametrize(
-    "program", [in_managed_block, raises_in_managed_block, around_a_generator, two_consumers]
+    "program", [in_managed_block, raises_in_managed_block, iterates_over_a_generator, two_consumers]
 )
-def test_a_program_with_a_started_generator_is_cut(program):
+def test_program_with_a_started_generator_splits(program):
     fast = magpy.compile(program, backend="eager")
     for i in range(5):
         ends = []
@@ -167,13 +167,13 @@ def test_a_program_with_a_started_generator_is_cut(program):
             ends.append((run(torch.ones(2) + i, state), state, list(LOG)))
         assert_same(*ends)
     if program is raises_in_managed_block:
-        return  # what a handler does runs natively
+        return  # exception handlers run natively
     info = magpy.cache_info(fast)
     assert info.records >= 2  # one for each segment, at least
     assert info.hits >= 3
 
 
-def leaves_a_counted_generator(x):
+def breaks_out_of_an_enumerated_generator(x):
     def steps(x):
         for _ in range(6):
             x = x - 1
@@ -185,8 +185,8 @@ def leaves_a_counted_generator(x):
     return step, i
 
 
-def test_a_side_of_a_branch_leaves_the_generator_that_an_iterator_takes_from():
-    program = leaves_a_counted_generator
+def test_branch_run_preserves_the_generator_under_an_iterator():
+    program = breaks_out_of_an_enumerated_generator
     fast = magpy.compile(program, backend="eager")
     for start in (2.5, -1.0, 4.5, 2.5, 20.0):
         x = torch.full((2,), start)

@@ -1,7 +1,7 @@
-"""The monitored programs: Python looks at what their tensors hold, and eager's results come out.
+"""Programs whose Python inspects values of tensors, compared with eager mode.
 
-Twenty calls with varied inputs need no more graphs than the places that split them and one, and for
-shapes no more than two monitor runs beside the first.
+Twenty calls with varied inputs need at most one graph more than they have split points, and at most
+two monitored runs for sizes besides the first.
 """
 
 import copy
@@ -19,22 +19,24 @@ from zoo import ZOO
 from zoo.value_dependent import Detector, EarlyExit, TrainingStep, generation
 
 
-def drawn(make):
+def batches_from(make):
     return [make(torch.Generator().manual_seed(i)) for i in range(20)]
 
 
 def detection():
-    images = drawn(lambda g: (3 * torch.randn(1, 3, 16, 16, generator=g),))
+    images = batches_from(lambda g: (3 * torch.randn(1, 3, 16, 16, generator=g),))
     return Detector().eval(), images
 
 
 def early_exit():
-    return EarlyExit(), drawn(lambda g: (4 * torch.randn(2, 16, generator=g),))
+    return EarlyExit(), batches_from(lambda g: (4 * torch.randn(2, 16, generator=g),))
 
 
 def training():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    batches = drawn(lambda g: (3 * torch.randn(5, 4, generator=g), torch.randn(5, 2, generator=g)))
+    batches = batches_from(
+        lambda g: (3 * torch.randn(5, 4, generator=g), torch.randn(5, 2, generator=g))
+    )
     return TrainingStep(model, io.StringIO()), batches
 
 
@@ -50,7 +52,7 @@ def generating(kind, beams):
         length = int(torch.randint(3, 10, (), generator=g))
         return (torch.randint(2, 50, (2, length), generator=g),)
 
-    return generation(kind, beams), drawn(prompt)
+    return generation(kind, beams), batches_from(prompt)
 
 
 PROGRAMS = {
@@ -87,31 +89,33 @@ CLOSE = {"eager": {}, "magpy": {"rtol": 1e-4, "atol": 1e-5}}
         for name in PROGRAMS
     ],
 )
-def test_a_steered_program_does_what_eager_mode_does(name, backend, order):
+def test_value_dependent_model_equals_eager(name, backend, order):
     torch.manual_seed(0)
-    mine, inputs = PROGRAMS[name]()
+    model, inputs = PROGRAMS[name]()
     if order:
         random.Random(order).shuffle(inputs)
-    theirs = mine if "," in name else copy.deepcopy(mine)  # those that generate change nothing
-    fast = magpy.compile(mine, backend=backend)
+    reference = model if "," in name else copy.deepcopy(model)  # generating models have no state
+    fast = magpy.compile(model, backend=backend)
 
     def compare(args):
         with torch.set_grad_enabled(name == "training"):
-            found, expected = fast(*copy.deepcopy(args)), theirs(*copy.deepcopy(args))
+            found, expected = fast(*copy.deepcopy(args)), reference(*copy.deepcopy(args))
         assert_same(found, expected, **CLOSE[backend])
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="magpy_like")  # nothing gives up
+        warnings.filterwarnings("error", message="magpy_like")  # nothing is abandoned
         for args in inputs:
             compare(args)
     info, dispatcher = magpy.cache_info(fast), magpy.api._dispatcher(fast)
     assert 1 <= info.graphs <= len(splits_of(dispatcher)) + 1
     # A value that was misspeculated takes one run, and so does one that could not be speculated on.
-    steering = len(dispatcher.program.misspeculations) + (not dispatcher.fast_paths.speculates)
-    assert info.misses <= 1 + steering + 2
+    value_dependent_runs = len(dispatcher.program.misspeculations) + (
+        not dispatcher.fast_paths.speculates
+    )
+    assert info.misses <= 1 + value_dependent_runs + 2
     if name == "training":
-        assert info.misses == 1  # the log splits it, and nothing else
+        assert info.misses == 1  # only the log splits it
         if backend == "eager":
-            assert mine.log.getvalue() == theirs.log.getvalue()
-        parameters = [list(step.model.parameters()) for step in (mine, theirs)]
+            assert model.log.getvalue() == reference.log.getvalue()
+        parameters = [list(step.model.parameters()) for step in (model, reference)]
         assert_same(*parameters, **CLOSE[backend])

@@ -383,11 +383,11 @@ SWEPT = (
     "splitting/test_splits.py",
     "splitting/test_suspended_generators.py",
     "monitor/torch_state/test_random_draws.py",
-    "splitting/test_continuation.py",
+    "splitting/test_resumption.py",
     "monitor/symbolic/test_lifted_flags.py",
     "monitor/symbolic/test_lengths.py",
     "monitor/symbolic/test_dynamic_shapes.py",
-    "splitting/test_open_frames.py",
+    "splitting/test_active_frames.py",
 )
 
 

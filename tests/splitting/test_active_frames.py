@@ -1,4 +1,4 @@
-"""A program that is cut inside each of Python's constructs, and goes on by a record."""
+"""A program that splits inside each of Python's constructs and is resumed by a record."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ def refuse(value):
     raise ValueError("refused")
 
 
-def made(text, **further):
+def load(text, **further):
     names = {"tell": magpy.disable(tell), "refuse": magpy.disable(refuse), "__name__": "program"}
     names.update(further)
     name = f"<construct {next(_NUMBERS)}>"
@@ -46,9 +46,9 @@ def outcome(run, x):
 
 
 def compare(*names):
-    """Three calls as in eager mode; how often a record served."""
+    """Compares three calls with eager mode; returns the number of hits."""
     text = program(*names)
-    eager, fast = made(text), magpy.compile(made(text), backend="eager")
+    eager, fast = load(text), magpy.compile(load(text), backend="eager")
     for i in range(3):
         x = torch.full((2,), 1.0 + i)
         assert_same(outcome(fast, x.clone()), outcome(eager, x.clone()))
@@ -57,7 +57,7 @@ def compare(*names):
 
 
 @pytest.mark.parametrize("name", CONSTRUCTS)
-def test_goes_on_by_a_record_inside(name):
+def test_record_resumes_inside_a_construct(name):
     assert compare(name) == 2
 
 
@@ -65,16 +65,16 @@ READS = "x = x + 1\nchange()\nx = x * 2 if KINDS[0] == 'double' else x - 1"
 
 
 @pytest.mark.parametrize("name", CONSTRUCTS)
-def test_what_a_dynamic_function_changes_inside_must_miss(name):
+def test_change_by_a_dynamic_function_inside_a_construct_must_miss(name):
     kinds = ["double"]
     now = ["double"]
 
     def change():
         kinds[0] = now[0]
 
-    text = program(name, cut=READS)
+    text = program(name, splitting=READS)
     names = {"change": magpy.disable(change), "KINDS": kinds}
-    eager, fast = made(text, **names), magpy.compile(made(text, **names), backend="eager")
+    eager, fast = load(text, **names), magpy.compile(load(text, **names), backend="eager")
     missed = []
     for now[0] in ("double", "double", "single", "single", "other", "other"):
         before = magpy.cache_info(fast).misses
@@ -89,19 +89,19 @@ OUTSIDE = ("callee", "for", "with a generator", "with autocast", "except as", "f
 
 @pytest.mark.full
 @pytest.mark.parametrize("outer", CONSTRUCTS)
-def test_does_what_eager_mode_does_inside_each_other(outer):
+def test_nested_constructs_equal_eager(outer):
     for inner in CONSTRUCTS:
         compare(outer, inner)
 
 
 @pytest.mark.parametrize("outer", OUTSIDE)
 @pytest.mark.parametrize("inner", ("callee", "except as", "with autocast", "over enumerate"))
-def test_goes_on_by_a_record_inside_others(outer, inner):
+def test_record_resumes_inside_nested_constructs(outer, inner):
     assert compare(outer, inner) == 2
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_an_open_generator_or_native_code_runs_natively(name):
+def test_active_generator_or_native_code_runs_natively(name):
     assert compare(name) == 0
 
 
@@ -118,16 +118,16 @@ def maybe(kind):
 
 @magpy.disable
 def show():
-    """Tells what a handler could write to a log: exceptions, causes and contexts with places."""
+    """Logs all that a handler could: exceptions, causes and contexts with their lines."""
     error = sys.exception()
     while error is not None:
-        places = traceback.extract_tb(error.__traceback__)
-        own = [(f.name, f.lineno, f.colno) for f in places if f.filename == __file__]
+        entries = traceback.extract_tb(error.__traceback__)
+        own = [(f.name, f.lineno, f.colno) for f in entries if f.filename == __file__]
         LOG.append((type(error).__name__, str(error), getattr(error, "name", None), own))
         error = error.__cause__ or error.__context__
 
 
-def of_a_dynamic_function(x, kind):
+def raised_by_a_dynamic_function(x, kind):
     try:
         x = x + 1
         maybe(kind)
@@ -146,16 +146,16 @@ def of_a_dynamic_function(x, kind):
     return x * 2
 
 
-def through_frames(x, kind):
+def propagated_through_frames(x, kind):
     try:
-        return of_a_dynamic_function(x, kind)
+        return raised_by_a_dynamic_function(x, kind)
     except RuntimeError as error:
         show()
         opaque(repr(error.__cause__))
         return x * 7
 
 
-def of_its_own(x, kind):
+def raised_by_the_program(x, kind):
     try:
         if kind == 1:
             raise ValueError("a")
@@ -176,7 +176,7 @@ def of_its_own(x, kind):
     return x
 
 
-def made_before_the_cut(x, kind):
+def created_before_the_split(x, kind):
     error = ValueError("outer")
     try:
         try:
@@ -193,7 +193,7 @@ def made_before_the_cut(x, kind):
         return x * 2
 
 
-def in_a_loop(x, kind):
+def raised_in_a_loop(x, kind):
     with contextlib.suppress(ValueError):
         maybe(kind)
         opaque("not raised")
@@ -213,20 +213,26 @@ def in_a_loop(x, kind):
 
 
 opaque = magpy.disable(tell)
-HANDLING = [of_a_dynamic_function, through_frames, of_its_own, made_before_the_cut, in_a_loop]
+HANDLING = [
+    raised_by_a_dynamic_function,
+    propagated_through_frames,
+    raised_by_the_program,
+    created_before_the_split,
+    raised_in_a_loop,
+]
 
 
-def handled(run, x, kind, around):
-    """What comes of a call, made where the caller handles an exception or not."""
+def outcome_of_handling(run, x, kind, around):
+    """The outcome of a call, made while the caller handles an exception or not."""
     LOG.clear()
 
     def call():
         try:
             result = run(x.clone(), kind)
         except Exception as error:
-            places = [(f.name, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+            entries = [(f.name, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
             links = repr(error.__cause__), repr(error.__context__)
-            result = type(error), str(error), places[-1], links
+            result = type(error), str(error), entries[-1], links
         return result, list(LOG)
 
     if not around:
@@ -238,18 +244,18 @@ def handled(run, x, kind, around):
 
 
 @pytest.mark.parametrize("function", HANDLING, ids=lambda function: function.__name__)
-def test_an_exception_lands_in_its_handler_and_brings_what_it_had(function):
+def test_exception_reaches_its_handler_with_cause_context_and_lines(function):
     fast = magpy.compile(function, backend="eager")
-    for round_ in range(3):
+    for repetition in range(3):
         for around in (False, True):
             for kind in range(4):
-                x = torch.full((2,), float(kind + round_))
-                mine = handled(fast, x, kind, around)
-                assert_same(mine, handled(function, x, kind, around))
+                x = torch.full((2,), float(kind + repetition))
+                mine = outcome_of_handling(fast, x, kind, around)
+                assert_same(mine, outcome_of_handling(function, x, kind, around))
     assert magpy.cache_info(fast).hits >= 5
 
 
-def test_an_exception_of_another_class_must_miss():
+def test_exception_of_another_class_must_miss():
     def caught(x, kind):
         try:
             maybe(kind)
@@ -262,11 +268,13 @@ def test_an_exception_of_another_class_must_miss():
     fast = magpy.compile(caught, backend="eager")
     x = torch.ones(2)
     for kind in (1, 2, 3, 0, 2, 1, 3):
-        assert_same(handled(fast, x, kind, False), handled(caught, x, kind, False))
+        assert_same(
+            outcome_of_handling(fast, x, kind, False), outcome_of_handling(caught, x, kind, False)
+        )
     assert magpy.cache_info(fast).hits == 3
 
 
-def test_a_program_that_never_handles_what_is_raised_is_not_watched_for_ever():
+def test_program_that_always_raises_becomes_eager():
     def cleaned_up(x):
         try:
             refused(1)
@@ -283,7 +291,7 @@ def test_a_program_that_never_handles_what_is_raised_is_not_watched_for_ever():
     assert any(d.is_eager for d in dispatcher.program.dispatchers.values())
 
 
-def test_autocast_and_its_depth_are_left_as_by_the_program():
+def test_autocast_and_its_nesting_depth_are_restored():
     layer = torch.nn.Linear(2, 2)
 
     def cast(x):
@@ -302,7 +310,7 @@ def test_autocast_and_its_depth_are_left_as_by_the_program():
         fast = magpy.compile(function, backend=backend)
         for _ in range(3):
             with torch.no_grad():
-                layer.weight.add_(1.0)  # what the cache of casts holds is out of date then
+                layer.weight.add_(1.0)  # invalidates the cache of cast weights
             x = torch.ones(2, 2)
             assert_same(fast(x), function(x))
             assert torch.autocast_increment_nesting() == 1
@@ -310,7 +318,7 @@ def test_autocast_and_its_depth_are_left_as_by_the_program():
         assert magpy.cache_info(fast)[:2] == (2, 1)
 
 
-def test_autocast_is_switched_off_again_where_an_operator_raises():
+def test_autocast_is_disabled_where_an_operator_raises():
     def chosen(x, index):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return x[index] @ x

@@ -1,11 +1,11 @@
-"""Cut a program at one of its instructions and run the rest of its open frames from there.
+"""Suspension of a program at any of its instructions, and resumption of its active frames.
 
-A program is the text of a module with a function `main`. It has `log`, a list of what it did, and
-`effect(x)`, which logs and gives `x` and raises ValueError the `fails`-th time. The cut happens in
-a trace function: the state of all open frames is captured and the rest is run at once, in another
-thread, where no exception is being handled. The interrupted run then goes on, unwatched, to the
-next `effect`: an exception that ended it at the cut itself, at an instruction that cannot raise,
-would leave the interpreter's own state in disorder.
+A program is the text of a module with a function ``main``. It has ``log``, a list of its actions,
+and ``effect(x)``, which logs and returns ``x`` and raises ValueError the ``fails``-th time. A trace
+function suspends it: the state of all active frames is captured, and the rest runs at once in
+another thread, where no exception is being handled. The interrupted run then goes on, untraced, to
+the next ``effect``: an exception that ended it at the suspended instruction, which may be one that
+cannot raise, would leave the interpreter's own state in disorder.
 """
 
 import sys
@@ -30,7 +30,7 @@ WORKER = ThreadPoolExecutor(1)
 
 @dataclass
 class Outcome:
-    """What can be seen of a run from outside."""
+    """The observable behaviour of a run."""
 
     value: str
     exceptions: list
@@ -45,11 +45,11 @@ class Program:
 
     def start(self):
         log, countdown = [], [self.fails]
-        self.over = False
+        self.ended = False
 
         def effect(value):
-            if self.over:
-                raise Over
+            if self.ended:
+                raise InterruptedRunEnds
             exception = sys.exception()
             log.append(f"{value!r} {type(exception).__name__}")
             if countdown[0] is not None:
@@ -63,35 +63,36 @@ class Program:
         exec(self.code, names)
         return names["main"], log
 
-    def natively(self):
+    def run_natively(self):
         run, log = self.start()
         return observe(run, log)
 
-    def cut(self, at, act, run=None, log=None):
-        """Run until instruction number `at` and give `act(open frames, log)`; None if it ended.
+    def suspend(self, number, action, run=None, log=None):
+        """Runs until instruction ``number`` and returns ``action(frame states, log)``.
 
-        Without a number `act` is asked at every instruction, until it gives something. What is run
-        is `main`, or what is given.
+        Without a number, calls the action at every instruction until it returns something other
+        than None. Returns None if the program ends first. Runs ``run`` if passed, otherwise
+        ``main``.
         """
         if run is None:
             run, log = self.start()
-        self.over = False
+        self.ended = False
 
         def finish(states, log):
-            outcome = act(states, log)
-            self.over = outcome is not None
+            outcome = action(states, log)
+            self.ended = outcome is not None
             return outcome
 
-        return _cut(run, log, at, finish)
+        return _suspend(run, log, number, finish)
 
 
-class Over(BaseException):
-    """Nothing more is of interest."""
+class InterruptedRunEnds(BaseException):
+    """Ends an interrupted run of which nothing more is of interest."""
 
 
-def _cut(run, log, at, act):
-    # The frames' operand stacks and offsets before the instruction that each is in.
-    before, count, outcome = {}, 0, None
+def _suspend(run, log, number, action):
+    # Operand stack and offset of each frame before the instruction it is executing.
+    operands, count, outcome = {}, 0, None
 
     def trace(frame, event, arg):
         nonlocal count, outcome
@@ -99,15 +100,15 @@ def _cut(run, log, at, act):
             return None
         frame.f_trace_opcodes = True
         if event == "return":
-            before.pop(frame, None)
+            operands.pop(frame, None)
         elif event == "opcode":
-            before[frame] = frame.f_lasti, frame_stack(frame)
+            operands[frame] = frame.f_lasti, frame_stack(frame)
             if not is_restoring(frame.f_code, frame.f_lasti):
                 count += 1
-                if at in (None, count):
-                    outcome = act(active_frames(frame, before), log)
+                if number in (None, count):
+                    outcome = action(active_frames(frame, operands), log)
                     if outcome is not None:
-                        before.clear()
+                        operands.clear()
         return trace
 
     sys._getframe().f_trace_opcodes = True  # for Python 3.12, before the trace function is set
@@ -122,17 +123,17 @@ def _cut(run, log, at, act):
     return outcome
 
 
-def active_frames(frame, before):
+def active_frames(frame, operands):
     states, handled_exception = [], sys.exception()
     while frame is not None and frame.f_code.co_filename == FILE:
-        offset, stack = before[frame]
+        offset, stack = operands[frame]
         states.append(capture(frame, stack, offset, handled_exception if not states else None))
         frame = frame.f_back
     return states
 
 
 def observe(run, log):
-    """Runs in a thread of its own, so that no exception is being handled around it."""
+    """Runs in a thread of its own, in which no exception is being handled."""
     return WORKER.submit(_observe, run, log).result()
 
 
@@ -151,24 +152,25 @@ def _observe(run, log):
     return Outcome(value, [], [], list(log))
 
 
-def chain_of(states):
-    """The chain to run on, or why it cannot be."""
+def frame_chain(states):
+    """The frame chain to resume, or the reason why it cannot be suspended."""
     if states[-1].function.__name__ != "main":
         return "native code lies between main and these frames"
     return suspend(states)
 
 
 def resume(states, log):
-    """Act: run on from the very instruction."""
-    chain = chain_of(states)
+    """Action: resumes at the same instruction."""
+    chain = frame_chain(states)
     if isinstance(chain, str):
         return chain
     return observe(lambda: run_chain(chain), log)
 
 
 def step_and_resume(states, log):
-    """Act: execute that one instruction by itself, then run on from what it gave or raised."""
-    chain = chain_of(states)
+    """Action: executes the single instruction by itself, then resumes with its result or
+    exception."""
+    chain = frame_chain(states)
     if isinstance(chain, str):
         return chain
     name = chain[0].instruction.name
@@ -184,9 +186,10 @@ def step_and_resume(states, log):
     return observe(run, log)
 
 
-def every_cut(program, act, stride=1, first=1):
-    """(number, what `act` gave) for the instructions of the program, in the order executed."""
-    at = first
-    while (outcome := program.cut(at, act)) is not None:
-        yield at, outcome
-        at += stride
+def suspensions(program, action, stride=1, first=1):
+    """Yields (number, result of the action) for the instructions of the program, in execution
+    order."""
+    number = first
+    while (outcome := program.suspend(number, action)) is not None:
+        yield number, outcome
+        number += stride
