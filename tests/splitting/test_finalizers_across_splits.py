@@ -25,7 +25,7 @@ class Thing:
     pass
 
 
-def split(note="cut"):
+def split(note="split"):
     NOWHERE.write("x")
     LOG.append(note)
 
@@ -114,8 +114,12 @@ PROGRAMS = {
     "external, popped": "d = box.notes.pop(); LOG.append(d.name); d = None",
     "external, cleared": "box.notes.clear()",
     "external, from a dictionary": "box.by_name.pop('a')",
-    "external, still in a local": "d = box.noted; split(); box.noted = None; LOG.append(1); d = None",
-    "external, in a local afterwards": "d = box.noted; box.noted = None; split(); LOG.append(1); d = None",
+    "external, still in a local": (
+        "d = box.noted; split(); box.noted = None; LOG.append(1); d = None"
+    ),
+    "external, in a local afterwards": (
+        "d = box.noted; box.noted = None; split(); LOG.append(1); d = None"
+    ),
     "external, with a finalizer": "box.thing = None",
     "external, with a callback": "box.called_back = None",
     "external, under a weak reference": (
@@ -201,11 +205,11 @@ def test_modules_tracked_by_dynamo_are_recorded_around_a_split():
     layers = [torch.nn.ReLU()]
 
     @magpy.disable
-    def given():
+    def first_layer():
         return layers[0]
 
     def program(x):
-        return given()(x - 2)
+        return first_layer()(x - 2)
 
     fast = magpy.compile(program, backend="eager")
     for i in range(3):
