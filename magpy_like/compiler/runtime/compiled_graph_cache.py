@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.annotation import operator_facts
+from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
 from magpy_like.compiler.lowering.traced_graph import (
     checkpointed_function_of,
@@ -154,12 +156,30 @@ def flags() -> tuple[Any, ...]:
     )
 
 
+_SOURCES = (
+    "annotation", "compiler", "disk_cache", "graph_operators", "torch_compat", "torch_interop",
+    "torch_patches.py",
+)  # fmt: skip
+"""The packages and modules that decide what the compiler generates: it imports no others but
+exceptions and logs."""
+
+
+def source_files() -> list[Path]:
+    """The files whose contents decide what a graph compiles to, in a fixed order."""
+    root = Path(__file__).parents[2]
+    found = [file for name in _SOURCES for file in (root / name).rglob("*")]
+    found += [root / name for name in _SOURCES if name.endswith(".py")]
+    sources = [file for file in found if file.suffix in (".py", ".h", ".cpp")]
+    return [*sorted(sources), annotations_dir() / operator_facts.FILE]
+
+
 @functools.cache
 def compiler() -> str:
     """Digest of the compiler's own source."""
-    root = Path(__file__).parent.parent
-    files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp"))
-    return sealed_entries.digest(*((str(p.relative_to(root)), p.read_bytes()) for p in files))
+    # By the last parts of their paths: checkouts and installed packages share entries.
+    return sealed_entries.digest(
+        *(("/".join(file.parts[-3:]), file.read_bytes()) for file in source_files())
+    )
 
 
 # --- objects of the launcher's source ------------------------------------------------------------

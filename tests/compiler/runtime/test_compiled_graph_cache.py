@@ -1,9 +1,13 @@
 """Compiled graphs kept on disk: found again, told apart, and never trusted when damaged."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
 from magpy_like.compiler.lowering import graph_lowering as lowering
+from magpy_like.compiler.runtime import compiled_graph_cache
 from magpy_like.disk_cache import sealed_entries
 from tests.compiler.programs import compiled, same, same_gradients
 
@@ -109,3 +113,17 @@ def test_what_is_traced_is_compiled_in_full(tmp_path, lowered, monkeypatch):
     monkeypatch.setenv("MAGPY_TRACE", str(tmp_path / "trace"))
     same(lambda x: x * 2, X)
     assert len(lowered) == 2
+
+
+def test_a_change_of_any_module_that_the_compiler_imports_is_another_key():
+    """Only exceptions and logs decide nothing about the generated code."""
+    package = Path(compiled_graph_cache.__file__).parents[2]
+    used = set()
+    for file in (package / "compiler").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("magpy_like."):
+                used.add(node.module.split(".")[1])
+    files = [file for file in compiled_graph_cache.source_files() if package in file.parents]
+    digested = {file.relative_to(package).parts[0].removesuffix(".py") for file in files}
+    assert used - digested == {"errors", "logs"}
+    assert any(file.name == "operators.yaml" for file in compiled_graph_cache.source_files())
