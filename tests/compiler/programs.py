@@ -1,4 +1,4 @@
-"""Run a program through Dynamo and this compiler, strictly, and hold it against eager."""
+"""Helpers of the compiler tests: compile programs in strict mode and compare them with eager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import seeding
 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-    """``function`` compiled as one graph; anything the compiler cannot take is an error."""
+    """``function`` compiled as one graph by Dynamo and this compiler; unsupported graphs raise."""
     torch._dynamo.reset()
     return torch.compile(
         function,
@@ -29,7 +29,7 @@ def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Ca
 
 
 def same(function: Callable[..., Any], *args: Any, dynamic: bool | None = None, **kw: Any) -> None:
-    """Results, strides and argument contents afterwards equal eager's, on the default device."""
+    """Asserts that results, strides and mutated arguments equal eager's, on the default device."""
     args = torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(torch.get_default_device()), args
     )
@@ -42,7 +42,8 @@ def same(function: Callable[..., Any], *args: Any, dynamic: bool | None = None, 
 
 
 def same_gradients(function: Callable[..., Any], *args: torch.Tensor) -> None:
-    """Forward, and the gradient of every argument under one random upstream gradient."""
+    """Asserts that results, and gradients of all arguments for a random upstream gradient, equal
+    eager's."""
     compiled_args = [a.detach().clone().requires_grad_() for a in args]
     eager_args = [a.detach().clone().requires_grad_() for a in args]
     seeding.seed(0)
@@ -58,7 +59,7 @@ def same_gradients(function: Callable[..., Any], *args: torch.Tensor) -> None:
 
 
 def seeded(*size: int, seed: int = 0) -> torch.Tensor:
-    """Normally distributed numbers, the same ones on every device; on the default device."""
+    """Normally distributed numbers on the default device, equal on every device."""
     generator = torch.Generator("cpu").manual_seed(seed)
     made = torch.randn(size, generator=generator, device="cpu")
     return made.to(torch.get_default_device())
@@ -77,7 +78,7 @@ def schedule(function: Callable[..., Any], *args: Any) -> Schedule:
         found.append(original(self))
         return found[-1]
 
-    # A graph that an earlier run left on disk would not be scheduled.
+    # A graph in the disk cache would not be scheduled.
     with (
         mock.patch.object(Scheduler, "run", run),
         mock.patch.object(build, "find", lambda *args: None),

@@ -1,4 +1,4 @@
-"""What cannot be compiled runs through ATen: eager's result, one warning that says why."""
+"""Graphs that cannot be compiled run through ATen: eager result, one warning with the reason."""
 
 import errno
 import warnings
@@ -13,13 +13,13 @@ from magpy_like.disk_cache import cpp_compiler
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said_yet():
-    """Each warning comes once in a process."""
+def _no_earlier_warnings():
+    """Each warning appears once per process."""
     _warned.clear()
 
 
 @pytest.fixture
-def nothing_compiled(monkeypatch, tmp_path):
+def empty_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
 
 
@@ -35,13 +35,13 @@ def dense(t):
     return t if t.layout is torch.strided else t.to_dense()
 
 
-def is_eagers_with_one_warning(match, function, *args):
+def assert_equals_eager_with_one_warning(match, function, *args):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fast = compiled(function, *args)
         results = [fast(*args) for _ in range(2)]
-    said = [str(w.message) for w in caught if issubclass(w.category, MagpyWarning)]
-    assert len(said) == 1 and match in said[0], said
+    messages = [str(w.message) for w in caught if issubclass(w.category, MagpyWarning)]
+    assert len(messages) == 1 and match in messages[0], messages
     expected = function(*args)
     for result in results:
         assert result.layout == expected.layout
@@ -75,11 +75,11 @@ def nested(layout):
     ],
     ids=["sparse", "csr", "mkldnn", "quantised", "nested", "jagged", "sparse result"],
 )
-def test_a_layout_that_loops_cannot_read(make, function, match):
-    is_eagers_with_one_warning(match, function, make())
+def test_unsupported_layouts_fall_back_to_aten(make, function, match):
+    assert_equals_eager_with_one_warning(match, function, make())
 
 
-def test_a_weight_that_loops_cannot_read():
+def test_unsupported_weight_layout_falls_back_to_aten():
     class Product(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -88,36 +88,36 @@ def test_a_weight_that_loops_cannot_read():
         def forward(self, x):
             return (self.weight @ x).relu()
 
-    is_eagers_with_one_warning("torch.sparse_csr", Product(), X)
+    assert_equals_eager_with_one_warning("torch.sparse_csr", Product(), X)
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_a_compiler_that_fails(monkeypatch, tmp_path):
+@pytest.mark.usefixtures("empty_cache")
+def test_failing_compiler_falls_back_to_aten(monkeypatch, tmp_path):
     wrapper = tmp_path / "broken"
     wrapper.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "error: broken" >&2; exit 1\n'
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
-    is_eagers_with_one_warning("error: broken", lambda x: x.exp() * 2.5, X)
+    assert_equals_eager_with_one_warning("error: broken", lambda x: x.exp() * 2.5, X)
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_no_compiler_at_all(monkeypatch):
+@pytest.mark.usefixtures("empty_cache")
+def test_missing_compiler_falls_back_to_aten(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    is_eagers_with_one_warning("no-such-compiler", lambda x: x.exp() * 3.5, X)
+    assert_equals_eager_with_one_warning("no-such-compiler", lambda x: x.exp() * 3.5, X)
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_a_full_disk(monkeypatch):
+@pytest.mark.usefixtures("empty_cache")
+def test_full_disk_falls_back_to_aten(monkeypatch):
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cpp_compiler, "workspace", full)
-    is_eagers_with_one_warning("No space left on device", lambda x: x.exp() * 4.5, X)
+    assert_equals_eager_with_one_warning("No space left on device", lambda x: x.exp() * 4.5, X)
 
 
-def test_a_cache_directory_that_cannot_be_written(monkeypatch, tmp_path):
+def test_unwritable_cache_directory_warns_and_compiles(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="cannot be written"):

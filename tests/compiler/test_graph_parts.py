@@ -1,4 +1,4 @@
-"""Graphs with ``cond`` and ``while_loop`` through the compiler, part by part."""
+"""Graphs with ``cond``, ``while_loop`` and ``for_loop``, compiled part by part."""
 
 import operator
 
@@ -26,7 +26,7 @@ class Weighted(nn.Module):
         return (x * weight,)
 
 
-class Hand(nn.Module):
+class Identity(nn.Module):
     def forward(self, x, weight):
         return (x,)
 
@@ -37,7 +37,7 @@ class Positive(nn.Module):
 
 
 class Branch(nn.Module):
-    """``cond`` between operators, as capture records it."""
+    """``cond`` between operators, as in captured graphs."""
 
     def __init__(self, other):
         super().__init__()
@@ -48,8 +48,8 @@ class Branch(nn.Module):
         x, weight = graph.placeholder("x"), graph.placeholder("weight")
         y = graph.call_function(torch.tanh, (x,))
         test = graph.call_function(torch.gt, (graph.call_method("sum", (y,)), 0))
-        sides = graph.get_attr("first"), graph.get_attr("second")
-        found = graph.call_function(ops.cond, (test, *sides, (y, weight)))
+        branches = graph.get_attr("first"), graph.get_attr("second")
+        found = graph.call_function(ops.cond, (test, *branches, (y, weight)))
         z = graph.call_function(operator.getitem, (found, 0))
         graph.output((graph.call_function(torch.mul, (z, 3.0)), z))
         return fx.GraphModule(self, graph)
@@ -65,34 +65,34 @@ def inputs(sign):
     return x, torch.full((64,), 1.5, requires_grad=True)
 
 
-@pytest.mark.parametrize("other", [Weighted, Hand], ids=lambda other: other.__name__)
-def test_sides_of_a_branch_are_compiled_and_take_their_own_gradients(other):
+@pytest.mark.parametrize("other", [Weighted, Identity], ids=lambda other: other.__name__)
+def test_branches_are_compiled_and_equal_eager(other):
     eager = Branch(other())
     compiled = compile_fx(eager.build(), inputs(1), options={"strict": True})
     for sign in (1, -1, 1):
         found = []
         for run in (compiled, eager):
-            given = inputs(sign)
-            result = run(*given)
+            example_inputs = inputs(sign)
+            result = run(*example_inputs)
             result[0].sum().backward()
-            found.append((result, [leaf.grad for leaf in given]))
+            found.append((result, [leaf.grad for leaf in example_inputs]))
         assert_same(*found)
 
 
-def test_a_part_is_compiled_once_for_each_form_of_what_a_branch_gives():
+def test_part_is_compiled_once_per_form_of_its_inputs():
     compiled = []
 
-    def backend(graph, given):
-        compiled.append([tuple(value.shape) for value in given])
+    def backend(graph, example_inputs):
+        compiled.append([tuple(value.shape) for value in example_inputs])
         return graph.forward
 
     run = compile_in_parts(Branch(Weighted()).build(), backend)
     for sign in (1, -1, 1, -1):
         run(*inputs(sign))
-    assert len(compiled) == 4, "before the branch, two sides, behind it"
+    assert len(compiled) == 4, "before the branch, two branches, after it"
 
 
-def test_while_loop_repeats_its_body():
+def test_while_loop_equals_eager():
     graph = fx.Graph()
     x, weight = graph.placeholder("x"), graph.placeholder("weight")
     root = nn.Module()
@@ -115,17 +115,17 @@ def test_while_loop_repeats_its_body():
         assert_same(result, -x)
 
 
-def of_rounds(body, first):
-    """A graph that makes zeros of a size it is given, and multiplies from round to round."""
+def loop_graph(body, first):
+    """A graph that creates zeros of a size that is an input, and passes them through a loop."""
     graph = fx.Graph()
-    x, count, rounds = (graph.placeholder(name) for name in ("x", "count", "rounds"))
-    count.meta[NUMBER] = rounds.meta[NUMBER] = True
+    x, count, trip_count = (graph.placeholder(name) for name in ("x", "count", "trip_count"))
+    count.meta[NUMBER] = trip_count.meta[NUMBER] = True
     parts = [graph.call_method("new_zeros", (x, count, 2)) for _ in range(2)]
     parts = [graph.call_function(torch.sub, (graph.call_method("cos", (p,)), 0.5)) for p in parts]
     root = nn.Module()
     root.body = fx.symbolic_trace(body)
     found = graph.call_function(
-        for_loop, (graph.get_attr("body"), (0, rounds, 1), (first(graph, parts),), (), (x,))
+        for_loop, (graph.get_attr("body"), (0, trip_count, 1), (first(graph, parts),), (), (x,))
     )
     graph.output((graph.call_function(operator.getitem, (found, 0)), *parts))
     return fx.GraphModule(root, graph)
@@ -136,55 +136,57 @@ class Step(nn.Module):
         return (x * weight.sum() + 1,)
 
 
-class Grown(nn.Module):
+class Growing(nn.Module):
     def forward(self, index, x, weight):
         return (torch.cat([x, x[:1] * weight.sum()]),)
 
 
-class AsDouble(nn.Module):
+class ToDouble(nn.Module):
     def forward(self, index, x, weight):
         return ((x * weight.sum()).double(),)
 
 
-@pytest.mark.parametrize("body", [Step, Grown, AsDouble], ids=lambda body: body.__name__)
-def test_rounds_of_other_forms_are_as_in_eager(body):
+@pytest.mark.parametrize("body", [Step, Growing, ToDouble], ids=lambda body: body.__name__)
+def test_iterations_of_varying_form_equal_eager(body):
     run = compile_fx(
-        of_rounds(body(), lambda graph, parts: parts[0]),
+        loop_graph(body(), lambda graph, parts: parts[0]),
         [torch.randn(3), 4, 3],
         options={"strict": True},
     )
-    for count, rounds in ((4, 3), (4, 5), (2, 3), (7, 1), (4, 3)):
+    for count, trip_count in ((4, 3), (4, 5), (2, 3), (7, 1), (4, 3)):
         weight = torch.linspace(0.1, 1.0, 3)
-        result, *parts = run(weight, count, rounds)
+        result, *parts = run(weight, count, trip_count)
         expected = torch.ones(count, 2) - 0.5
         assert_same(parts, [expected, expected.clone()])
-        for index in range(rounds):
+        for index in range(trip_count):
             (expected,) = body()(index, expected, weight)
         assert_same(result, expected)
 
 
-def test_what_makes_tensors_of_given_sizes_does_not_part_operators():
+def test_tensor_constructors_with_sizes_do_not_separate_parts():
     compiled = []
 
-    def backend(graph, given):
+    def backend(graph, example_inputs):
         compiled.append(len(graph.graph.nodes))
         return graph.forward
 
     run = compile_in_parts(
-        of_rounds(Step(), lambda graph, parts: parts[0]), backend, [False, True, True]
+        loop_graph(Step(), lambda graph, parts: parts[0]), backend, [False, True, True]
     )
     run(torch.randn(3), 4, 3)
     assert len(compiled) == 2, "before the loop, its body"
 
 
-def test_a_tensor_is_not_made_before_what_it_is_made_after():
+def test_tensor_constructor_keeps_its_position():
     graph = fx.Graph()
     x, count = graph.placeholder("x"), graph.placeholder("count")
     count.meta[NUMBER] = True
     y = graph.call_method("double", (graph.call_method("add_", (x, 1)),))
     zeros = graph.call_method("new_zeros", (y, count))
     graph.output((graph.call_method("add", (zeros, y)), zeros))
-    run = compile_in_parts(fx.GraphModule(nn.Module(), graph), lambda graph, given: graph.forward)
+    run = compile_in_parts(
+        fx.GraphModule(nn.Module(), graph), lambda graph, example_inputs: graph.forward
+    )
     x = torch.randn(4)
     total, zeros = run(x.clone(), 4)
     assert_same((total, zeros), ((x + 1).double(), torch.zeros(4, dtype=torch.float64)))

@@ -1,4 +1,4 @@
-"""Whole programs, forward: values, strides, aliasing and mutation equal eager's."""
+"""Forward passes of whole programs: values, strides, aliasing and mutations equal eager."""
 
 import platform
 import sys
@@ -13,29 +13,29 @@ import magpy_like as magpy
 from tests.compare import assert_same
 from tests.compiler.programs import compile_fx, compiled, same, same_gradients, seeded
 
-# The package's attribute of that name is the function.
+# The attribute of that name of the package is the function.
 module = sys.modules["magpy_like.compiler.compile_fx"]
 X = seeded(6, 10)
 SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -2.5, 0.7])
 
 
-def test_a_chain_of_elementwise_operators():
+def test_elementwise_chain_equals_eager():
     same(lambda x: (x * 2 + 1).relu() - x.exp() / 3, X)
 
 
-def test_views_are_index_arithmetic():
+def test_views_equal_eager():
     same(lambda x: x[1:5, ::3].t().reshape(-1).flip(0) + 1, X)
     same(lambda x: x.relu().view(3, 4, 5).permute(2, 0, 1).reshape(10, 6) * 2, X)
     same(lambda x: x.unsqueeze(1).expand(6, 3, 10).unbind(1)[2] + x.narrow(1, 0, 1), X)
 
 
-def test_inputs_of_any_layout():
+def test_inputs_of_any_layout_equal_eager():
     same(lambda x, y: (x + y, y * 2), X.t(), torch.randn(10, 1).expand(10, 6))
     same(lambda x, y: x * y, X[:, 3:5], torch.randn(12).as_strided((6, 2), (1, 2)))
 
 
-def test_memory_that_holds_negatives_or_conjugates():
-    """``conj`` and ``imag`` of it mark a view, and leave the memory as it is."""
+def test_negative_and_conjugate_views_equal_eager():
+    """``conj`` and ``imag`` set a bit of the view and do not change memory."""
     z = torch.randn(4, dtype=torch.complex64)
     negative = z.conj().imag
     assert negative.is_neg()
@@ -53,11 +53,11 @@ def test_memory_that_holds_negatives_or_conjugates():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (1, 1)])
-def test_degenerate_shapes(shape):
+def test_degenerate_shapes_equal_eager(shape):
     same(lambda x: (x + 1, x.sum(), x * x.new_ones(shape)), torch.randn(shape))
 
 
-def test_tensors_without_elements_are_reshaped():
+def test_reshapes_of_empty_tensors_equal_eager():
     empty = torch.randn(2, 9, 0, 2)
     same(lambda x: (F.pixel_shuffle(x, 3), x.view(3, 0, 6) + 1, x.reshape(0).exp()), empty)
     same(lambda x: x.transpose(0, 1).reshape(6, 0, 3) * 2, empty)
@@ -75,30 +75,32 @@ def test_special_values_propagate_as_in_eager():
     )  # fmt: skip
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="what does not fit differs by machine")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="conversions out of range depend on the machine"
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_floats_that_do_not_fit_become_eagers_integers(dtype):
+def test_out_of_range_floats_convert_to_integers_as_in_eager(dtype):
     x = torch.cat([SPECIAL, torch.tensor([3e9, -3e9, 1e20, -7e4, 300.7])]).to(dtype).repeat(3)
     for target in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
         same(lambda x, target=target: x.to(target), x)
-        same(lambda x, target=target: (x * 1).to(target), x)  # rounded in between
+        same(lambda x, target=target: (x * 1).to(target), x)  # the product is rounded first
         for number in (float("nan"), -float("inf"), 3e38):
             same(lambda x, t=target, n=number: torch.where(x > 2, x, n).to(t), x)
 
 
-def test_special_values_have_eagers_gradients():
+def test_gradients_of_special_values_equal_eager():
     for function in (torch.abs, torch.relu, torch.sgn, F.softplus, torch.tanh, torch.sqrt):
         same_gradients(lambda x, f=function: f(x * 1), SPECIAL)
 
 
 @pytest.mark.parametrize("function", [torch.relu, F.relu6, lambda x: x.clamp(0, 1)])
-def test_a_clamped_zero_keeps_its_sign(function):
+def test_clamped_zero_keeps_its_sign(function):
     x = torch.tensor([0.0, -0.0, -1.0])
     assert compiled(function)(x).signbit().tolist() == function(x).signbit().tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_reduction_of_low_precision_is_read_by_what_follows(dtype):
+def test_low_precision_reductions_with_readers_equal_eager(dtype):
     x = torch.randn(3, 17).to(dtype)
     for function in (torch.amax, torch.var, torch.std, torch.mean):
         same(lambda x, f=function: (f(x, 1), (x == f(x, 1, keepdim=True)).sum(1)), x)
@@ -113,7 +115,7 @@ def test_integers_wrap_around(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
-def test_division_of_integers_by_tensors(dtype):
+def test_integer_division_by_tensors_equals_eager(dtype):
     info = torch.iinfo(dtype)
     x = torch.tensor([info.min + 1, info.max, 0, 1, 7, 100], dtype=dtype)
     y = torch.tensor([3, info.max, 5, info.max - 7, 2, 1], dtype=dtype)
@@ -125,7 +127,7 @@ def test_division_of_integers_by_tensors(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
-def test_powers_of_integers_wrap_around(dtype):
+def test_integer_powers_wrap_around(dtype):
     info = torch.iinfo(dtype)
     x = torch.tensor([info.min, info.max, 0, 1, 2, 3], dtype=dtype)
     same(lambda x: (x**5, x**31, x**0, 3 ** x.clamp(0, 40)), x)
@@ -135,7 +137,7 @@ def test_powers_of_integers_wrap_around(dtype):
         same(lambda x, y: x ** (-y), torch.tensor([-1, 1, -1, 0, 5, 2], dtype=dtype), y - 1)
 
 
-def test_roundings_to_decimals():
+def test_rounding_to_decimals_equals_eager():
     x = torch.tensor([0.25, -1.005, 12345.678, float("nan"), -float("inf"), 2.5])
     same(lambda x: [torch.round(x, decimals=d) for d in (0, 2, -2)], x)
     half = torch.tensor([0.25, -1.0, 123.5, 2.5]).half()
@@ -143,7 +145,7 @@ def test_roundings_to_decimals():
 
 
 @pytest.mark.parametrize("right", [False, True])
-def test_binary_search(right):
+def test_binary_search_equals_eager(right):
     edges = torch.tensor([-1.0, 0.0, 0.0, 2.0, 2.0, 7.0])
     x = torch.tensor([[-2.0, -1.0, 0.0], [2.0, 9.0, float("nan")]])
     same(lambda e, x: (torch.bucketize(x, e, right=right), torch.searchsorted(e, x)), edges, x)
@@ -154,33 +156,33 @@ def test_binary_search(right):
     same(lambda x: torch.isin(x, torch.arange(40, device=x.device) * 3), x)
 
 
-def test_windows_are_written_to_a_copy():
+def test_as_strided_scatter_equals_eager():
     x = torch.randn(4, 6)
     same(lambda x: torch.as_strided_scatter(x, torch.ones(2, 3), (2, 3), (12, 2), 1) * 2, x)
     same(lambda x: torch.as_strided_scatter(x.t(), x[:3, :2] * 3, (3, 2), (1, 9), 2), x)
 
 
-def test_pooling_with_large_and_dilated_windows():
+def test_pooling_with_large_windows_equals_eager():
     x = torch.randn(2, 3, 20, 21)
     same(lambda x: F.avg_pool2d(x, 11, stride=4, padding=5, count_include_pad=False), x)
     same(lambda x: F.adaptive_avg_pool2d(x, (2, 1)) + 1, x)
     same(lambda x: F.adaptive_avg_pool2d(x, (2, 2)).relu(), torch.randn(1, 2, 25, 33))
 
 
-def test_antialiased_resampling():
+def test_antialiased_resampling_equals_eager():
     x = torch.randn(2, 3, 13, 17)
     for mode in ("bilinear", "bicubic"):
         same(lambda x: F.interpolate(x, (5, 30), mode=mode, antialias=True), x)
         same(lambda x: F.interpolate(x, scale_factor=0.37, mode=mode, antialias=True), x)
         same(lambda x: F.interpolate(
             x, (7, 40), mode=mode, antialias=True, align_corners=True), x)  # fmt: skip
-        # An infinity reaches its neighbours only, and the order in memory stays.
+        # An infinity affects its neighbours only, and the memory format is preserved.
         shrunk = lambda x: F.interpolate(x, (5, 6), mode=mode, antialias=True)  # noqa: E731
         same(shrunk, x.clone().index_fill(3, torch.tensor([4]), float("inf")))
         same(shrunk, x.to(memory_format=torch.channels_last))
 
 
-def test_placing_by_flat_index_and_by_order():
+def test_put_and_masked_scatter_equal_eager():
     x = torch.randn(4, 6)
     at = torch.tensor([5, -1, 5, 0])
     same(lambda x: (x.t().put(at, x[0, :4], accumulate=True), x.put(at[1:], x[0, :3])), x)
@@ -193,12 +195,12 @@ def test_placing_by_flat_index_and_by_order():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_signs_of_all_numbers(dtype):
+def test_signbit_equals_eager(dtype):
     x = torch.tensor([0.0, -0.0, 1.5, -1.5, torch.inf, -torch.inf, torch.nan, -torch.nan] * 6)
     same(torch.signbit, x.to(dtype))
 
 
-def test_bool_arithmetic():
+def test_bool_arithmetic_equals_eager():
     a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
     same(lambda x, y: (x + y, x * y, x & y, x ^ y, ~x, x < y, x.any(), x.all(), x.sum()), a, b)
 
@@ -209,7 +211,7 @@ def test_dtypes_promote_as_in_eager():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision(dtype):
+def test_low_precision_equals_eager(dtype):
     x = X.to(dtype)
     same(lambda x: (x.exp(), x.sum(1), x.softmax(-1), x.amax(0), x.float() * 2), x)
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
@@ -217,8 +219,8 @@ def test_low_precision(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_each_operator_rounds_to_low_precision_though_it_is_fused(dtype):
-    """Bit for bit: what rounding leaves is all that there is where values cancel."""
+def test_fused_low_precision_operators_round_each_result(dtype):
+    """Compares exactly: where values cancel, only rounding errors remain."""
     x, y = (X + 3).to(dtype), (X.flip(0) * 7).to(dtype)
     same(lambda x, y: (x * y + x) - x * y, x, y, rtol=0, atol=0)
     same(lambda x, y: ((x + y) * (x + y) - x * x).abs().clamp(0.1, 3), x, y, rtol=0, atol=0)
@@ -229,11 +231,11 @@ def test_each_operator_rounds_to_low_precision_though_it_is_fused(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_numbers_are_rounded_to_low_precision_where_eager_rounds_them(dtype):
+def test_scalars_are_rounded_to_low_precision_as_in_eager(dtype):
     x = (torch.arange(1, 200) / 64).to(dtype)
     tenth = torch.tensor(0.1)
     same(lambda x: (x + 0.1, x - 0.1, 0.1 - x), x, rtol=0, atol=0)
-    # In a remainder of a vector eager rounds the product, too.
+    # In the remainder of a vector, eager rounds the product as well.
     whole = x[:192]
     same(lambda x: (torch.add(x, x, alpha=0.1), x.sub(x, alpha=3.3)), whole, rtol=0, atol=0)
     same(lambda x: (x % 0.1, torch.fmod(x, 0.1), torch.remainder(0.1, x)), x, rtol=0, atol=0)
@@ -245,7 +247,7 @@ def test_numbers_are_rounded_to_low_precision_where_eager_rounds_them(dtype):
 
 
 @pytest.mark.parametrize("dim", [0, 1, (0, 2), None])
-def test_reductions(dim):
+def test_reductions_equal_eager(dim):
     x = torch.randn(5, 7, 33)
     dims = (0, 1, 2) if dim is None else dim
     same(lambda x: (x.sum(dims), x.mean(dims), x.amax(dims), x.var(dims), x.std(dims)), x)
@@ -253,13 +255,13 @@ def test_reductions(dim):
     same(lambda x: (x.argmax(one), x.min(one), x.prod(one), (x > 2).any(one)), x)
 
 
-def test_a_large_sum_is_shared_among_threads_and_accurate():
+def test_large_parallel_sum_is_accurate():
     x = torch.rand(3, 300_000)
     same(lambda x: (x.sum(), x.sum(1), x.t().sum(0), (x * 2).mean()), x)
 
 
-def lost(function, x):
-    """The largest share of a sum that rounding takes, in units of the last place."""
+def rounding_loss(function, x):
+    """The largest relative error of a sum, in units of float32's epsilon."""
     exact = function(x.double())
     share = ((compiled(function)(x) - exact) / exact).abs().max()
     return float(share) / torch.finfo(torch.float32).eps
@@ -269,19 +271,19 @@ def lost(function, x):
     ("size", "dims"),
     [((4, 8, 4761), (0, 2)), ((4, 1200, 64), (0, 1)), ((4, 1200, 64), (0, 1, 2))],
 )
-def test_long_sums_lose_no_more_than_a_few_roundings(size, dims):
-    """Few summands: what one addition loses is lost by many others, always in one direction."""
+def test_long_sums_are_accurate(size, dims):
+    """With few distinct summands, many additions have equal rounding errors, which accumulate."""
     x = torch.where(seeded(*size) > 0, 1.0, 0.01)
-    assert lost(lambda x: (x * 3).sum(dims), x) < 3.5
+    assert rounding_loss(lambda x: (x * 3).sum(dims), x) < 3.5
 
 
-def test_sums_of_equal_numbers_lose_no_more_than_a_few_roundings():
+def test_sums_of_equal_numbers_are_accurate():
     rows = seeded(256).abs()[:, None].repeat(1, 4096)
-    assert lost(lambda x: (x * 3).sum(1), rows) < 3
-    assert lost(lambda x: (x * 3).sum(0), rows.t().contiguous()) < 5
+    assert rounding_loss(lambda x: (x * 3).sum(1), rows) < 3
+    assert rounding_loss(lambda x: (x * 3).sum(0), rows.t().contiguous()) < 5
 
 
-def test_normalisations():
+def test_normalisations_equal_eager():
     x = torch.randn(4, 6, 8, 8)
     w, b = torch.randn(6), torch.randn(6)
     same(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), x, w, b)
@@ -291,14 +293,14 @@ def test_normalisations():
     same(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True).relu(), last, w, b)
 
 
-def test_concatenation_and_padding():
+def test_concatenation_and_padding_equal_eager():
     same(lambda x: torch.cat([x, x * 2, x[:, :1]], 1), X)
     same(lambda x: torch.stack([x.exp(), x.t().t()]) + torch.cat([x, x]).view(2, 6, 10), X)
     same(lambda x: F.pad(x, (1, 2, -1, 3), value=7.0) * 2, X)
     same(lambda x: F.pad(x, (1, -1, -2, 2)), X)
 
 
-def test_computed_indices():
+def test_computed_indices_equal_eager():
     i, j = torch.randint(-6, 6, (3, 4)), torch.randint(0, 6, (3, 4))
     same(lambda x, i, j: (x[i], x[:, i], x[i, i], F.embedding(j, x)), X, i, j)
     same(lambda x, i: torch.gather(x, 1, i), X, j)
@@ -308,8 +310,8 @@ def test_computed_indices():
 
 
 @pytest.mark.cpu
-def test_errors_of_values_are_eagers():
-    """They are found in the kernel, with eager's type and message."""
+def test_value_errors_equal_eager():
+    """The kernel detects them; type and message equal eager's."""
     n = torch.tensor([3, 0, 2])
     for function, args in (
         (lambda n: 7 // n + 1, (n,)),
@@ -325,15 +327,15 @@ def test_errors_of_values_are_eagers():
 
 
 @pytest.mark.cpu
-def test_an_index_out_of_range_raises():
+def test_embedding_index_out_of_range_raises():
     f = compiled(lambda w, i: F.embedding(i, w))
     with pytest.raises(IndexError, match="out of range"):
         f(X.cpu(), torch.tensor([3, 25]))
 
 
-#: What takes a place that may not be there: eager raises one kind of error or the other, and counts
-#: from the end or does not.
-PLACES = {
+#: Operators with indices that may be invalid: the type of eager's error depends on the operator, as
+#: does the meaning of negative indices.
+INDEXING = {
     "gather": lambda x, i: x.gather(0, i[:, None]),
     "take_along_dim": lambda x, i: x.take_along_dim(i[:, None], 0),
     "index_select": lambda x, i: x.index_select(0, i),
@@ -359,15 +361,15 @@ PLACES = {
 }
 
 
-@pytest.mark.cpu  # a GPU that was asked for such a place answers nothing any more
-@pytest.mark.parametrize("name", PLACES)
-def test_a_place_that_is_not_there_raises_what_eager_raises(name):
+@pytest.mark.cpu  # a failed check leaves a GPU unusable
+@pytest.mark.parametrize("name", INDEXING)
+def test_invalid_indices_raise_eagers_errors(name):
     x = seeded(2, 4)
-    call = compiled(PLACES[name])
+    call = compiled(INDEXING[name])
     for last in (1, 0, -1, -5, 2, 99, -99):
         index = torch.tensor([0, last])
         try:
-            expected = PLACES[name](x, index)
+            expected = INDEXING[name](x, index)
         except (IndexError, RuntimeError) as error:
             with pytest.raises(type(error)) as found:
                 call(x, index)
@@ -376,7 +378,7 @@ def test_a_place_that_is_not_there_raises_what_eager_raises(name):
             torch.testing.assert_close(call(x, index), expected, equal_nan=True)
 
 
-def test_truths_are_shifted_as_numbers():
+def test_shifts_of_booleans_equal_eager():
     def shifted(x, m, n):
         return m << 2, m >> 1, (m << 3) + x, m >> n, n << m
 
@@ -386,13 +388,15 @@ def test_truths_are_shifted_as_numbers():
         torch.testing.assert_close(actual, expected)
 
 
-def test_results_that_show_one_memory_are_as_many_tensors_as_in_eager():
-    def shown(x):
+def test_identity_of_aliasing_results_equals_eager():
+    def results_with_aliases(x):
         y = x.exp()
         return y, y.view_as(y), y[:], y, y.t().t(), y.detach(), y.view(-1), y.view(-1), x * 1
 
     with torch.no_grad():
-        actual, expected = (f(X.clone()) for f in (compiled(shown), shown))
+        actual, expected = (
+            f(X.clone()) for f in (compiled(results_with_aliases), results_with_aliases)
+        )
     torch.testing.assert_close(actual, expected)
     for k, tensor in enumerate(expected):
         same_object = [a is tensor for a in expected]
@@ -413,7 +417,7 @@ def results_made_of_arguments(x):
 
 
 @pytest.mark.parametrize("function", [results_of_methods, results_made_of_arguments])
-def test_one_object_that_is_returned_several_times_is_one_object(function):
+def test_repeated_results_are_the_same_object(function):
     x = seeded(3)
     actual = compile_fx(fx.symbolic_trace(function), [x.clone()])(x.clone())
     expected = function(x.clone())
@@ -434,17 +438,17 @@ def test_one_object_that_is_returned_several_times_is_one_object(function):
         lambda x: F.pad(x, (1, 1)),
     ],
 )
-def test_what_was_taken_from_an_input_before_it_is_written_to_stays(view):
-    def taken(x, y):
+def test_values_read_before_a_mutation_are_preserved(view):
+    def before_and_after(x, y):
         before = view(x)
         x.add_(1)
         x[0] *= 2
         return before, before.exp(), view(x), before + y
 
-    same(taken, X.clone(), X[:1, :1])
+    same(before_and_after, X.clone(), X[:1, :1])
 
 
-def test_inputs_are_updated_in_place():
+def test_inputs_are_mutated_in_place():
     def update(x, y):
         z = x.exp()
         x.add_(1)
@@ -459,7 +463,7 @@ def test_inputs_are_updated_in_place():
     same(lambda x: x.sub_(x.mean(1, keepdim=True)).softmax(0), X)
 
 
-def test_a_write_to_an_argument_is_known_to_autograd():
+def test_mutation_of_an_argument_bumps_its_version():
     def function(x):
         x.add_(1)
         return x * 2
@@ -467,26 +471,26 @@ def test_a_write_to_an_argument_is_known_to_autograd():
     graph = compiled(function)
     for _ in range(2):
         w = seeded(4)
-        y = (w * seeded(4).requires_grad_()).sum()  # saves w for its backward
+        y = (w * seeded(4).requires_grad_()).sum()  # saves w for its backward pass
         graph(w)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.backward()
 
 
-def test_results_alias_as_in_eager():
+def test_aliasing_of_results_equals_eager():
     def f(x):
         y = x * 2
         return y, y, y.view(-1), x, x.t()
 
     x = X.clone()
-    y, again, flat, same_x, turned = compiled(f)(x)
-    assert y is again or y.data_ptr() == again.data_ptr()
+    y, repeated, flat, same_x, turned = compiled(f)(x)
+    assert y is repeated or y.data_ptr() == repeated.data_ptr()
     assert flat.data_ptr() == y.data_ptr()
     assert same_x is x
     assert turned.data_ptr() == x.data_ptr() and turned.stride() == x.t().stride()
 
 
-def test_a_constant_that_was_returned_may_be_written_to():
+def test_returned_constant_may_be_mutated():
     def f(x):
         return torch.tensor([1.0, 2.0], device=x.device), x + 1
 
@@ -495,7 +499,7 @@ def test_a_constant_that_was_returned_may_be_written_to():
     torch.testing.assert_close(g(x)[0], torch.tensor([1.0, 2.0]))
 
 
-def test_small_windows_pool_as_in_eager():
+def test_pooling_with_small_windows_equals_eager():
     x = torch.randn(2, 3, 9, 11)
     x[0, 0, 2, 3] = float("nan")
     same(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x)
@@ -503,18 +507,18 @@ def test_small_windows_pool_as_in_eager():
     same(lambda x: F.avg_pool2d(x, (3, 2), 2, 1, count_include_pad=False), x)
 
 
-def test_a_graph_may_return_any_structure():
+def test_graph_may_return_any_structure():
     for f in (lambda x: x * 2, lambda x: {"a": [x + 1, None], "b": (x.sum(),)}):
         gm = torch.fx.symbolic_trace(f)
         torch.testing.assert_close(module.compile_fx(gm, [X], options={"strict": True})(X), f(X))
 
 
-def test_operators_without_a_lowering_run_through_aten_one_by_one():
+def test_operators_without_lowering_run_through_aten():
     same(lambda x: torch.linalg.qr((x @ x.t()).exp() + 1)[1].abs() + x.cumsum(0)[:, :6].sin(), X)
     same(lambda x: torch.fft.rfft(x * 2).abs() + 1, X)
 
 
-def test_random_numbers_are_eagers():
+def test_random_numbers_equal_eager():
     def f(x):
         drawn = torch.rand_like(x) * torch.randn(6, 1, device=x.device)
         return F.dropout(x, 0.4) + drawn, torch.randint(9, (3,), device=x.device)
@@ -545,7 +549,7 @@ def test_one_compilation_serves_every_size(monkeypatch):
     assert len(graphs) == 1
 
 
-def test_an_output_that_is_an_input_stays_that_input():
+def test_view_of_an_input_aliases_it():
     x = torch.randn(4, 6)
     with torch.no_grad():
         alias, fresh = compiled(lambda x: (x.view(24), x + 1))(x)
@@ -553,7 +557,7 @@ def test_an_output_that_is_an_input_stays_that_input():
     assert fresh.data_ptr() != x.data_ptr()
 
 
-def test_a_compiled_graph_leaves_grad_mode_alone():
+def test_compiled_graph_keeps_the_grad_mode():
     weight = torch.randn(4, 4, requires_grad=True)
     call = compiled(lambda w, x: (w.detach() @ x).relu())
     assert not call(weight, torch.ones(4, 4)).requires_grad
@@ -566,7 +570,7 @@ def test_autocast_is_traced_once():
         same(lambda x, w: (x @ w).float() @ w, x, w)
 
 
-def test_operators_of_a_part_without_autocast_do_not_cast():
+def test_operators_with_disabled_autocast_do_not_cast():
     def program(x, w):
         y = x @ w
         with torch.autocast("cpu", enabled=False):
@@ -579,7 +583,7 @@ def test_operators_of_a_part_without_autocast_do_not_cast():
             assert_same(fast(x, w), program(x, w), rtol=1e-6, atol=1e-6)
 
 
-def test_transposed_access_in_ragged_tiles():
+def test_transposed_access_with_partial_tiles_equals_eager():
     for rows, columns in ((300, 170), (16, 2000), (1025, 33)):
         same(
             lambda x, y: (x + y.t(), x * 2), torch.randn(rows, columns), torch.randn(columns, rows)
@@ -587,7 +591,7 @@ def test_transposed_access_in_ragged_tiles():
     same(lambda x: x.permute(0, 2, 3, 1).contiguous(), torch.randn(3, 40, 21, 35))
 
 
-def test_sums_of_one_element_begin_with_zero():
+def test_sums_of_one_element_start_with_positive_zero():
     def function(x):
         return x.sum(1), x.mean(1), x.cumsum(1), x.logcumsumexp(1), x.cumprod(1), x.amax(1)
 
@@ -596,7 +600,7 @@ def test_sums_of_one_element_begin_with_zero():
         assert actual.signbit().tolist() == expected.signbit().tolist()
 
 
-def test_scans_in_every_layout():
+def test_scans_of_every_layout_equal_eager():
     x = torch.randn(5, 70, 33)
     x[2, 7, 3] = float("nan")
     for dim in range(3):
@@ -605,7 +609,7 @@ def test_scans_in_every_layout():
     same(lambda x: (x.softmax(-1).cumsum(-1), x.sum(-1)), x[:2])
 
 
-def test_extrema_of_rows_with_nan_and_infinity():
+def test_extrema_with_nan_and_infinity_equal_eager():
     x = torch.randn(6, 100)
     x[1, 50], x[2, :], x[3, 0] = float("nan"), -float("inf"), float("inf")
     same(lambda x: (x.amax(1), x.amin(1), x.max(), x.softmax(1)), x)

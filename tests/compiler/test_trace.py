@@ -1,4 +1,4 @@
-"""The trace: one readable file per stage, and nothing when nobody looks."""
+"""The compiler's trace: one readable file per stage, and no cost without a directory."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from magpy_like.compiler.trace import STAGES, Trace, open_trace
 
 
 @pytest.fixture(autouse=True)
-def _no_trace_from_outside(monkeypatch):
+def _no_trace_variable(monkeypatch):
     monkeypatch.delenv("MAGPY_TRACE", raising=False)
 
 
@@ -17,7 +17,7 @@ def opened(options):
     return trace, trace.directory
 
 
-def test_each_stage_is_a_file_and_the_listing_is_the_flow(tmp_path):
+def test_each_stage_is_a_file_in_the_order_of_compilation(tmp_path):
     trace, directory = opened({"trace": str(tmp_path)})
     for stage in reversed(STAGES[:-1]):
         trace.write(stage, "graph.py", f"# {stage}")
@@ -31,7 +31,7 @@ def test_each_stage_is_a_file_and_the_listing_is_the_flow(tmp_path):
     assert (directory / "0_fx_graph.py").read_text() == "# fx"
 
 
-def test_two_texts_of_one_name_are_both_kept(tmp_path):
+def test_files_of_equal_name_are_both_kept(tmp_path):
     trace, directory = opened({"trace": tmp_path})
     trace.write("kernels", "kernel.cpp", "one")
     trace.write("kernels", "kernel.cpp", "two")
@@ -44,23 +44,23 @@ def test_every_compilation_has_its_own_directory(tmp_path):
     assert first.parent == second.parent == tmp_path
 
 
-def test_the_environment_asks_for_a_trace_too(tmp_path, monkeypatch):
+def test_environment_variable_enables_the_trace(tmp_path, monkeypatch):
     monkeypatch.setenv("MAGPY_TRACE", str(tmp_path / "deep"))
     assert opened(None)[1].parent == tmp_path / "deep"
     assert opened({"trace": tmp_path / "option"})[1].parent == tmp_path / "option"
 
 
-def test_without_a_reader_the_text_is_never_made():
+def test_text_is_not_computed_without_a_directory():
     trace = open_trace()
 
     def text():
-        raise AssertionError("made")
+        raise AssertionError("the text was computed")
 
     trace.write("ir", "ir.txt", text)
     assert trace.directory is None
 
 
-def test_logs_hear_the_schedule_and_the_code_without_a_directory(capsys):
+def test_log_channels_receive_stages_without_a_directory(capsys):
     logs.configure("output_code")
     try:
         Trace(None).write("kernels", "k.cpp", lambda: "void kernel()")
@@ -72,7 +72,7 @@ def test_logs_hear_the_schedule_and_the_code_without_a_directory(capsys):
     assert "fused" not in err
 
 
-def test_timings_nest_add_up_and_are_written_even_when_the_step_fails(tmp_path):
+def test_timings_are_nested_and_written_after_a_failure(tmp_path):
     trace, directory = opened({"trace": tmp_path})
     with pytest.raises(ZeroDivisionError):
         with trace.timing("compile"):
@@ -87,14 +87,14 @@ def test_timings_nest_add_up_and_are_written_even_when_the_step_fails(tmp_path):
     assert all(line.endswith(" ms") for line in lines)
 
 
-def test_times_are_kept_without_files():
+def test_timings_are_measured_without_a_directory():
     trace = Trace(None)
     with trace.timing("step"):
         pass
     assert trace.seconds["step"] > 0
 
 
-def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path):
+def test_unwritable_directory_warns(tmp_path):
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match="no trace"):
         assert open_trace({"trace": tmp_path / "file"}).directory is None
@@ -105,6 +105,6 @@ def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path):
     trace.write("ir", "ir.txt", "nobody hears")
 
 
-def test_an_unknown_stage_is_an_error():
+def test_unknown_stage_raises():
     with pytest.raises(ValueError):
         Trace(None).write("magic", "x", "y")

@@ -1,4 +1,4 @@
-"""Graphs without symbols of their own, whose numbers and sizes are known only when they run."""
+"""Graphs with data-dependent numbers and sizes (unbacked symbols), captured without symbols."""
 
 import operator
 
@@ -10,7 +10,7 @@ from magpy_like.compiler.compile_fx import compile_fx
 from tests.compiler.programs import seeded
 
 X, WEIGHT = seeded(4, 6), seeded(4, 6, seed=1)
-#: Of the numbers above two there are two, four, none, one and three: eager broadcasts the one.
+#: Two, four, no, one and three numbers exceed two; eager broadcasts the single one.
 NUMBERS = [torch.tensor(n) for n in ([1, 3, 0, 6], [9, 9, 9, 9], [0, 2, 1, -1], [5, 1, 1, 1],
                                      [3, 3, 3, 1])]  # fmt: skip
 PROGRAMS = {
@@ -28,7 +28,7 @@ PROGRAMS = {
 
 
 def _outcome(function, x, n):
-    """The result and the gradient, or the kind of exception."""
+    """The result and the gradient, or the type of the exception."""
     x = x.clone().requires_grad_()
     try:
         result = function(x, n)
@@ -40,7 +40,7 @@ def _outcome(function, x, n):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_each_call_has_eagers_result_and_gradient(name):
+def test_results_and_gradients_equal_eager(name):
     call = compile_fx(fx.symbolic_trace(PROGRAMS[name]), [X.clone().requires_grad_(), NUMBERS[0]])
     for n in NUMBERS:
         actual, expected = _outcome(call, X, n), _outcome(PROGRAMS[name], X, n)
@@ -51,7 +51,7 @@ def test_each_call_has_eagers_result_and_gradient(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_none_of_it_runs_through_aten_as_a_whole(name):
+def test_data_dependent_graphs_compile_without_fallback(name):
     graph = fx.symbolic_trace(PROGRAMS[name])
     call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": True})
     for n in NUMBERS:
@@ -74,7 +74,7 @@ def test_none_of_it_runs_through_aten_as_a_whole(name):
         lambda x, n: (torch.cat([x[n > 2], x[n > 2]]), n.gt(2).sum().item() * 2),
     ],
 )
-def test_views_share_memory_where_another_tensor_tells_their_size(program):
+def test_views_of_data_dependent_size_share_memory(program):
     def views(x, n):
         rows, count = program(x, n)
         return rows, rows.view(count, 6), rows.reshape(count, 2, 3), rows.reshape(count, 6, 1)
@@ -86,14 +86,14 @@ def test_views_share_memory_where_another_tensor_tells_their_size(program):
         assert len({r.untyped_storage().data_ptr() for r in results}) == 1
 
 
-def test_a_graph_that_was_given_keeps_its_subscripts():
+def test_captured_graph_is_not_modified():
     graph = fx.symbolic_trace(PROGRAMS["a slice that ends where a tensor says"])
     compile_fx(graph, [X, NUMBERS[0]])
     assert operator.getitem in {node.target for node in graph.graph.nodes}
 
 
-#: What looks elements up in tensors that may turn out to have none. Eager then raises.
-LOOKED_UP = {
+#: Reads from tensors that may be empty; eager raises then.
+GATHERS = {
     "an index": lambda x, n: x[n > 2][n[1:2] * 0].exp(),
     "a negative index": lambda x, n: x[n > 2][n[1:2] * 0 - 1].exp(),
     "gather": lambda x, n: torch.gather(x[n > 2], 0, n[:, None] * 0).exp(),
@@ -101,8 +101,8 @@ LOOKED_UP = {
     "embedding": lambda x, n: torch.nn.functional.embedding(n * 0, x[n > 2]).exp(),
     "masked_scatter": lambda x, n: x.masked_scatter((n > 8)[:, None], x[n > 2]).exp(),
 }
-#: The same for what writes into them.
-WRITTEN = {
+#: Writes to tensors that may be empty.
+SCATTERS = {
     "scatter": lambda x, n: x[n > 2].scatter(0, n[:1, None] * 0, 2.0),
     "scatter_add": lambda x, n: x[n > 2].scatter_add(0, n[:1, None] * 0, WEIGHT),
     "index_put": lambda x, n: x[n > 2].index_put((n[:1] * 0,), WEIGHT[0]),
@@ -111,16 +111,16 @@ WRITTEN = {
 }
 
 
-@pytest.mark.cpu  # a GPU that was asked for such an element answers nothing any more
-@pytest.mark.parametrize("name", [*LOOKED_UP, *WRITTEN])
-def test_an_index_into_no_elements_raises(name):
-    program = (LOOKED_UP | WRITTEN)[name]
+@pytest.mark.cpu  # a failed check leaves a GPU unusable
+@pytest.mark.parametrize("name", [*GATHERS, *SCATTERS])
+def test_index_into_empty_tensor_raises(name):
+    program = (GATHERS | SCATTERS)[name]
     graph = fx.symbolic_trace(program)
-    call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": name in LOOKED_UP})
+    call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": name in GATHERS})
     for n in NUMBERS:
         try:
             expected = program(X, n)
-        except (IndexError, RuntimeError):  # of no elements, some operators raise another one
+        except (IndexError, RuntimeError):  # for empty tensors, some operators raise another type
             assert not (n > 2).any()
             with pytest.raises((IndexError, RuntimeError)):
                 call(X, n)
@@ -128,7 +128,7 @@ def test_an_index_into_no_elements_raises(name):
             torch.testing.assert_close(call(X, n), expected)
 
 
-def test_a_reflection_of_too_few_elements_raises():
+def test_reflection_padding_of_too_few_elements_raises():
     def reflected(x, n):
         return torch.nn.functional.pad(x[n > 2].t(), (1, 1), "reflect").exp()
 
@@ -142,10 +142,10 @@ def test_a_reflection_of_too_few_elements_raises():
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
-@pytest.mark.parametrize("how", [{"scale_factor": 2}, {"scale_factor": 0.4}, {"size": (4, 3)}])
-def test_an_image_without_pixels_is_not_resized(mode, how):
+@pytest.mark.parametrize("options", [{"scale_factor": 2}, {"scale_factor": 0.4}, {"size": (4, 3)}])
+def test_resize_of_empty_image_raises(mode, options):
     def resized(x, n):
-        return torch.nn.functional.interpolate(x[n > 2][None, None], mode=mode, **how) * 2
+        return torch.nn.functional.interpolate(x[n > 2][None, None], mode=mode, **options) * 2
 
     call = compile_fx(fx.symbolic_trace(resized), [X, NUMBERS[0]])
     for n in NUMBERS:
@@ -160,8 +160,8 @@ def test_an_image_without_pixels_is_not_resized(mode, how):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_elements_that_no_mask_chooses_have_a_gradient_of_zeros(count):
-    pairs = fx.symbolic_trace(lambda x: torch.combinations(x, 2).exp())  # of one element: none
+def test_unselected_elements_have_zero_gradients(count):
+    pairs = fx.symbolic_trace(lambda x: torch.combinations(x, 2).exp())  # empty for one element
     x = torch.linspace(1, 2, count).requires_grad_()
     call = compile_fx(pairs, [x], options={"strict": True})
     actual, expected = (torch.autograd.grad(f(x).sum(), x) for f in (call, pairs))

@@ -1,4 +1,4 @@
-"""Dynamo compiles programs, and nothing of the compiler that it hands them to."""
+"""Dynamo traces programs, but no code of this compiler."""
 
 import os
 import warnings
@@ -19,12 +19,12 @@ def trains(x):
 
 def trains_with_a_view(x):
     w = torch.ones(5, requires_grad=True)
-    products, view = together(x, w)
+    products, view = product_and_view(x, w)
     (products.sum() + view.sum()).backward()
     return w.grad * 2
 
 
-def together(x, w):
+def product_and_view(x, w):
     return (x * w).sin(), w.view(-1)
 
 
@@ -38,16 +38,16 @@ class Doubled(torch.autograd.Function):
         return gx * 2, gy * 2
 
 
-def trains_through_somebodys_function(x):
+def trains_through_custom_function(x):
     w = torch.ones(5, requires_grad=True)
     doubled, _ = Doubled.apply(w, w * 3)
     (x * doubled).sin().sum().backward()
     return w.grad * 2
 
 
-def own_frames_traced(program, calls=3):
-    """The functions of this project that Dynamo traces for ``program`` in some calls, each of which
-    gives eager's results without a warning."""
+def traced_project_frames(program, calls=3):
+    """The functions of this project that Dynamo traces in some calls of ``program``. Asserts that
+    each call equals eager, without warnings."""
     torch._dynamo.reset()
     fast = torch.compile(program, backend=dynamo_backend)
     with warnings.catch_warnings():
@@ -60,17 +60,19 @@ def own_frames_traced(program, calls=3):
     return [code for code in traced if code and code.co_filename.startswith(package)]
 
 
-@pytest.mark.parametrize("program", [trains, trains_with_a_view, trains_through_somebodys_function])
-def test_a_backward_pass_inside_of_a_program_is_not_traced(program):
-    assert own_frames_traced(program) == []
+@pytest.mark.parametrize("program", [trains, trains_with_a_view, trains_through_custom_function])
+def test_dynamo_does_not_trace_backward_passes(program):
+    assert traced_project_frames(program) == []
 
 
-def test_what_magpy_has_compiled_is_not_traced():
-    inner = magpy.compile(together)
+def test_dynamo_does_not_trace_compiled_programs():
+    inner = magpy.compile(product_and_view)
 
     def program(x):
         products, view = inner(x + 1, torch.ones(5))
         return products.sum() + view.sum()
 
-    assert own_frames_traced(program) == []
-    assert magpy.cache_info(inner).hits >= 4  # eager's calls and three of Dynamo's, but for one
+    assert traced_project_frames(program) == []
+    assert (
+        magpy.cache_info(inner).hits >= 4
+    )  # calls by eager and three calls under Dynamo, except one

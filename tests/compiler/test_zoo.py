@@ -1,4 +1,4 @@
-"""The model zoo, captured and compiled, is eager's: outputs, gradients, buffers, weights."""
+"""Compiled models of the zoo equal eager: outputs, gradients, buffers, weights, peak memory."""
 
 import copy
 
@@ -13,16 +13,16 @@ from zoo import ZOO
 pytestmark = pytest.mark.usefixtures("forget_everything")
 
 STATIC = [m for m in ZOO.values() if not m.dynamic]
-# One of each kind compiles in seconds; the others are in the full run.
+# One model of each kind compiles in seconds; the others belong to the full run.
 FAST = {"ResNet-18", "LSTM", "BERT", "GPT-2"}
 STEPS = 3
-# Before torch 2.13 nothing that a backward pass is handed is freed before it has ended.
-KEEPS_INCOMING = torch.__version__ < "2.13"
+# Before torch 2.13, incoming gradients live until the end of a backward pass.
+KEEPS_INCOMING_GRADIENTS = torch.__version__ < "2.13"
 
 
 @pytest.fixture(autouse=True)
 def _default_device():
-    """As it is: beneath a default device nothing is captured."""
+    """Disables the fixture of the parent conftest: a default device mode prevents capture."""
 
 
 def zoo(models, fast=FAST):
@@ -57,8 +57,8 @@ def test_inference_equals_eager(entry, device):
 @zoo([m for m in STATIC if m.trains])
 @pytest.mark.filterwarnings("error::magpy_like.compiler.compiler_errors.MagpyWarning")
 def test_training_equals_eager(entry, device):
-    """In double precision: a ReLU at zero or a batch of two can turn float32's rounding into any
-    difference of gradients, in eager as well. (Some models go through float32 inside.)"""
+    """In double precision: a ReLU at zero or a batch of two amplifies rounding of float32 to
+    arbitrary differences of gradients, in eager as well. (Some models use float32 inside.)"""
     model = entry.make(seed=0).to(device).double().train()
     eager = copy.deepcopy(model)
     fast = compiled(model)
@@ -90,7 +90,7 @@ def test_inference_takes_no_more_memory_than_eager(entry, device):
     args, kwargs = entry.inputs(model, seed=0, batch=16)
     with torch.no_grad():
         for call in (model, fast, fast):
-            call(*args, **kwargs)  # what is allocated once
+            call(*args, **kwargs)  # one-time allocations
         eager_peak, fast_peak = (
             peak_bytes(lambda c=c: c(*args, **kwargs), device) for c in (model, fast)
         )
@@ -108,7 +108,7 @@ def test_training_takes_no_more_memory_than_eager(entry, device):
         model.zero_grad()
 
     for call in (model, fast, fast):
-        step(call)  # what is allocated once
+        step(call)  # one-time allocations
     eager_peak, fast_peak = (peak_bytes(lambda c=c: step(c), device) for c in (model, fast))
-    outputs = tensors(model(*args, **kwargs)) if KEEPS_INCOMING else []
+    outputs = tensors(model(*args, **kwargs)) if KEEPS_INCOMING_GRADIENTS else []
     assert fast_peak <= eager_peak + sum(t.nbytes for t in outputs if t.requires_grad)

@@ -1,4 +1,4 @@
-"""The model zoo with sizes that vary: one record, one compilation, eager's results everywhere."""
+"""Models of the zoo with varying sizes: one record, one compilation, and eager's results."""
 
 import copy
 
@@ -15,9 +15,9 @@ STATIC = [m for m in ZOO.values() if not m.dynamic]
 pytestmark = pytest.mark.full
 SIZES = [(2, 11, (0, 0)), (3, 16, (1, 2)), (5, 7, (3, 1))]  # batch, tokens, steps in an image
 ONE_LENGTH = {"Mamba"}  # its scan is a different program for every length
-# How many pixels images grow by. Before torch 2.13 pools make guards of what is left over.
-STEP = 1 if torch.__version__ >= "2.13" else 32
-WHOLE = {"MonoDepth"}  # halves its images five times, and nothing may be left over
+# Growth of images in pixels. Before torch 2.13, pooling guards the remainder of sizes.
+PIXELS_PER_STEP = 1 if torch.__version__ >= "2.13" else 32
+DIVISIBLE = {"MonoDepth"}  # halves its images five times, without remainder
 
 
 def zoo(models):
@@ -25,7 +25,7 @@ def zoo(models):
 
 
 def compiled(model):
-    """Strictly: nothing but the compiled graph will do."""
+    """Compiles in strict mode, without fallback."""
     return magpy.compile(model, dynamic=True, fullgraph=True, options={"strict": True})
 
 
@@ -35,13 +35,13 @@ def was_compiled_once(fast):
 
 
 def inputs(entry, model, seed, batch, length, steps):
-    """Arguments of the given sizes: token sequences are cut, an LSTM's steps come first; images
-    grow."""
+    """Arguments of the given sizes: token sequences are cut (the steps of an LSTM are the first
+    dimension), images are padded."""
     length = 16 if entry.name in ONE_LENGTH else length
 
     def cut(t):
         if entry.vision:
-            down, right = (n * (32 if entry.name in WHOLE else STEP) for n in steps)
+            down, right = (n * (32 if entry.name in DIVISIBLE else PIXELS_PER_STEP) for n in steps)
             return F.pad(t, (0, right, 0, down), mode="replicate")
         if entry.name == "LSTM":
             return t[:length].clone()
@@ -66,7 +66,7 @@ def test_inference_at_several_sizes_is_one_compilation(entry):
 
 @zoo([m for m in STATIC if m.trains])
 def test_training_at_several_sizes_is_one_compilation(entry):
-    """In double precision, since rounding can turn into any difference of gradients."""
+    """In double precision, since rounding may be amplified to arbitrary gradient differences."""
     model = entry.make(seed=0).double().train()
     eager = copy.deepcopy(model)
     fast = compiled(model)

@@ -1,5 +1,7 @@
-"""Graphs with calls that leave their device to the current GPU; with no GPU, that is stood in for,
-and `meta` is the device that has several numbers."""
+"""Graphs whose calls use the current GPU, with a stub of two GPUs.
+
+The device `meta` replaces `cuda` in programs that run.
+"""
 
 import types
 
@@ -17,7 +19,7 @@ from tests.programs import Twins, one
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A machine with two: ``gpus.now`` is current."""
+    """A stub of a machine with two GPUs; ``gpus.now`` is the current one."""
     found = types.SimpleNamespace(now=0, count=2)
     found.cuda = types.SimpleNamespace(
         device_count=lambda: found.count,
@@ -32,11 +34,11 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def meta(gpus, monkeypatch):
-    """``meta`` stands for ``cuda``."""
-    ours = current_gpu._is_current
+    """``meta`` is treated like ``cuda``."""
+    original = current_gpu._is_current
 
     def is_current(value):
-        return ours(value) or (type(value) in (str, torch.device) and str(value) == "meta")
+        return original(value) or (type(value) in (str, torch.device) and str(value) == "meta")
 
     monkeypatch.setattr(current_gpu, "_is_current", is_current)
     return gpus
@@ -61,22 +63,22 @@ X = torch.ones(2)
         (torch.Tensor.type, (X, "torch.cuda.HalfTensor"), {}),
     ],
 )
-def test_calls_that_leave_it_to_the_current_gpu(gpus, target, args, kwargs):
+def test_calls_with_unspecific_device_use_the_current_gpu(gpus, target, args, kwargs):
     assert may_use_current_gpu(target, args, kwargs)
     gpus.count = 1
-    assert not may_use_current_gpu(target, args, kwargs), "there is no other"
+    assert not may_use_current_gpu(target, args, kwargs), "there is only one GPU"
 
 
 @pytest.mark.parametrize("value", ["cuda:0", torch.device("cuda", 0), "cpu", 0, torch.FloatTensor])
-def test_calls_that_do_not(gpus, value):
+def test_calls_with_specific_device_do_not_use_the_current_gpu(gpus, value):
     assert not may_use_current_gpu(torch.Tensor.to, (X, value), {"device": value})
 
 
-def test_no_code_of_the_program_runs_to_find_out(gpus):
+def test_analysis_runs_no_code_of_the_program(gpus):
     class Claims:
         @property
         def __class__(self):
-            raise AssertionError("asked for its class")
+            raise AssertionError("the class was read")
 
         def __eq__(self, other):
             raise AssertionError("compared")
@@ -84,7 +86,7 @@ def test_no_code_of_the_program_runs_to_find_out(gpus):
     assert not may_use_current_gpu(torch.ones, (Claims(),), {"device": Claims()})
 
 
-def test_graphs_inside_graphs_count(gpus):
+def test_nested_graphs_are_searched(gpus):
     inner = torch.fx.symbolic_trace(lambda x: x.to("cuda"))
     graph = torch.fx.Graph()
     graph.output(graph.call_module("inner", (graph.placeholder("x"),)))
@@ -92,23 +94,27 @@ def test_graphs_inside_graphs_count(gpus):
     assert not has_current_gpu_calls(torch.fx.symbolic_trace(lambda x: (x + 1, "cuda")))
 
 
-@pytest.mark.parametrize(("place", "times"), [("meta", 1), ("cpu", 0)])
-def test_only_they_are_traced_with_nothing_known(meta, monkeypatch, place, times):
+@pytest.mark.parametrize(("device_name", "cache_clears"), [("meta", 1), ("cpu", 0)])
+def test_tracing_clears_the_fake_tensor_cache_for_current_gpu_calls_only(
+    meta, monkeypatch, device_name, cache_clears
+):
     cleared = []
     monkeypatch.setattr(FakeTensorMode, "cache_clear", lambda: cleared.append(1))
-    gm = torch.fx.symbolic_trace(lambda x: (x + 1, torch.ops.aten.to.device(x, place, x.dtype)))
+    gm = torch.fx.symbolic_trace(
+        lambda x: (x + 1, torch.ops.aten.to.device(x, device_name, x.dtype))
+    )
     compile_fx(gm, [X])
-    assert len(cleared) == times
+    assert len(cleared) == cache_clears
 
 
-@pytest.mark.parametrize(("place", "same"), [("meta", False), ("cpu", True)])
-def test_what_they_lead_to_is_kept_on_disk_for_one_gpu(meta, place, same):
+@pytest.mark.parametrize(("device_name", "is_equal"), [("meta", False), ("cpu", True)])
+def test_disk_cache_key_includes_the_current_gpu(meta, device_name, is_equal):
     graph = torch.fx.Graph()
-    graph.output(graph.call_function(torch.ones, (3,), {"device": place}))
+    graph.output(graph.call_function(torch.ones, (3,), {"device": device_name}))
     gm = torch.fx.GraphModule({}, graph)
     on_first = captured_graph_cache.key(gm, [])
     meta.now = 1
-    assert (captured_graph_cache.key(gm, []) == on_first) == same
+    assert (captured_graph_cache.key(gm, []) == on_first) == is_equal
 
 
 PROGRAMS = {
@@ -122,15 +128,15 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_record_with_such_a_call_is_for_one_current_gpu(meta, program):
-    pair = Twins(lambda: program, backend="magpy")
+def test_record_with_current_gpu_call_serves_one_gpu(meta, program):
+    twins = Twins(lambda: program, backend="magpy")
     for now, hit in ((0, False), (0, True), (1, False), (1, True), (0, True)):
         meta.now = now
-        pair.call(one(1.0, 2.0), hit=hit)
+        twins.call(one(1.0, 2.0), hit=hit)
 
 
 @pytest.mark.parametrize("name", ["keyword", "under vmap"])
-def test_any_backend_compiles_such_a_graph_for_each_gpu_with_nothing_known(meta, monkeypatch, name):
+def test_any_backend_compiles_once_per_gpu_with_cleared_cache(meta, monkeypatch, name):
     done = []
     monkeypatch.setattr(FakeTensorMode, "cache_clear", lambda: done.append("cleared"))
 
@@ -144,7 +150,7 @@ def test_any_backend_compiles_such_a_graph_for_each_gpu_with_nothing_known(meta,
     assert done == ["cleared", "compiled"] * 2
 
 
-def test_the_default_device_is_such_a_call(meta):
+def test_default_device_without_index_uses_the_current_gpu(meta):
     with torch.device("meta"):
         fast = magpy.compile(lambda x: (x + 1, torch.ones(3)))
         for meta.now in (0, 0, 1, 1, 0):
@@ -152,16 +158,16 @@ def test_the_default_device_is_such_a_call(meta):
     assert magpy.cache_info(fast).misses == 2
 
 
-def test_other_records_are_for_all(meta):
-    pair = Twins(lambda: lambda x: (x + 1, torch.ones(3, device=x.device)), backend="magpy")
+def test_other_records_serve_all_gpus(meta):
+    twins = Twins(lambda: lambda x: (x + 1, torch.ones(3, device=x.device)), backend="magpy")
     for now, hit in ((0, False), (0, True), (1, True), (0, True)):
         meta.now = now
-        pair.call(one(1.0, 2.0), hit=hit)
+        twins.call(one(1.0, 2.0), hit=hit)
 
 
-def test_where_there_is_one_gpu_nobody_asks_which(meta):
+def test_single_gpu_needs_no_condition(meta):
     meta.count = 1
-    pair = Twins(lambda: PROGRAMS["keyword"], backend="magpy")
+    twins = Twins(lambda: PROGRAMS["keyword"], backend="magpy")
     for now, hit in ((0, False), (0, True), (1, True)):
         meta.now = now
-        pair.call(one(1.0, 2.0), hit=hit)
+        twins.call(one(1.0, 2.0), hit=hit)

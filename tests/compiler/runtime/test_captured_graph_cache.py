@@ -1,4 +1,4 @@
-"""A graph that was compiled before is not even traced again, where nothing else can come of it."""
+"""The cache of captured graphs: a compiled graph is not traced again if its trace must be equal."""
 
 import contextlib
 import importlib
@@ -19,12 +19,12 @@ X = torch.arange(12.0).reshape(3, 4)
 
 @pytest.fixture(autouse=True)
 def _default_device():
-    """As it is: beneath a default device everything is traced."""
+    """Disables the fixture of the parent conftest: a default device mode disables the cache."""
 
 
 @pytest.fixture(autouse=True)
 def traced(tmp_path, monkeypatch):
-    """A cache of its own, and the graphs that were traced rather than found there."""
+    """An empty cache, and the list of graphs that were traced instead of found in it."""
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
     seen = []
     trace = module.aot_compile
@@ -38,7 +38,7 @@ def traced(tmp_path, monkeypatch):
 
 
 def run(function, *args, grad=False):
-    """Compile ``function`` and compare with eager: results, aliasing, what became of arguments."""
+    """Compiles ``function`` and compares results, aliasing and mutated arguments with eager."""
     gm = function if isinstance(function, fx.GraphModule) else fx.symbolic_trace(function)
     with contextlib.nullcontext() if grad else torch.no_grad():
         fast = compile_fx(gm, args, options={"strict": True})
@@ -48,25 +48,25 @@ def run(function, *args, grad=False):
             if len({a.untyped_storage()._cdata for a in args}) < len(args):
                 copies = [copies[0] for _ in args]
             result = call(*copies)
-            # A flat sequence may be a list or a tuple: captures tell them apart, not the compiler.
+            # A flat sequence may be a list or a tuple: only captures distinguish them.
             seen.append((tuple(result) if isinstance(result, list) else result, copies))
     assert_same(*seen)
 
 
-def test_a_graph_for_inference_is_traced_once(traced):
+def test_inference_graph_is_traced_once(traced):
     for values in (X + 1, X - 3):
         run(lambda x, y: ((x @ y.t()).softmax(-1) * 2, x.t() + 1), values, X)
     assert len(traced) == 1
 
 
-def test_arguments_are_written_and_structures_given_as_before(traced):
+def test_cached_graph_mutates_arguments_and_returns_structures(traced):
     for _ in range(2):
         run(lambda x: (x.add_(1), (x * 2, x.exp())), X)
         run(lambda x, y: (y.mul_(x), (y.sum(0), (x * 2,)))[1], X, X - 1)
-    assert len(traced) == 3, "a result that is an argument takes a wrapper"
+    assert len(traced) == 3, "a result that is an argument needs a wrapper"
 
 
-def test_results_that_are_made_of_arguments_are_traced(traced):
+def test_graph_with_views_of_arguments_is_traced_again(traced):
     for _ in range(2):
         run(lambda x: (x.t(), x * 2), X)
     assert len(traced) == 2
@@ -94,13 +94,13 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_graphs_that_differ_are_told_apart(name, traced):
+def test_different_graphs_have_different_keys(name, traced):
     for function, *args in DIFFERENT[name]:
         run(function, *args)
     assert len(traced) == 2
 
 
-def test_gradients_are_traced(traced):
+def test_graph_with_gradients_is_traced_again(traced):
     for _ in range(2):
         x = X.clone().requires_grad_()
         result = compile_fx(fx.symbolic_trace(lambda x: x.sin() * 2), [x])(x)
@@ -108,10 +108,10 @@ def test_gradients_are_traced(traced):
         torch.testing.assert_close(x.grad, 2 * X.cos())
     assert len(traced) == 2
     run(lambda x: x.sin() * 2, X.clone().requires_grad_())
-    assert len(traced) == 3, "without gradients it is another graph"
+    assert len(traced) == 3, "the graph without gradients differs"
 
 
-def test_modes_of_torch_count(traced):
+def test_torch_modes_are_part_of_the_key(traced):
     function, y = (lambda x, y: x @ y), X.t() + 1
     run(function, X, y)
     with torch.autocast(X.device.type, torch.bfloat16):
@@ -123,7 +123,7 @@ def test_modes_of_torch_count(traced):
     assert len(traced) == 4
 
 
-def test_type_that_a_graph_casts_to_when_it_switches_autocast_on_counts(traced):
+def test_autocast_dtype_of_the_graph_is_part_of_the_key(traced):
     device = X.device.type
     graph = fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
@@ -141,7 +141,7 @@ def test_type_that_a_graph_casts_to_when_it_switches_autocast_on_counts(traced):
     assert len(traced) == 2
 
 
-def test_a_graph_with_a_tensor_of_its_own_is_traced(traced):
+def test_graph_with_a_buffer_is_traced_again(traced):
     for values in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
         owner = torch.nn.Module()
         owner.register_buffer("weight", torch.tensor(values, device=X.device))
@@ -156,7 +156,7 @@ def double(x):
     return x * 2
 
 
-def test_a_function_of_the_program_has_no_name_here(traced):
+def test_graph_with_a_function_of_the_program_is_traced_again(traced):
     graph = fx.Graph()
     graph.output(graph.call_function(double, (graph.placeholder("x"),)))
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_a_function_of_the_program_has_no_name_here(traced):
     assert len(traced) == 2
 
 
-def test_sizes_that_vary_are_traced(traced):
+def test_graph_with_varying_sizes_is_traced_again(traced):
     for _ in range(2):
         torch._dynamo.reset()
         torch.compile(lambda x: x * x.shape[0], backend=compile_fx, dynamic=True)(X)
@@ -172,7 +172,7 @@ def test_sizes_that_vary_are_traced(traced):
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[::-1]])
-def test_damaged_entries_are_made_again(tmp_path, traced, damage):
+def test_damaged_entries_are_replaced(tmp_path, traced, damage):
     run(lambda x: x * 2 + 1, X)
     found = list((tmp_path / "blob").rglob("*.bin"))
     assert len(found) == 2
@@ -184,7 +184,7 @@ def test_damaged_entries_are_made_again(tmp_path, traced, damage):
 
 
 @pytest.mark.full
-def test_processes_that_start_together_agree(tmp_path):
+def test_concurrent_processes_share_the_cache(tmp_path):
     program = (
         "import torch, magpy_like as magpy\n"
         "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval()\n"

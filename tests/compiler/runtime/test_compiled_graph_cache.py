@@ -1,4 +1,4 @@
-"""Compiled graphs kept on disk: found again, told apart, and never trusted when damaged."""
+"""The disk cache of compiled graphs: hits, distinct keys, and damaged entries."""
 
 import ast
 from pathlib import Path
@@ -16,7 +16,7 @@ X = torch.arange(12.0).reshape(3, 4)
 
 @pytest.fixture(autouse=True)
 def lowered(tmp_path, monkeypatch):
-    """A cache of its own, and the graphs that were lowered rather than found there."""
+    """An empty cache, and the list of graphs that were lowered instead of found in it."""
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
     seen = []
     run = lowering.Graph.run
@@ -33,7 +33,7 @@ def entries(root):
     return list((root / "blob").rglob("*.bin"))
 
 
-def test_a_graph_compiled_before_is_found(lowered):
+def test_compiled_graph_is_found(lowered):
     for _ in range(2):
         same(lambda x: x.sin().sum(0) * 2 + torch.arange(4, device=x.device) * 3, X)
     assert len(lowered) == 1
@@ -45,7 +45,7 @@ def test_forward_and_backward_graphs_are_found(lowered):
     assert len(lowered) == 2
 
 
-def test_symbolic_sizes_are_found(lowered):
+def test_graph_with_symbolic_sizes_is_found(lowered):
     for _ in range(2):
         same(lambda x: x.exp() * x.shape[0], X, dynamic=True)
     assert len(lowered) == 1
@@ -65,26 +65,26 @@ def test_symbolic_sizes_are_found(lowered):
     ],
     ids=["number", "signed zero", "dimension", "dtype", "constant"],
 )
-def test_graphs_that_differ_are_told_apart(first, second):
+def test_different_graphs_do_not_share_an_entry(first, second):
     same(first, X - 5)
     same(second, X - 5)
 
 
-def test_a_change_of_layout_or_size_is_another_graph(lowered):
+def test_layout_and_size_are_part_of_the_key(lowered):
     for x in (X, X.t().contiguous().t(), X[:, :3], X.double()):
         same(lambda x: x * 2 + 1, x)
     assert len(lowered) == 4
 
 
-def test_constants_of_the_program_are_read_from_the_program():
-    """Two closures over tensors of one kind share an entry, and keep their own tensors."""
+def test_closed_over_tensors_are_read_from_the_program():
+    """Two closures over tensors of equal form share an entry, but not the tensors."""
     for values in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
         other = torch.tensor(values)
         same(lambda x, other=other: x * other, X)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[::-1]])
-def test_a_damaged_entry_is_compiled_again(tmp_path, lowered, damage):
+def test_damaged_entry_is_compiled_again(tmp_path, lowered, damage):
     same(lambda x: x * 2 + 1, X)
     (entry,) = entries(tmp_path)
     entry.write_bytes(damage(entry.read_bytes()))
@@ -94,21 +94,21 @@ def test_a_damaged_entry_is_compiled_again(tmp_path, lowered, damage):
 
 
 @pytest.mark.cpu
-def test_kernels_that_were_deleted_are_compiled_again(tmp_path):
+def test_deleted_kernels_are_compiled_again(tmp_path):
     same(lambda x: x * 2 + 1, X)
     for path in (tmp_path / "cpp").rglob("*.so"):
         path.unlink()
     same(lambda x: x * 2 + 1, X)
 
 
-def test_the_cache_counts_graphs(tmp_path):
+def test_cache_info_counts_graphs(tmp_path):
     compiled(lambda x: x * 2)(X)
     assert sealed_entries.info().entries["blob"] == 1
     sealed_entries.clear()
     assert sealed_entries.info().entries["blob"] == 0
 
 
-def test_what_is_traced_is_compiled_in_full(tmp_path, lowered, monkeypatch):
+def test_graph_with_a_trace_is_compiled_in_full(tmp_path, lowered, monkeypatch):
     same(lambda x: x * 2, X)
     monkeypatch.setenv("MAGPY_TRACE", str(tmp_path / "trace"))
     same(lambda x: x * 2, X)

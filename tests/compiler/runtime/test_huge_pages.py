@@ -1,4 +1,4 @@
-"""Large results lie on huge pages, small ones where the allocator likes."""
+"""Large results are allocated on huge pages, small ones by torch's allocator."""
 
 import os
 import re
@@ -15,37 +15,39 @@ from tests.compiler.programs import same
 ROWS = huge_pages.MIN_HUGE_PAGE_BYTES // 4 // 1024  # of 1024 floats
 
 
-def advised(tensor):
-    """Whether the system was asked for huge pages in the middle of the tensor's memory."""
-    place = tensor.data_ptr() + tensor.nbytes // 2
+def uses_huge_pages(tensor):
+    """True if huge pages were requested for the middle of the tensor's memory."""
+    address = tensor.data_ptr() + tensor.nbytes // 2
     flags = ""
     with open("/proc/self/smaps") as maps:
         inside = False
         for line in maps:
             if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-                inside = int(found[1], 16) <= place < int(found[2], 16)
+                inside = int(found[1], 16) <= address < int(found[2], 16)
             elif inside and line.startswith("VmFlags:"):
                 flags = line
     return "hg" in flags.split()
 
 
 @pytest.mark.parametrize("size", [(ROWS, 1024), (ROWS + 1, 1024), (3, ROWS, 512)])
-def test_a_large_tensor_asks_for_huge_pages_and_is_an_ordinary_tensor(size):
+def test_large_tensor_requests_huge_pages(size):
     stride = torch.empty(size, device="meta").stride()
     actual = huge_pages.empty_large(size, stride, torch.float32)
     assert (tuple(actual.shape), actual.stride(), actual.dtype) == (size, stride, torch.float32)
     assert actual.untyped_storage().nbytes() == actual.nbytes
-    assert advised(actual) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
+    assert uses_huge_pages(actual) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
 
 
-def test_a_smaller_tensor_does_not(monkeypatch):
-    """Its memory may have been a larger one's before, and what was asked for then stays."""
-    asked = []
-    monkeypatch.setattr(huge_pages, "_advise", lambda: lambda *given: asked.append(given))
+def test_small_tensor_requests_no_huge_pages(monkeypatch):
+    """Checks the requests themselves: reused memory keeps the advice of an earlier large tensor."""
+    requests = []
+    monkeypatch.setattr(
+        huge_pages, "_advise", lambda: lambda *arguments: requests.append(arguments)
+    )
     tensors = [
         huge_pages.empty_large((n, 1024), (1024, 1), torch.float32) for n in (ROWS // 2, ROWS)
     ]
-    ((start, size, _),) = asked
+    ((start, size, _),) = requests
     assert (
         tensors[1].data_ptr()
         <= start
@@ -54,15 +56,17 @@ def test_a_smaller_tensor_does_not(monkeypatch):
     )
 
 
-def test_a_kernel_writes_large_results_there(monkeypatch):
-    made = []
+def test_large_results_of_kernels_use_huge_pages(monkeypatch):
+    allocated = []
     empty = huge_pages.empty_large
-    monkeypatch.setitem(COMMON, "empty_large", lambda *a: made.append(empty(*a)) or made[-1])
+    monkeypatch.setitem(
+        COMMON, "empty_large", lambda *a: allocated.append(empty(*a)) or allocated[-1]
+    )
     same(lambda x: (x * 2, x[:2] * 2), torch.ones(ROWS, 1024))
-    assert [tuple(t.shape) for t in made] == [(ROWS, 1024)]
+    assert [tuple(t.shape) for t in allocated] == [(ROWS, 1024)]
 
 
-KEPT = """
+PAGE_FAULTS = """
 import resource
 import torch
 from magpy_like.compiler import compile_fx
@@ -82,6 +86,8 @@ print([faults() for _ in range(4)][-1])
 """
 
 
-def test_what_one_call_has_freed_is_there_for_the_next_one():
-    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
+def test_freed_memory_is_reused_without_page_faults():
+    done = subprocess.run(
+        [sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 2048  # of the 10240 pages

@@ -1,5 +1,5 @@
-"""An operator that gives no tensor where its meta function promises one: oneDNN's LSTM layer has a
-workspace in the grad mode only, and its backward needs it."""
+"""Operators that return no tensor where their meta function does: oneDNN's LSTM layer returns a
+workspace in grad mode only, and its backward pass needs it."""
 
 import copy
 import warnings
@@ -19,23 +19,23 @@ def program(layer, x):
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("train", [False, True])
-def test_an_lstm_runs_as_it_was_compiled(train, grad):
+def test_lstm_with_missing_workspace_equals_eager(train, grad):
     torch.manual_seed(0)
     if torch.get_default_device().type == "cuda":
-        train |= grad  # cuDNN has no gradients for a layer in evaluation
+        train |= grad  # cuDNN has no gradients in evaluation mode
     expected = nn.LSTM(4, 3, num_layers=2, bidirectional=True).train(train)
     actual, x = copy.deepcopy(expected), torch.randn(5, 2, 4)
-    actual.flatten_parameters()  # cuDNN warns of weights that lie apart, as a copy's do
+    actual.flatten_parameters()  # cuDNN warns of weights in separate memory, as in a copy
     fast = magpy.compile(program, backend="magpy")
     with warnings.catch_warnings(), torch.set_grad_enabled(grad):
-        warnings.simplefilter("error", UserWarning)  # says where a graph keeps raising
+        warnings.simplefilter("error", UserWarning)  # warns of graphs that keep raising
         for _ in range(4):
-            left = []
+            outcomes = []
             for run, layer in ((fast, actual), (program, expected)):
                 layer.zero_grad()
                 out, state = run(layer, x)
                 if grad:
                     ((out * x.sum(-1, keepdim=True)).sum() + state.prod()).backward()
-                left.append((out, state, [p.grad for p in layer.parameters()]))
-            assert_same(*left)
+                outcomes.append((out, state, [p.grad for p in layer.parameters()]))
+            assert_same(*outcomes)
     assert magpy.cache_info(fast).hits == 3

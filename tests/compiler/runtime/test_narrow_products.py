@@ -1,5 +1,5 @@
-"""Float32 products of a few rows by a large matrix, on a CPU, are computed as their operands lie;
-what they compute is eager's, whatever the layout."""
+"""Float32 products of a few rows and a large matrix on a CPU, without copies of the operands;
+results equal eager in any layout."""
 
 import pytest
 import torch
@@ -19,28 +19,28 @@ WEIGHTS, BIAS = torch.randn(WIDE, DEEP) / 32, torch.randn(WIDE)
 
 
 @pytest.fixture(autouse=True)
-def another_processor(monkeypatch):
-    """One that the BLAS was not made for."""
+def foreign_processor(monkeypatch):
+    """A processor for which the BLAS is not optimised."""
     monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: False)
     monkeypatch.setattr(build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
 
 
 @pytest.fixture
-def ways(monkeypatch):
-    """The ways in which products were computed, in order; small ones, too."""
+def used_kernels(monkeypatch):
+    """The names of the kernels that computed products, in order; small products included."""
     found = []
     functions = narrow_products._functions()
 
-    def seen(way):
+    def seen(name):
         def run(*args):
-            found.append(way)
-            return functions[way](*args)
+            found.append(name)
+            return functions[name](*args)
 
         return run
 
     monkeypatch.setattr(
-        narrow_products, "_functions", lambda: {way: seen(way) for way in functions}
+        narrow_products, "_functions", lambda: {name: seen(name) for name in functions}
     )
     monkeypatch.setattr(narrow_products, "MIN_PRODUCT_ELEMENTS", 1)
     monkeypatch.setattr(narrow_products, "MIN_UNCACHED_ELEMENTS", 1)
@@ -59,7 +59,7 @@ def ways(monkeypatch):
     ],
     ids=range(6),
 )
-def test_a_few_rows_are_multiplied_as_they_lie(function):
+def test_products_of_few_rows_use_narrow_kernels(function):
     found = names(optimised(function, ROWS, WEIGHTS, BIAS))
     assert "product" in found
     assert not {"mm", "addmm", "add"} & set(found)
@@ -68,19 +68,19 @@ def test_a_few_rows_are_multiplied_as_they_lie(function):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda a, b, c: F.linear(a[:, :16], b[:, :16]),  # small: it lies near
+        lambda a, b, c: F.linear(a[:, :16], b[:, :16]),  # small: the operands are in the cache
         lambda a, b, c: F.linear(a.double(), b.double()),
         lambda a, b, c: torch.addmm(c, a, b.t(), alpha=2),
-        lambda a, b, c: a.repeat(3, 1) @ b.t(),  # rows enough for a library
+        lambda a, b, c: a.repeat(3, 1) @ b.t(),  # enough rows for a library
         lambda a, b, c: F.linear(a, b.repeat(1, 2)[:, ::2]),  # elements that are not adjacent
     ],
     ids=range(5),
 )
-def test_other_products_stay_with_libraries(function):
+def test_other_products_use_libraries(function):
     assert "product" not in names(optimised(function, ROWS, WEIGHTS, BIAS))
 
 
-def test_the_blas_keeps_few_rows_on_its_own_processor(monkeypatch):
+def test_products_of_few_rows_use_the_blas_of_the_processors_vendor(monkeypatch):
     monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: True)
     assert names(optimised(lambda a, b: F.linear(a, b), ROWS, WEIGHTS)) == ["t", "mm"]
 
@@ -96,11 +96,11 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("right", LAYOUTS)
 @pytest.mark.parametrize("left", LAYOUTS)
-def test_sizes_and_layouts_give_the_product(ways, left, right):
-    """Tails of vectors and panels, and everything that strides may be."""
+def test_products_of_any_size_and_layout_are_correct(used_kernels, left, right):
+    """Covers remainders of vectors and panels, and all kinds of strides."""
     for m in range(1, 10):
         for n, k in ((9, 16), (70, 35), (33, 130)):
-            for m_, k_ in ((m, k), (k, m)):  # the few are rows, or columns times rows
+            for m_, k_ in ((m, k), (k, m)):  # few rows, or columns times rows
                 a, b = LAYOUTS[left](m_, k_), LAYOUTS[right](k_, n)
                 for bias in (None, torch.randn(n)):
                     exact = a.double() @ b.double() + (0 if bias is None else bias)
@@ -109,17 +109,17 @@ def test_sizes_and_layouts_give_the_product(ways, left, right):
                     assert found.is_contiguous()
 
 
-def test_each_form_has_its_way(ways):
+def test_operand_shapes_select_the_kernel(used_kernels):
     a, tall = torch.randn(4, 32), torch.randn(64, 4)
     narrow_products.product(a, torch.randn(64, 32).t(), None, False)
     narrow_products.product(a, torch.randn(32, 64), None, False)
     narrow_products.product(tall, torch.randn(4, 32), None, False)
     narrow_products.product(torch.randn(4, 0), torch.randn(0, 64), None, False)
-    assert ways == ["by_columns_of", "by_rows_of", "outer"]
+    assert used_kernels == ["by_columns_of", "by_rows_of", "outer"]
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
-def test_special_values_spread_as_in_eager(ways, special):
+def test_special_values_propagate_as_in_eager(used_kernels, special):
     for a, b in ((ROWS, WEIGHTS.t()), (ROWS, WEIGHTS.view(DEEP, WIDE)), (WEIGHTS[:, :4], ROWS)):
         a, b = a.clone(), b.clone(memory_format=torch.preserve_format)
         a[2, 1] = special
@@ -127,21 +127,21 @@ def test_special_values_spread_as_in_eager(ways, special):
         found, expected = narrow_products.product(a, b, None, False), a @ b
         assert torch.equal(found.isfinite(), expected.isfinite())
         assert torch.equal(found.isnan(), expected.isnan())
-    assert len(ways) == 3
+    assert len(used_kernels) == 3
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-def test_long_sums_of_equal_numbers_lose_but_a_few_roundings(ways, layout):
+def test_long_sums_of_equal_numbers_are_accurate(used_kernels, layout):
     long = 60_000
     a, b = torch.full((3, long), 0.1), LAYOUTS[layout](long, 20)
     b.fill_(0.3)
     found = narrow_products.product(a, b, None, False)
     exact = a[0].double() @ b[:, 0].double()
     torch.testing.assert_close(found, exact.float().expand(3, 20), rtol=2e-5, atol=0)
-    assert len(ways) == 1
+    assert len(used_kernels) == 1
 
 
-def test_threads_share_a_product_without_changing_it(ways):
+def test_number_of_threads_does_not_change_the_product(used_kernels):
     pairs = ((ROWS, WEIGHTS.t()), (ROWS, WEIGHTS.view(DEEP, WIDE)), (WEIGHTS[:, :4], ROWS))
     before, found = torch.get_num_threads(), []
     try:
@@ -153,12 +153,12 @@ def test_threads_share_a_product_without_changing_it(ways):
     assert all(map(torch.equal, *found))
 
 
-def test_gradients_go_through_few_rows(ways):
+def test_gradients_of_products_of_few_rows_equal_eager(used_kernels):
     programs.same_gradients(lambda a, b, c: F.linear(a, b, c).tanh(), ROWS, WEIGHTS, BIAS)
-    assert set(ways) == {"by_columns_of", "by_rows_of", "outer"}
+    assert set(used_kernels) == {"by_columns_of", "by_rows_of", "outer"}
 
 
-def test_rows_that_become_many_are_a_librarys(ways):
+def test_varying_row_counts_switch_to_the_library(used_kernels):
     layer = torch.nn.Linear(DEEP, WIDE)
     fast = magpy.compile(layer, dynamic=True)
     with torch.no_grad():
@@ -166,10 +166,10 @@ def test_rows_that_become_many_are_a_librarys(ways):
             x = torch.randn(rows, DEEP)
             torch.testing.assert_close(fast(x), layer(x), rtol=1e-4, atol=1e-5)
     assert magpy.cache_info(fast).records == 1
-    assert len(ways) == 3  # the first call ran natively
+    assert len(used_kernels) == 3  # the first call ran natively
 
 
-def test_weights_changed_between_calls_are_seen(ways):
+def test_weights_mutated_between_calls_are_used(used_kernels):
     layer = torch.nn.Linear(DEEP, WIDE)
     fast = magpy.compile(layer)
     with torch.no_grad():
@@ -182,11 +182,11 @@ def test_weights_changed_between_calls_are_seen(ways):
             change()
             for _ in range(2):
                 torch.testing.assert_close(fast(ROWS), layer(ROWS), rtol=1e-4, atol=1e-4)
-    assert len(ways) == 6  # the first calls with a parameter ran natively
+    assert len(used_kernels) == 6  # the first calls with a parameter ran natively
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_without_a_compiler_the_blas_computes_few_rows(monkeypatch, recwarn, is_refused):
+def test_products_use_the_blas_without_a_compiler(monkeypatch, recwarn, is_refused):
     refused = cpp_compiler.CppCompileError("some products", ["g++"], "no such instruction", "")
 
     def none(*args, **kwargs):
@@ -199,6 +199,6 @@ def test_without_a_compiler_the_blas_computes_few_rows(monkeypatch, recwarn, is_
         found = narrow_products.product(ROWS, WEIGHTS.t(), BIAS, False)
     finally:
         narrow_products._functions.cache_clear()
-    said = [str(w.message) for w in recwarn if w.category is compiler_errors.MagpyWarning]
-    assert ["no such instruction" in text for text in said] == [True] * is_refused
+    warnings = [str(w.message) for w in recwarn if w.category is compiler_errors.MagpyWarning]
+    assert ["no such instruction" in text for text in warnings] == [True] * is_refused
     assert torch.equal(found, torch.addmm(BIAS, ROWS, WEIGHTS.t()))

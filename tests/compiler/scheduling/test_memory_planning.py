@@ -1,4 +1,5 @@
-"""Buffers are written over where nobody needs their old contents, and nowhere else."""
+"""Memory planning: buffers are overwritten after their last read, and kernels are ordered to hold
+little memory."""
 
 import pytest
 import torch
@@ -19,19 +20,19 @@ def matrices(count):
 
 
 def peak(function, *args):
-    """Buffers of one matrix that a compiled call holds at one time."""
+    """The peak memory of a compiled call, in matrices."""
     fast = compiled(function)
     with torch.no_grad():
         fast(*args)
         return peak_bytes(lambda: fast(*args), torch.get_default_device()) / BUFFER
 
 
-def test_an_activation_is_written_over_the_product_it_reads():
+def test_activation_overwrites_the_product_it_reads():
     assert peak(lambda a, b: (a @ b).relu(), *matrices(2)) == 1
     assert peak(lambda a, b: (a @ b) * 2 + (b @ a), *matrices(2)) == 2
 
 
-def test_a_row_is_written_over_after_all_of_it_was_read():
+def test_softmax_overwrites_its_input_after_the_last_read():
     def function(a, b):
         return torch.softmax(a @ b, -1)
 
@@ -58,12 +59,12 @@ def test_a_row_is_written_over_after_all_of_it_was_read():
     ids=["returned", "transposed", "flipped", "broadcast", "rolled", "reduced", "joined", "shared",
          "gathered", "arguments", "scanned", "seen twice"],
 )  # fmt: skip
-def test_what_is_read_elsewhere_or_later_stays(function):
-    # Sums of a product's elements, far from zero, next to each other's difference.
+def test_buffers_with_other_readers_are_not_overwritten(function):
+    # Differences of large sums lose accuracy.
     same(function, *matrices(2), rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_see_what_the_forward_pass_saved():
+def test_saved_tensors_are_not_overwritten():
     def function(a, b):
         p = a @ b
         return (p.sigmoid() * p).tanh()
@@ -75,8 +76,8 @@ def test_gradients_see_what_the_forward_pass_saved():
         torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_fused_work_runs_when_least_is_held():
-    """What a loop computes early and a concatenation takes at the end need not wait for it."""
+def test_fused_kernels_run_at_the_point_of_least_memory():
+    """Values for a final concatenation are computed early, when they are available."""
 
     def function(a):
         parts = []
@@ -88,7 +89,7 @@ def test_fused_work_runs_when_least_is_held():
     assert peak(function, *matrices(1)) < 3
 
 
-def test_copies_for_late_concatenations_are_not_made_early():
+def test_copies_for_late_concatenations_are_late():
     def function(a, w):
         first = y = a @ a
         for _ in range(5):
@@ -96,12 +97,12 @@ def test_copies_for_late_concatenations_are_not_made_early():
         return y
 
     (a,), w = matrices(1), torch.randn(2 * SIZE, SIZE)
-    assert peak(function, a, w) == 4  # the first one, both together, and a product
+    assert peak(function, a, w) == 4  # the first product, the concatenation, and the next product
     same(function, a, w, rtol=1e-3, atol=1e-3)
 
 
-def test_a_dense_block_takes_few_kernels_and_no_more_memory_than_as_it_is_written():
-    """Copies of one concatenation run together; those of later ones do not run with them."""
+def test_dense_block_takes_few_kernels_and_no_extra_memory():
+    """Copies of one concatenation are fused; copies of later ones are not fused with them."""
 
     def function(a, *weights):
         parts = [a @ a]
@@ -111,14 +112,14 @@ def test_a_dense_block_takes_few_kernels_and_no_more_memory_than_as_it_is_writte
 
     (a,) = matrices(1)
     weights = [torch.randn(SIZE * (k + 1), SIZE) / SIZE for k in range(6)]
-    # Six matrices, and all of them side by side, which relu writes over.
+    # Six matrices, and their concatenation, which relu overwrites.
     assert peak(function, a, *weights) <= 12
     assert len(kernels(function, a, *weights)) <= 11, "one per concatenation, one per relu"
     same(function, a, *weights)
 
 
 def gradient_peaks(function, a, *args):
-    """Buffers of one matrix that the gradient of the first takes in eager mode, and compiled."""
+    """The peak memory, in matrices, of a gradient with respect to ``a``: eager and compiled."""
     fast = magpy.compile(function, fullgraph=True)
     a.requires_grad_()
 
@@ -133,9 +134,9 @@ def gradient_peaks(function, a, *args):
 
 
 @pytest.mark.usefixtures("forget_everything")
-def test_a_dense_block_that_is_computed_again_takes_less_memory_than_in_eager():
-    """Gradients of what went into many concatenations are summed as they come, and no layer is
-    computed again with another, long before it is needed."""
+def test_checkpointed_dense_block_takes_less_memory_than_eager():
+    """Gradients of inputs of many concatenations are accumulated early, and each layer is
+    recomputed separately, shortly before its use."""
 
     def layer(weight, *maps):
         return torch.cat(maps, 1).sin() @ weight
@@ -151,8 +152,8 @@ def test_a_dense_block_that_is_computed_again_takes_less_memory_than_in_eager():
     assert actual < 0.8 * eager
 
 
-def test_what_is_returned_is_made_when_it_is_computed():
-    """Rather than in the end, with all that it is made of held until then."""
+def test_results_are_computed_early():
+    """Not at the end, which would keep their inputs alive until then."""
 
     def function(a):
         first, q = (a @ a) * (a @ a.t()), a
@@ -160,7 +161,7 @@ def test_what_is_returned_is_made_when_it_is_computed():
             q = q @ a
         return first.t(), q
 
-    assert peak(function, *matrices(1)) == 3  # the first result, and the last before and after
+    assert peak(function, *matrices(1)) == 3  # the first result, and q before and after a product
 
     def later(a):
         first, q = a.sum(0) * 2, a
@@ -171,13 +172,13 @@ def test_what_is_returned_is_made_when_it_is_computed():
     assert len(kernels(later, *matrices(1))) == 1
 
 
-def test_zeros_that_something_is_added_to_are_made_when_it_is(monkeypatch):
-    """What is fused runs as late as its last part: zeros wait for nothing, and were made before."""
+def test_zeros_are_created_at_their_accumulation(monkeypatch):
+    """A fused kernel runs at the position of its last part; zeros alone would run early."""
     monkeypatch.setattr(scheduler, "_first_position", scheduler._last_position)
 
-    def function(a, b, places):
+    def function(a, b, indices):
         p = a @ b
         q = ((p.relu() @ b) @ b)[:2] * 2
-        return torch.zeros(SIZE, SIZE).index_add(0, places, q).sum(), p.relu().sum()
+        return torch.zeros(SIZE, SIZE).index_add(0, indices, q).sum(), p.relu().sum()
 
     assert peak(function, *matrices(2), torch.tensor([3, 5])) < 2.1
