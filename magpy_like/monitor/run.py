@@ -38,7 +38,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import enable_instruction_events, traceable_entry
 from magpy_like.monitor.suspension import CollectionSuspension
 from magpy_like.monitor.symbolic.graph_lists import inspected_lists
-from magpy_like.monitor.symbolic.lifted_number_rules import SPECIALIZED_BY
+from magpy_like.monitor.symbolic.lifted_number_rules import LIFTED_NUMBER_RULES
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
 from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.native import (
@@ -302,8 +302,8 @@ class MonitorRun:
             step = context.flags.on_instruction(context, step)
             if (isolated := isolation.current()) is not None:
                 return self._on_isolated_instruction(isolated, step)
-            if context.lifted and number in SPECIALIZED_BY:
-                done = SPECIALIZED_BY[number](context, step)
+            if context.lifted and number in LIFTED_NUMBER_RULES:
+                done = LIFTED_NUMBER_RULES[number](context, step)
                 if done is not None:
                     return done
             return self._rules.rules[number](context, step)
@@ -319,8 +319,8 @@ class MonitorRun:
         context = self.context
         isolated.check(context, step)
         token = None
-        if context.lifted and step.opcode in SPECIALIZED_BY:
-            token = SPECIALIZED_BY[step.opcode](context, step)
+        if context.lifted and step.opcode in LIFTED_NUMBER_RULES:
+            token = LIFTED_NUMBER_RULES[step.opcode](context, step)
         rule = self._rules.rules.get(step.opcode)
         if token is None and rule is not None:
             token = rule(context, step)

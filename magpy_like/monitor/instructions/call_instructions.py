@@ -25,7 +25,7 @@ from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup, locks
 from magpy_like.monitor.objects.containers import overrides_iteration
 from magpy_like.monitor.symbolic import loop_ranges, tensor_formatting, varying_reads
-from magpy_like.monitor.symbolic.lifted_number_rules import give_back
+from magpy_like.monitor.symbolic.lifted_number_rules import restore_originals
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
@@ -49,7 +49,7 @@ def call(context: Context, step: Step) -> Token:
     if count == 1 and (function is id or function is hash):
         merge_identity_test(context, step, 1)
     if context.lifted and any(function is told for told in DISTINGUISHES_EQUAL_OBJECTS):
-        give_back(context, step, count)
+        restore_originals(context, step, count)
     names = context.keyword_names(step)
     kwargs: dict[str, Any] = {}
     if names:

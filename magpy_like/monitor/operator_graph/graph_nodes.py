@@ -115,7 +115,7 @@ class GraphNodes:
     def add_grad_fn(self, tensor: fx.Node) -> fx.Node:
         """The autograd node of a tensor at this point."""
         node = self.graph.call_function(getattr, (tensor, "grad_fn"))
-        node.meta[AS_IS] = "is looked at by the program"
+        node.meta[AS_IS] = "is read by the program"
         return node
 
     def add_snapshot(self, node: fx.Node) -> fx.Node:

@@ -104,7 +104,7 @@ class GraphNumbers:
         operation = _ON_SYMBOLS.get(operation, operation)
         node = self._nodes.graph.call_function(graph_function(operation, parts), parts)
         if operation not in _ON_NUMBERS or is_of_negative_base(operation, parts):
-            node.meta[AS_IS] = "is a function of numbers that no backend has"
+            node.meta[AS_IS] = "is a function of numbers that backends do not support"
         return self._know_number(node, value)
 
     def _know_number(self, node: fx.Node, value: Any) -> fx.Node:

@@ -62,7 +62,7 @@ class _Frame:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _PendingCall:
     """Flags among the arguments of a pending call, specialized until the function is entered."""
 
     caller: int
@@ -81,13 +81,13 @@ class LiftedFlags:
         """By the id of the frame."""
         self._forwarders: dict[int, FlagArguments] = {}
         """By the id of the frame, the flags that a module's ``__call__`` will pass on."""
-        self._call: _Call | None = None
-        self._sides: dict[int, _Frame] = {}
+        self._pending_call: _PendingCall | None = None
+        self._isolated_frames: dict[int, _Frame] = {}
         """By the id of their code, frames in which branches will run in isolation."""
         self._numbers: dict[int, Computed] = {}
         self._tensors: dict[int, torch.Tensor] = {}
         self._known: dict[int, ShadowNode] = {}
-        self._coming: dict[int, dict[int, dict[int, ShadowNode]]] = {}
+        self._pending_reads: dict[int, dict[int, dict[int, ShadowNode]]] = {}
         """By the id of the frame and the offset of the consuming instruction, flags that were read
         from outside, by their depths on the operand stack."""
         self._constant: dict[int, bool] = {}
@@ -99,11 +99,11 @@ class LiftedFlags:
         """The region is entered with flags among its arguments, whose positions count from 0 after
         the ``bound`` ones of the function."""
         for node in given.values():
-            self._know(node)
+            self._register(node)
             self._rec.reads.just_read.add(node.node_id)  # read as arguments only
-        self._arrive(frame, _moved(given, bound))
+        self._enter_locals(frame, _shifted(given, bound))
 
-    def _know(self, node: ShadowNode) -> None:
+    def _register(self, node: ShadowNode) -> None:
         if node.node_id not in self._known:
             self._known[node.node_id] = node
             self._numbers[node.node_id] = Computed(flag_as_number, (EntryValue(node),))
@@ -112,15 +112,15 @@ class LiftedFlags:
         """An instruction reads a bool that varies between calls and is not guarded: track it if its
         consumer is known."""
         if node.node_id not in self._constant and self._taker(context, step) is None:
-            self._know(node)
+            self._register(node)
             self.specialize(node)
             return None
         return _finish_reading, (step, node, value)
 
     def finish_reading(self, context: Context, step: Step, node: ShadowNode) -> Any:
         """The read is complete: returns the replacement of its result, or None."""
-        self._know(node)
-        self._open(node)
+        self._register(node)
+        self._track(node)
         context.watch_numbers()
         if node.node_id in self._constant:
             return self._constant[node.node_id]
@@ -128,7 +128,7 @@ class LiftedFlags:
         assert taker is not None
         offset, depth, slot = taker
         if slot is None:
-            self._coming.setdefault(id(step.frame), {}).setdefault(offset, {})[depth] = node
+            self._pending_reads.setdefault(id(step.frame), {}).setdefault(offset, {})[depth] = node
         else:
             found = self._frames.get(id(step.frame), _Frame(step.code, 0, {}))
             self._frames[id(step.frame)] = replace(found, slots={**found.slots, slot: node})
@@ -155,41 +155,41 @@ class LiftedFlags:
         if not self._known:
             return
         self._frames.pop(id(frame), None)
-        self._coming.pop(id(frame), None)
+        self._pending_reads.pop(id(frame), None)
         self._specialize(
             self._forwarders.pop(id(frame), {}).values()
         )  # of another frame, long gone
-        side = self._sides.get(id(frame.f_code))
+        side = self._isolated_frames.get(id(frame.f_code))
         if side is not None:
             self._frames[id(frame)] = side
             return
-        call, self._call = self._call, None
+        call, self._pending_call = self._pending_call, None
         caller = frame.f_back
         if call is not None:
             if call.caller == id(caller) and call.code is frame.f_code:
-                self._arrive(frame, call.given)
+                self._enter_locals(frame, call.given)
                 return
             self._specialize(call.given.values())
         given = self._forwarders.pop(id(caller), None)
         if given is not None and caller is not None:
             before = _bound_before(caller, frame)
             if before is not None:
-                self._arrive(frame, _moved(given, before))
+                self._enter_locals(frame, _shifted(given, before))
             else:
                 self._specialize(given.values())
 
     def specialize_pending_call(self) -> None:
         """A function that is not monitored has been entered."""
-        if self._call is not None:
-            self._specialize(self._call.given.values())
-            self._call = None
+        if self._pending_call is not None:
+            self._specialize(self._pending_call.given.values())
+            self._pending_call = None
 
-    def _arrive(self, frame: types.FrameType, given: FlagArguments) -> None:
+    def _enter_locals(self, frame: types.FrameType, given: FlagArguments) -> None:
         """Flags are arguments of a function that has just been entered."""
         code = frame.f_code
         if code in _FORWARDERS:
             if not any(key == 0 for key in given):
-                self._forwarders[id(frame)] = _moved(given, -1)
+                self._forwarders[id(frame)] = _shifted(given, -1)
             return
         slots, found = frame_locals(frame), {}
         for key, node in given.items():
@@ -203,7 +203,7 @@ class LiftedFlags:
         open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._specialized}
         for node in {node.node_id: node for node in open_ones.values()}.values():
             if node.node_id in self._rec.reads.just_read:
-                self._open(node)
+                self._track(node)
             else:
                 self.specialize(node)  # the program has read it otherwise since
         if open_ones:
@@ -229,17 +229,17 @@ class LiftedFlags:
         That is the program's ``own`` code preceded by ``shift`` bytes. The flag ``known`` is
         constant there.
         """
-        self._sides.pop(id(code), None)
+        self._isolated_frames.pop(id(code), None)
         slots = self.in_frame(frame)
         if known is not None:
             slots = {slot: node for slot, node in slots.items() if node is not known[0]}
             self._constant[known[0].node_id] = known[1]
         if slots and self._frames[id(frame)].code is own:
-            self._sides[id(code)] = _Frame(own, shift, slots)
+            self._isolated_frames[id(code)] = _Frame(own, shift, slots)
 
     def end_branch(self, code: types.CodeType, known: BranchFlag) -> None:
         """The branch has ended."""
-        self._sides.pop(id(code), None)
+        self._isolated_frames.pop(id(code), None)
         if known is not None:
             del self._constant[known[0].node_id]
 
@@ -249,7 +249,7 @@ class LiftedFlags:
         """Guard the value of a flag."""
         if node.node_id in self._known:
             self._specialized.add(node.node_id)
-            self._close(node)
+            self._guard_value(node)
             self._rec.reads.just_read.discard(node.node_id)
 
     def specialize_all(self) -> None:
@@ -257,14 +257,14 @@ class LiftedFlags:
         for node in self._known.values():
             self.specialize(node)
 
-    def _close(self, node: ShadowNode) -> None:
+    def _guard_value(self, node: ShadowNode) -> None:
         """Guard a flag's value for now; the guard can still be dropped."""
         if Fact.VALUE not in node.facts:
             node.facts.add(Fact.VALUE)
             self._rec.reads.just_read.add(node.node_id)
         self._rec.lifted.external.nodes.discard(node.node_id)
 
-    def _open(self, node: ShadowNode) -> None:
+    def _track(self, node: ShadowNode) -> None:
         self._rec.reads.just_read.discard(node.node_id)
         node.facts.discard(Fact.VALUE)
         node.facts.add(Fact.TYPE)
@@ -283,7 +283,7 @@ class LiftedFlags:
 
     def on_instruction(self, context: Context, step: Step) -> Step:
         """An instruction is about to run: returns it, with numbers for flags among its operands."""
-        found = self._arrived(step)
+        found = self._arrived_flags(step)
         frame = self._frames.get(id(step.frame))
         if frame is not None:
             consumers = local_uses(frame.code).consumers.get(step.offset - frame.shift, ())
@@ -294,11 +294,11 @@ class LiftedFlags:
             if Fact.VALUE in node.facts:  # the program has read it otherwise since
                 self.specialize(node)
         found = {d: node for d, node in found.items() if node.node_id not in self._specialized}
-        return self._take(context, step, found) if found else step
+        return self._consume(context, step, found) if found else step
 
-    def _arrived(self, step: Step) -> dict[int, ShadowNode]:
+    def _arrived_flags(self, step: Step) -> dict[int, ShadowNode]:
         """The operands of an instruction that are flags read from outside before."""
-        coming = self._coming.get(id(step.frame))
+        coming = self._pending_reads.get(id(step.frame))
         if coming is None:
             return {}
         read = local_uses(step.code).reads.get(step.offset)
@@ -306,10 +306,10 @@ class LiftedFlags:
             coming.get(read[0], {}).pop(read[1], None)
         return coming.pop(step.offset, {})
 
-    def _take(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
+    def _consume(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
         name = opcode.opname[step.opcode]
         if name == "CALL":
-            return self._pass_on(context, step, found)
+            return self._pass_to_call(context, step, found)
         if "NONE" in name or (name == "IS_OP" and any(v is None for v in step.stack[-2:])):
             return step  # neither value is None
         if name.startswith("POP_JUMP"):
@@ -323,7 +323,7 @@ class LiftedFlags:
         elif name == "BINARY_OP" and len(found) == 1:
             (depth,) = found
             if _is_arithmetic(BINARY[step.oparg], step.stack[depth - 3]):
-                return self._count(context, step, found, [depth])
+                return self._convert_to_numbers(context, step, found, [depth])
         self._specialize(found.values())
         return step
 
@@ -331,7 +331,7 @@ class LiftedFlags:
         for node in nodes:
             self.specialize(node)
 
-    def _count(
+    def _convert_to_numbers(
         self, context: Context, step: Step, found: dict[int, ShadowNode], depths: list[int]
     ) -> Step:
         """Replace the flags at these depths by numbers."""
@@ -342,13 +342,13 @@ class LiftedFlags:
             stack[-depth] = number
         return replace(step, stack=tuple(stack))
 
-    def _pass_on(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
+    def _pass_to_call(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
         count, stack = step.oparg, step.stack
         function, bound = stack[-count - 1], 0
         if stack[-count - 2] is not NULL:
             function, bound = stack[-count - 2], 1
         if function in (int, float) and count == 1:
-            return self._count(context, step, found, [1])
+            return self._convert_to_numbers(context, step, found, [1])
         code = None
         if type(function) is types.MethodType:
             function, bound = function.__func__, bound + 1
@@ -365,8 +365,8 @@ class LiftedFlags:
         for depth, node in found.items():
             key = names[-depth] if depth <= len(names) else count - depth + bound
             given[key] = node
-            self._close(node)
-        self._call = _Call(id(step.frame), code, given)
+            self._guard_value(node)
+        self._pending_call = _PendingCall(id(step.frame), code, given)
         return step
 
 
@@ -405,7 +405,7 @@ def _local(frame: types.FrameType, name: str) -> Any:
     return value.cell_contents if is_instance(value, types.CellType) else value
 
 
-def _moved(given: FlagArguments, by: int) -> FlagArguments:
+def _shifted(given: FlagArguments, by: int) -> FlagArguments:
     return {key + by if is_instance(key, int) else key: node for key, node in given.items()}
 
 

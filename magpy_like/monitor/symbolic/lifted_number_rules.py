@@ -83,7 +83,7 @@ def _compare(context: Context, step: Step) -> Token:
     operands = step.stack[-2:]
     if _becomes_branch(context, step, compared, operands):
         return None
-    return _ask(context, compared, operands)
+    return _require_truth(context, compared, operands)
 
 
 def _becomes_branch(
@@ -104,18 +104,18 @@ def _contains(context: Context, step: Step) -> Token:
     if getattr(type(container), "__contains__", None) is dict.__contains__:
         context.lifted.specialize((item, tuple(dict.keys(container))))  # its values are not read
         return None
-    return _ask(context, operator.contains, (container, item))
+    return _require_truth(context, operator.contains, (container, item))
 
 
 def _identify(context: Context, step: Step) -> Token:
     left, right = step.stack[-2:]
     if is_liftable(left) and is_liftable(right):
         context.lifted.specialize((left, right))
-        give_back(context, step, 2)
+        restore_originals(context, step, 2)
     return None
 
 
-def give_back(context: Context, step: Step, count: int) -> None:
+def restore_originals(context: Context, step: Step, count: int) -> None:
     """Replace the topmost operands by the external objects of their numbers: the program compares
     identities. Such numbers are specialized."""
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
@@ -129,10 +129,10 @@ def _branch(context: Context, step: Step) -> Token:
     value = step.stack[-1]
     if not is_liftable(value) or _becomes_branch(context, step, operator.truth, (value,)):
         return None
-    return _ask(context, operator.truth, (value,))
+    return _require_truth(context, operator.truth, (value,))
 
 
-def _ask(context: Context, operation: Any, operands: tuple[Any, ...]) -> Token:
+def _require_truth(context: Context, operation: Any, operands: tuple[Any, ...]) -> Token:
     tensors = any(is_instance(operand, torch.Tensor) for operand in operands)
     if any(is_instance(operand, np.ndarray) for operand in operands):
         return random_draws.repeat_array_call(context, operation, operands, {})
@@ -172,7 +172,7 @@ def _index(container: int, *keys: int) -> Callable[[Context, Step], Token]:
     return specialize
 
 
-def _take(context: Context, step: Step) -> Token:
+def _read_item(context: Context, step: Step) -> Token:
     """An item at a lifted key: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
     rows = context.recording.operators.lists.get(id(container))
@@ -188,7 +188,7 @@ def _take(context: Context, step: Step) -> Token:
     node = context.recording.variables.node(container)
     if node is not None and context.lifted.is_computable_before_graph(key) and not node.changed:
         context.recording.inspections.visit(container, ValueRead.TYPE)
-        return _finish_take, (node, key)
+        return _finish_item, (node, key)
     taken = varying_lists.read_item(context, container, key)
     if taken is not None or (node is not None and node.changed):
         return taken or _index(2, 1)(context, step)
@@ -196,7 +196,7 @@ def _take(context: Context, step: Step) -> Token:
     return (finish_computed, function) if function else _index(2, 1)(context, step)
 
 
-def _put(context: Context, step: Step) -> Token:
+def _write_item(context: Context, step: Step) -> Token:
     """An item is stored at a lifted key."""
     value, target, key = step.stack[-3:]
     stored = varying_lists.write_item(context, target, key, value)
@@ -210,7 +210,7 @@ def _item(container: Any, key: Any) -> Any:
     return container[key] if -len(container) <= key < len(container) else None
 
 
-def _finish_take(context: Context, taken: tuple[ShadowNode, Any], result: Any) -> Any:
+def _finish_item(context: Context, taken: tuple[ShadowNode, Any], result: Any) -> Any:
     return context.lifted.arithmetic.read_item(*taken, result)
 
 
@@ -228,7 +228,7 @@ def _join(context: Context, step: Step) -> Token:
     return (finish_computed, (joined, operands)) if context.lifted.any_lifted(operands) else None
 
 
-def _take_apart(context: Context, step: Step) -> Token:
+def _iterate(context: Context, step: Step) -> Token:
     if type(step.stack[-1]) is str:
         context.lifted.specialize(step.stack[-1])
     return None
@@ -268,10 +268,10 @@ def _store_attribute(context: Context, step: Step) -> Token:
     return None
 
 
-_TAKE_APART = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTEND", "SET_UPDATE")
+_ITERATIONS = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTEND", "SET_UPDATE")
 
 
-def _specialized_by() -> dict[int, Callable[[Context, Step], Token]]:
+def _lifted_number_rules() -> dict[int, Callable[[Context, Step], Token]]:
     """The rules of instructions that do more with lifted numbers than to move them, by opcode."""
     table: dict[str, Callable[[Context, Step], Token]] = {
         "BINARY_OP": _compute_binary,
@@ -282,8 +282,8 @@ def _specialized_by() -> dict[int, Callable[[Context, Step], Token]]:
         "CONTAINS_OP": _contains,
         "IS_OP": _identify,
         "UNARY_NOT": _branch,
-        "BINARY_SUBSCR": _take,
-        "STORE_SUBSCR": _put,
+        "BINARY_SUBSCR": _read_item,
+        "STORE_SUBSCR": _write_item,
         "DELETE_SUBSCR": _index(2, 1),
         "BINARY_SLICE": _index(3, 2, 1),
         "STORE_SLICE": _index(3, 2, 1),
@@ -299,8 +299,8 @@ def _specialized_by() -> dict[int, Callable[[Context, Step], Token]]:
         "LOAD_METHOD": _attribute,
         "STORE_ATTR": _store_attribute,
     }
-    for name in _TAKE_APART:
-        table[name] = _take_apart
+    for name in _ITERATIONS:
+        table[name] = _iterate
     for name in opcode.opmap:
         if "JUMP" in name and "_IF_" in name and "NONE" not in name:
             table[name] = _branch
@@ -311,4 +311,4 @@ def _specialized_by() -> dict[int, Callable[[Context, Step], Token]]:
     }
 
 
-SPECIALIZED_BY = _specialized_by()
+LIFTED_NUMBER_RULES = _lifted_number_rules()

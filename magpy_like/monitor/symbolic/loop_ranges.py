@@ -41,48 +41,51 @@ def index_element(index: Any, rows: list[torch.Tensor]) -> Any:
 
 
 def begin_loop(
-    context: Context, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, step: Step, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Try to make the loop over ``head(*args)`` an operator; returns True if it is one now."""
+    """Try to make the loop over ``function(*args)`` an operator; returns True if it is one now."""
     if context.branching is None or kwargs or not args:
         return False
-    if head is range:
-        bounds = _bounds(args)
+    if function is range:
+        bounds = _range_bounds(args)
         return bounds is not None and context.branching.at_loop(
             context, step, bounds, (), index_element
         )
     element: Element | None
-    if head is map:
-        head, args, element = zip, args[1:], None
-    elif head is zip:
+    if function is map:
+        function, args, element = zip, args[1:], None
+    elif function is zip:
         element = _element_of_several(context, args)
     else:
-        element = ROW_ELEMENTS[head]
-    if head is not zip and len(args) > 1:
+        element = ROW_ELEMENTS[function]
+    if function is not zip and len(args) > 1:
         extra, args = args[1], args[:1] + args[2:]
         if len(args) > 1 or type(extra) is not int:
             return False
-        if head is enumerate:
-            element = _counted_from(context, extra)
+        if function is enumerate:
+            element = _enumerated_from(context, extra)
         elif extra != 0:
             return False
-    if head is reversed and id(args[0]) not in context.recording.operators.lists:
+    if function is reversed and id(args[0]) not in context.recording.operators.lists:
         return False
     if not args or not all(
-        _has_rows(context, a) or (head is zip and _numbered(context, a)) for a in args
+        _can_iterate_rows(context, a) or (function is zip and _lifted_range(context, a))
+        for a in args
     ):
         return False
     try:
-        count = reduce(lambda a, b: _smaller(context, a, b), [_rows(context, arg) for arg in args])
+        count = reduce(
+            lambda a, b: _minimum(context, a, b), [_row_count(context, arg) for arg in args]
+        )
     except Split:
         return False
-    if head is reversed:
+    if function is reversed:
         args = (ReversedRows(args[0]),)
-    rows = tuple(arg for arg in args if _numbered(context, arg) is None)
+    rows = tuple(arg for arg in args if _lifted_range(context, arg) is None)
     return context.branching.at_loop(context, step, (0, count, 1), rows, element)
 
 
-def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
+def _range_bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
     """Start, stop and step of ``range(*args)``."""
     if not 0 < len(args) < 4 or any(type(arg) is not int for arg in args):
         return None
@@ -90,26 +93,26 @@ def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
     return (start, stop, by) if by != 0 else None
 
 
-def _numbered(context: Context, value: Any) -> LiftedRange | None:
+def _lifted_range(context: Context, value: Any) -> LiftedRange | None:
     found = context.recording.operators.lists.get(id(value))
     return found if is_instance(found, LiftedRange) else None
 
 
 def _element_of_several(context: Context, args: Sequence[Any]) -> Element:
     """The element of ``zip(*args)``."""
-    numbers = [_numbered(context, arg) for arg in args]
+    numbers = [_lifted_range(context, arg) for arg in args]
 
     def element(index: Any, rows: list[torch.Tensor]) -> Any:
         given = iter(rows)
         return tuple(
-            next(given) if found is None else _number_at(context, found.bounds, index)
+            next(given) if found is None else _range_element(context, found.bounds, index)
             for found in numbers
         )
 
     return element
 
 
-def _number_at(context: Context, bounds: tuple[int, int, int], index: Any) -> Any:
+def _range_element(context: Context, bounds: tuple[int, int, int], index: Any) -> Any:
     start, _, by = bounds
     steps = index if by == 1 else compute_lifted(context, operator.mul, index, by)
     return (
@@ -122,7 +125,7 @@ def _is_zero(context: Context, number: int) -> bool:
 
 
 def record_range(
-    context: Context, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, step: Step, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
     """The completion of a call that creates a lifted range, or its reverse iterator, for ``zip``
     alone; None for any other call."""
@@ -130,13 +133,13 @@ def record_range(
         context.branching is None
         or context.isolation.branch_run is not None
         or kwargs
-        or head not in (range, reversed)
+        or function not in (range, reversed)
     ):
         return None
-    if head is range:
-        bounds = _bounds(args)
+    if function is range:
+        bounds = _range_bounds(args)
     else:
-        found = _numbered(context, args[0]) if len(args) == 1 else None
+        found = _lifted_range(context, args[0]) if len(args) == 1 else None
         bounds = (
             None
             if found is None or found.bounds[2] != 1
@@ -151,13 +154,13 @@ def record_range(
     if not context.lifted.guards.are_computable_at_entry(bounds):
         return None
     if not context.branching.is_consumed_at_once(
-        step, (zip,) if head is reversed else (zip, reversed)
+        step, (zip,) if function is reversed else (zip, reversed)
     ):
         return None
-    return _finish_numbers, bounds
+    return _finish_range, bounds
 
 
-def _finish_numbers(context: Context, bounds: tuple[int, int, int], result: Any) -> None:
+def _finish_range(context: Context, bounds: tuple[int, int, int], result: Any) -> None:
     lists = context.recording.operators.lists
     lists[id(result)] = LiftedRange(result, bounds, lambda: context.lifted.specialize(bounds))
 
@@ -172,7 +175,7 @@ def reversed_bounds(context: Context, bounds: tuple[int, int, int]) -> tuple[int
     )
 
 
-def _counted_from(context: Context, start: int) -> Element:
+def _enumerated_from(context: Context, start: int) -> Element:
     return lambda index, rows: (compute_lifted(context, operator.add, index, start), rows[0])
 
 
@@ -208,7 +211,7 @@ class ReversedRows:
     rows: Any
 
 
-def _has_rows(context: Context, value: Any) -> bool:
+def _can_iterate_rows(context: Context, value: Any) -> bool:
     """True if a loop may iterate over a tensor's rows, or a list of the graph."""
     found = context.recording.operators.lists.get(id(value))
     if is_instance(found, GraphList):
@@ -216,7 +219,7 @@ def _has_rows(context: Context, value: Any) -> bool:
     return type(value) in _PLAIN and value.dim() > 0
 
 
-def _rows(context: Context, tensor: Any) -> Any:
+def _row_count(context: Context, tensor: Any) -> Any:
     """The number of rows, lifted if it varies.
 
     Raises:
@@ -234,7 +237,7 @@ def _rows(context: Context, tensor: Any) -> Any:
     return count if twin is None else context.lifted.symbolic.lift(count, twin.shape[0])
 
 
-def _smaller(context: Context, one: int, other: int) -> int:
+def _minimum(context: Context, one: int, other: int) -> int:
     return one if one is other else compute_lifted(context, min, one, other)
 
 

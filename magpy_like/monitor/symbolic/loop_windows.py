@@ -78,8 +78,10 @@ def record_narrow(context: Context, token: Any) -> None:
     ends = parts[dim].start, parts[dim].stop
     if any(type(number) is not int for number in ends):
         return
-    (times, begin), (too, end) = (_place(context, reads.index, number) for number in ends)
-    if not times == too == 1 or context.lifted.any_lifted((begin, end)) or not begin < end:
+    (times, begin), (end_times, end) = (
+        _linear_in_index(context, reads.index, number) for number in ends
+    )
+    if not times == end_times == 1 or context.lifted.any_lifted((begin, end)) or not begin < end:
         return
     rec, size = context.recording, tensor.shape[dim]
     twin = rec.sizes.twin_of(tensor)
@@ -102,7 +104,7 @@ def read_indexed_element(context: Context, given: GraphList, key: int) -> Token 
     )
     if reads is None or given.has_data_dependent_length or not -size <= key < size:
         return None
-    times, place = _place(context, reads.index, key)
+    times, place = _linear_in_index(context, reads.index, key)
     if times is None:
         return None
     if key < 0:
@@ -123,13 +125,13 @@ def _finish_take(
     return found
 
 
-def _place(context: Context, index: fx.Node, number: int) -> tuple[Any, Any]:
+def _linear_in_index(context: Context, index: fx.Node, number: int) -> tuple[Any, Any]:
     """``number`` as a linear function of the index: the factor, and the offset, which is known
     before the loop; None twice if it is not linear."""
-    return _linear(context, index, context.lifted.expression(number) or number) or (None, None)
+    return _linear_form(context, index, context.lifted.expression(number) or number) or (None, None)
 
 
-def _linear(context: Context, index: fx.Node, part: Any) -> tuple[int, Any] | None:
+def _linear_form(context: Context, index: fx.Node, part: Any) -> tuple[int, Any] | None:
     if is_instance(part, GraphNumber):
         if part.node is index:
             return 1, 0
@@ -143,7 +145,7 @@ def _linear(context: Context, index: fx.Node, part: Any) -> tuple[int, Any] | No
     if operation is None or not is_instance(part, Computed):
         return None
     operands = part.operands if len(part.operands) == 2 else (0, *part.operands)
-    left, right = (_linear(context, index, operand) for operand in operands)
+    left, right = (_linear_form(context, index, operand) for operand in operands)
     if left is None or right is None:
         return None
     return operation(left[0], right[0]), _computed(context, operation, left[1], right[1])

@@ -49,7 +49,7 @@ def unbind_into_list(
         return False
     if name == "split" and (each != 1 or context.lifted.any_lifted((each,))):
         return False
-    if name == "chunk" and not (each == count and _is_size(context, each, twin.shape[dim])):
+    if name == "chunk" and not (each == count and _equals_size(context, each, twin.shape[dim])):
         return False
     source = rec.graph.value(tensor)
     row: Callable[[torch.Tensor], torch.Tensor]
@@ -75,7 +75,7 @@ _NAMES = ("unbind", "split", "chunk")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _is_size(context: Context, number: int, size: torch.SymInt) -> bool:
+def _equals_size(context: Context, number: int, size: torch.SymInt) -> bool:
     twin = context.lifted.twin(number)
     return is_instance(twin, torch.SymInt) and context.lifted.guards.require_symbolic(twin == size)
 
@@ -90,7 +90,7 @@ def slice_list(context: Context, given: GraphList, key: slice) -> Token | None:
     if not plain or not given.is_unchanged() or given.has_data_dependent_length:
         return None
     if key == _BACKWARDS:
-        return _turned, given
+        return _finish_reversed, given
     if key == _FIRST and given.elements_are_new and given.is_never_empty:
         given.know(context.recording.operators, 0)
         return _finish_first, None
@@ -116,10 +116,10 @@ def slice_list(context: Context, given: GraphList, key: slice) -> Token | None:
 _BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
 
 
-def _turned(context: Context, given: GraphList, result: Any) -> None:
+def _finish_reversed(context: Context, given: GraphList, result: Any) -> None:
     """Register ``result``, a reversed list of the graph."""
     operators = context.recording.operators
-    _derived(context, given, operators.control.add_reversed(given.node), given.count, result)
+    _register_list(context, given, operators.control.add_reversed(given.node), given.count, result)
 
 
 def _finish_first(context: Context, _: None, result: Any) -> None:
@@ -132,7 +132,7 @@ def _finish_slice(context: Context, taken: tuple[GraphList, slice, Any], result:
         operator.getitem, (given.node, key)
     )
     node.meta[LIST] = True
-    _derived(context, given, node, count, result)
+    _register_list(context, given, node, count, result)
 
 
 def finish_copy(context: Context, made: tuple[GraphList, type], result: Any) -> None:
@@ -140,10 +140,12 @@ def finish_copy(context: Context, made: tuple[GraphList, type], result: Any) -> 
     given, kind = made
     node = context.recording.operators.nodes.graph.call_function(kind, (given.node,))
     node.meta[LIST] = True
-    _derived(context, given, node, given.count, result)
+    _register_list(context, given, node, given.count, result)
 
 
-def _derived(context: Context, given: GraphList, node: fx.Node, count: Any, result: Any) -> None:
+def _register_list(
+    context: Context, given: GraphList, node: fx.Node, count: Any, result: Any
+) -> None:
     if result is not given.value:  # a tuple of a tuple
         context.recording.operators.lists[id(result)] = GraphList(
             result, node, count, given.twin, given.specialize_length, given.elements_are_new

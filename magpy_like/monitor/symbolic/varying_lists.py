@@ -81,12 +81,14 @@ def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue
     if found is not None or node.changed or not (begin or rec.inspections.counts_vary(node)):
         return found
     entry = EntryValue(node)
-    length = _known(rec, len, (entry,), len(container))
+    length = _length_expression(rec, len, (entry,), len(container))
     found = rec.reads.list_values[node.node_id] = ListValue(entry, length, entry)
     return found
 
 
-def _known(rec: Recording, operation: Any, parts: tuple[Any, ...], length: int) -> Expression:
+def _length_expression(
+    rec: Recording, operation: Any, parts: tuple[Any, ...], length: int
+) -> Expression:
     """The expression of a length, which may become an input of the operator graph."""
     number = Computed(operation, parts)
     rec.lifted.identities.values[number] = length
@@ -135,22 +137,24 @@ def record_mutation(
         return
     more = len(args[0]) if operation is list.extend else 1
     length = len(container) + more
-    value.length = _known(rec, operator.add, (value.length, more), length)
+    value.length = _length_expression(rec, operator.add, (value.length, more), length)
     most = container.maxlen if type(container) is deque else None
     if most is not None:
-        value.length = _known(rec, length_after, (value.length, most), min(length, most))
+        value.length = _length_expression(
+            rec, length_after, (value.length, most), min(length, most)
+        )
     value.added = value.added + more if operation in (list.append, list.extend) else 0
     given = args[0] if operation is list.extend else args
     if value.contents is None or not all(type(item) in NUMBERS for item in given):
         value.contents = None
     elif operation is list.extend:
         for item in given:
-            value.contents = _after(rec, list.append, value.contents, item)
+            value.contents = _mutated(rec, list.append, value.contents, item)
     else:
-        value.contents = _after(rec, operation, value.contents, *args)
+        value.contents = _mutated(rec, operation, value.contents, *args)
 
 
-def _after(rec: Recording, operation: Any, contents: Expression, *args: Any) -> Computed:
+def _mutated(rec: Recording, operation: Any, contents: Expression, *args: Any) -> Computed:
     parts = (contents, *rec.lifted.identities.expressions(args))
     return Computed(MutatedCopy(operation), parts)  # which never raises
 
@@ -206,7 +210,7 @@ def write_item(context: Context, target: Any, key: Any, number: Any) -> Token | 
         MutatedCopy(list.__setitem__), given, (value.contents, key, number)
     )
     rec.inspections.visit(target, ValueRead.TYPE)
-    _repeat(rec, node, list.__setitem__, (key, number))
+    _repeat_mutation(rec, node, list.__setitem__, (key, number))
     return _finish_nothing, None
 
 
@@ -227,14 +231,16 @@ def pop(context: Context, operation: Any, container: Any, *keys: Any) -> Token |
     value.contents = context.lifted.arithmetic.expression(
         MutatedCopy(operation), given, (before, *keys)
     )
-    value.length = _known(rec, operator.sub, (value.length, 1), len(container) - 1)
+    value.length = _length_expression(rec, operator.sub, (value.length, 1), len(container) - 1)
     value.added = 0
     rec.inspections.visit(container, ValueRead.TYPE)
-    _repeat(rec, node, operation, keys)
+    _repeat_mutation(rec, node, operation, keys)
     return _finish_take, (before, copy.copy(container), key)
 
 
-def _repeat(rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]) -> None:
+def _repeat_mutation(
+    rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]
+) -> None:
     rec.mutations.snapshot(node)
     rec.refs.in_place(node)
     rec.effects.replays.append((node, operation, args))

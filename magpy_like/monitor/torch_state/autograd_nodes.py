@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Token = tuple[Callable[..., Any], Any]
 
-_REASON = "makes a tensor whose place in the autograd graph the program looks at"
+_REASON = "creates a tensor whose autograd node the program reads"
 
 GRADIENT_HOOKS = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
 """Methods that register an action on a tensor's gradient in the backward pass."""
@@ -44,18 +44,18 @@ def read_node(context: Context, tensor: torch.Tensor) -> Token:
         Split: the tensor is not the result of an operator on the graph.
     """
     rec = context.recording
-    _note_behind(rec, tensor)
+    _note_external_read(rec, tensor)
     if (
         context.isolation.branch_run is not None
         or rec.running.depth
         or rec.variables.node(tensor) is not None
     ):
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-    _run_as_it_is(rec, tensor)
+    _exclude_from_backends(rec, tensor)
     return _finish_node, tensor
 
 
-def _note_behind(rec: Recording, tensor: torch.Tensor) -> None:
+def _note_external_read(rec: Recording, tensor: torch.Tensor) -> None:
     """Note a read of an external tensor's node: the previous segment may have created it."""
     rec.autograd.reads_external |= (
         rec.variables.node(tensor) is not None and tensor.grad_fn is not None
@@ -83,7 +83,7 @@ def split_at_double_backward(
     tensors = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
     for tensor in tensors if is_instance(tensors, list | tuple) else (tensors,):
         if is_instance(tensor, torch.Tensor):
-            _note_behind(rec, tensor)
+            _note_external_read(rec, tensor)
     if operation is not torch.autograd.grad:
         raise split_at_autograd_graph(rec)
 
@@ -115,7 +115,7 @@ def read_attribute(context: Context, node: Any, name: str) -> None:
     # For an external tensor that is no leaf, this returns an external node.
     inputs = {made: rec.refs.get_node_by_id(i).variable for made, i in _tensors(rec)}
     _, made = rec.autograd.nodes[id(node)]
-    for maker in _makers(made.all_input_nodes[0]):
+    for maker in _creators(made.all_input_nodes[0]):
         for source in maker.all_input_nodes:
             if is_instance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
                 if tensor.grad_fn is not None:
@@ -166,9 +166,9 @@ def register_hook(
     rec, tensor = context.recording, args[0]
     if kwargs or context.isolation.branch_run is not None or not is_instance(tensor, torch.Tensor):
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-    _note_behind(rec, tensor)
+    _note_external_read(rec, tensor)
     if rec.variables.node(tensor) is None and tensor.grad_fn is not None:
-        _run_as_it_is(rec, tensor)
+        _exclude_from_backends(rec, tensor)
     return _register(context, tensor, operation.__name__, args[1:])
 
 
@@ -226,14 +226,14 @@ def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
 # --- operators that run as they are ---------------------------------------------------------------
 
 
-def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
+def _exclude_from_backends(rec: Recording, tensor: torch.Tensor) -> None:
     """Withhold from backends the operators that define a tensor's autograd node."""
     node = rec.operators.nodes.node_of(tensor)
     if node is None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-    makers = [part for maker in _makers(node) for part in _with_source(maker)]
+    makers = [part for maker in _creators(node) for part in _with_producers(maker)]
     written = storage_of(tensor) in rec.writes.written_memory
-    whole = written and (tensor._is_view() or len(_makers(node)) - 1 != tensor_version(tensor))
+    whole = written and (tensor._is_view() or len(_creators(node)) - 1 != tensor_version(tensor))
     if whole or any(map(is_control, makers)) or _is_used_between(node, makers):
         rec.graph.runs_as_is = f"an operator {_REASON}"
     for maker in makers:
@@ -241,7 +241,7 @@ def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
     rec.graph.operators_as_is.append(_REASON)
 
 
-def _makers(node: fx.Node) -> list[fx.Node]:
+def _creators(node: fx.Node) -> list[fx.Node]:
     """The operator that created a tensor, and those that wrote to it since, in order."""
     writers = [u for u in node.users if u.args and u.args[0] is node and may_write(u)]
     return [node, *writers]
@@ -255,7 +255,7 @@ def _is_used_between(node: fx.Node, makers: list[fx.Node]) -> bool:
     return any(order[user] < order[makers[-1]] for user in others)
 
 
-def _with_source(node: fx.Node) -> list[fx.Node]:
+def _with_producers(node: fx.Node) -> list[fx.Node]:
     """An operator, and the operator with several results of which it selects one."""
     found = [node]
     while found[-1].target is operator.getitem and found[-1].all_input_nodes:

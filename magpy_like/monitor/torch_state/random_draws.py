@@ -40,14 +40,14 @@ REWINDABLE: dict[type, tuple[str, str]] = {
 }
 """Random generators, with the source text that reads the state, and the text that sets it."""
 
-_MAKERS: dict[Any, type] = {
+_GENERATOR_TYPES: dict[Any, type] = {
     random.Random: random.Random,
     np.random.RandomState: np.random.RandomState,
     np.random.default_rng: np.random.Generator,
 }
 """Functions that create a generator, and its type."""
 
-_SEEDS: dict[Any, Any] = {
+_SEEDED_GENERATORS: dict[Any, Any] = {
     np.random.seed: np.random.mtrand._rand,
     torch.manual_seed: torch.default_generator,
 }
@@ -88,7 +88,10 @@ def repeat_draw(
     Raises:
         Split: it draws from anything but plain values, or changes anything but a list.
     """
-    rec, of_a_generator = context.recording, operation not in _MAKERS and operation not in _SEEDS
+    rec, of_a_generator = (
+        context.recording,
+        operation not in _GENERATOR_TYPES and operation not in _SEEDED_GENERATORS,
+    )
     if operation is torch.manual_seed and rec.state.drawn_from():
         raise Split(SplitReason.RANDOM_GENERATOR, "seeds torch's generator after drawing from it")
     given = args[1:] if of_a_generator else args
@@ -96,13 +99,13 @@ def repeat_draw(
     keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
     if not context.lifted.guards.are_computable_at_entry((kept, tuple(keywords.values()))):
         context.lifted.specialize((kept, tuple(keywords.values())))
-    generator = _SEEDS.get(operation)
+    generator = _SEEDED_GENERATORS.get(operation)
     if of_a_generator:
         kept = (args[0], *kept)
         if context.lifted.expression(args[0]) is None:
             generator = args[0]
             rec.variables.constant(generator)
-    drawing = RepeatedCall(operation, kept, keywords, generator)
+    call = RepeatedCall(operation, kept, keywords, generator)
     if getattr(operation, "__name__", "") == "shuffle":
         order = args[1] if len(args) == 2 and not kwargs else None
         if (
@@ -119,13 +122,13 @@ def repeat_draw(
                 SplitReason.RANDOM_VALUE_DECIDES,
                 "draws a random element among values of several types",
             )
-        drawing = RepeatedCall(shuffled, (operation, *kept), {}, generator)
-        return context.suspension.until(_finish_shuffle, (drawing, order))
+        call = RepeatedCall(shuffled, (operation, *kept), {}, generator)
+        return context.suspension.until(_finish_shuffle, (call, order))
     if of_a_generator and len({type(value) for value in _leaves(kept[1:2])}) > 1:
         raise Split(
             SplitReason.RANDOM_VALUE_DECIDES, "draws a random element among values of several types"
         )
-    return context.suspension.until(_finish_draw, drawing)
+    return context.suspension.until(_finish_draw, call)
 
 
 def _all_numbers(values: Any) -> bool:
@@ -167,30 +170,30 @@ def _is_type(value: Any) -> bool:
     return is_instance(value, type) and issubclass(value, np.generic)
 
 
-def _finish(context: Context, drawing: RepeatedCall, result: Any) -> Any:
+def _finish(context: Context, call: RepeatedCall, result: Any) -> Any:
     context.account()  # torch.manual_seed calls operators, too
-    made = _MAKERS.get(drawing.operation)
+    made = _GENERATOR_TYPES.get(call.operation)
     if made is not None and type(result) is not made:
         raise UnguardableRead(
             SplitReason.RANDOM_GENERATOR,
             f"creates a random generator of type {type(result).__qualname__}",
         )
-    return _adopt(context, drawing, result)
+    return _register_result(context, call, result)
 
 
-def _finish_draw(context: Context, drawing: RepeatedCall, result: Any) -> Any:
+def _finish_draw(context: Context, call: RepeatedCall, result: Any) -> Any:
     """Lifted arguments may seed a generator or bound a number; for any other result they are
     specialized, as the mock's draw by other arguments may differ in kind."""
-    given = drawing.args, tuple(drawing.kwargs.values())
+    given = call.args, tuple(call.kwargs.values())
     if context.lifted.identities.holds_lifted(given):
         if is_liftable(result):
-            drawing = replace(drawing, operation=_drawing_a(type(result), drawing.operation))
+            call = replace(call, operation=_with_drawn_type(type(result), call.operation))
         elif result is not None and type(result) not in REWINDABLE:
             context.lifted.specialize(given)
-    return _finish(context, drawing, result)
+    return _finish(context, call, result)
 
 
-def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
+def _with_drawn_type(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
     """``operation``, which raises TypeError if the result has another type."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -203,12 +206,12 @@ def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _finish_shuffle(context: Context, drawn: tuple[RepeatedCall, list[Any]], _: Any) -> None:
-    drawing, order = drawn
-    order[:] = _lifted_items(context, context.lifted.repeat(drawing), order)
+    call, order = drawn
+    order[:] = _lifted_items(context, context.lifted.repeat(call), order)
     context.watch_numbers()
 
 
-def _adopt(context: Context, drawing: RepeatedCall, result: Any) -> Any:
+def _register_result(context: Context, call: RepeatedCall, result: Any) -> Any:
     """Register the result of a repeated call; returns its replacement, or None.
 
     Raises:
@@ -216,16 +219,16 @@ def _adopt(context: Context, drawing: RepeatedCall, result: Any) -> Any:
     """
     lifted, rec = context.lifted, context.recording
     if is_liftable(result):
-        return lifted.lift(result, lifted.repeat(drawing))
+        return lifted.lift(result, lifted.repeat(call))
     if type(result) is list and _all_numbers(result):
-        return _lifted_items(context, lifted.repeat(drawing), result)
+        return _lifted_items(context, lifted.repeat(call), result)
     if result is None or result is torch.default_generator:
-        lifted.repeat(drawing)
+        lifted.repeat(call)
     elif is_instance(result, torch.Tensor):
-        rec.graph.add_drawn(result, lifted.repeat(drawing))
-    elif type(result) in (np.ndarray, *_MAKERS.values()) and not _holds_objects(result):
+        rec.graph.add_drawn(result, lifted.repeat(call))
+    elif type(result) in (np.ndarray, *_GENERATOR_TYPES.values()) and not _holds_objects(result):
         rec.reads.record_drawn(result)
-        lifted.identities.register_object(result, lifted.repeat(drawing))
+        lifted.identities.register_object(result, lifted.repeat(call))
         context.watch_numbers()
     else:
         raise UnguardableRead(
@@ -243,7 +246,7 @@ def _lifted_items(context: Context, drawn: DrawnValue, items: list[Any]) -> list
     return [context.lifted.lift(item, DrawnValue(drawn.index, i)) for i, item in enumerate(items)]
 
 
-_REPEATED: set[Any] = {
+_REPEATABLE: set[Any] = {
     *(
         getattr(np.ndarray, name)
         for name in (
@@ -270,7 +273,7 @@ _REPEATED: set[Any] = {
     ),
     *(np.generic.item, int, float, abs, round),
 }
-_SHARING: set[Any] = {
+_SHARE_MEMORY: set[Any] = {
     *(np.ndarray.reshape, np.ndarray.transpose, np.ndarray.swapaxes, np.reshape, np.array),
     *(np.asarray, np.ascontiguousarray, np.expand_dims, torch.from_numpy, torch.as_tensor),
 }
@@ -294,7 +297,7 @@ def repeat_array_call(
     values = [*_leaves(args), *kwargs.values()]
     of_numpy = any(is_instance(value, np.ndarray | np.generic) for value in values)
     if of_numpy:
-        known = is_instance(operation, np.ufunc) or operation in _REPEATED | _TENSOR_MAKERS
+        known = is_instance(operation, np.ufunc) or operation in _REPEATABLE | _TENSOR_MAKERS
         if operation in _IN_PLACE:
             known = lifted.is_drawn(args[0])
     elif operation in _FOLDS:
@@ -303,7 +306,7 @@ def repeat_array_call(
         known = operation in _TENSOR_MAKERS and not is_number(args[0])
     from_outside = [v for v in values if is_instance(v, np.ndarray) and not lifted.is_drawn(v)]
     if from_outside and known:
-        known = _makes_anew(operation, args, kwargs)
+        known = _creates_new_memory(operation, args, kwargs)
     if not known or "out" in kwargs:
         return None
     if not all(_is_type(value) or _is_known(context, value) for value in values):
@@ -345,9 +348,9 @@ def yields_drawn_numbers(context: Context, array: Any) -> bool:
     )
 
 
-def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _creates_new_memory(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if a result shares no memory with external arrays."""
-    if operation in _SHARING or not kwargs.keys() <= {"axis", "keepdims"}:
+    if operation in _SHARE_MEMORY or not kwargs.keys() <= {"axis", "keepdims"}:
         return False
     return operation is not np.ndarray.astype or len(args) == 2
 
@@ -364,7 +367,9 @@ def tensor_index(context: Context, key: Any) -> Any:
     if not (_is_drawn_index(context, key) or _is_varying_index(context, key)):
         return key
     tensor = torch.tensor(key)
-    _adopt(context, RepeatedCall(torch.tensor, (_snapshot(context.recording, key),), {}), tensor)
+    _register_result(
+        context, RepeatedCall(torch.tensor, (_snapshot(context.recording, key),), {}), tensor
+    )
     return tensor
 
 
@@ -381,6 +386,6 @@ def _is_varying_index(context: Context, key: Any) -> bool:
     return integers and all(map(context.lifted.is_computable_before_graph, key))
 
 
-def _finish_in_place(context: Context, drawing: RepeatedCall, _: Any) -> None:
+def _finish_in_place(context: Context, call: RepeatedCall, _: Any) -> None:
     """The array is known by the call that drew it: the mock changes its own array, too."""
-    context.lifted.repeat(drawing)
+    context.lifted.repeat(call)
