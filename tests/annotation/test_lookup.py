@@ -1,4 +1,4 @@
-"""From what the program calls to the annotation of the operation."""
+"""Lookup of annotations: from the called object to the operation and its annotation."""
 
 import builtins
 import collections
@@ -55,18 +55,18 @@ RANDOM = random.Random(0)
         (CACHED, CACHED, NULL),
     ],
 )
-def test_resolves_to_the_operation_and_its_receiver(call, operation, receiver) -> None:
+def test_call_resolves_to_operation_and_receiver(call, operation, receiver) -> None:
     found, bound = resolve(call)
     assert found is operation
     assert bound is receiver
 
 
-def test_resolves_a_partial_to_itself() -> None:
+def test_partial_resolves_to_itself() -> None:
     partial = functools.partial(len, [])
     assert resolve(partial) == (partial, NULL)
 
 
-def test_resolves_what_super_reaches_not_what_the_class_overrides() -> None:
+def test_super_method_resolves_to_the_base_class() -> None:
     class Sub(dict):
         def get(self, key):
             return resolve(super().get)
@@ -79,13 +79,13 @@ def test_resolves_what_super_reaches_not_what_the_class_overrides() -> None:
     assert sub[1] == (dict.__getitem__, sub)
 
 
-def test_resolves_a_method_to_the_class_that_defines_it() -> None:
+def test_method_resolves_to_the_defining_class() -> None:
     ordered = collections.OrderedDict()
     assert resolve(ordered.pop)[0] is collections.OrderedDict.pop
     assert resolve(ordered.get)[0] is dict.get
 
 
-def test_an_instance_with_a_python_call_resolves_to_it() -> None:
+def test_callable_instance_resolves_to_its_call_method() -> None:
     class Callable:
         def __call__(self) -> None: ...
 
@@ -93,7 +93,7 @@ def test_an_instance_with_a_python_call_resolves_to_it() -> None:
     assert resolve(instance) == (Callable.__call__, instance)
 
 
-def test_the_paper_s_example_of_input_properties() -> None:
+def test_input_properties_equal_the_papers_example() -> None:
     """MagPy, section 5.2: list.append changes the list and only moves the value."""
     append = lookup(list.append)
     assert append.pure_closure
@@ -103,7 +103,7 @@ def test_the_paper_s_example_of_input_properties() -> None:
     assert lookup(math.sin).input(0).value_read is ValueRead.ALL
 
 
-def test_relations_name_the_way_to_an_existing_object() -> None:
+def test_output_relation_names_the_access_path() -> None:
     relation = lookup(dict.get).output.relation
     assert (relation.kind, relation.of, relation.key, relation.default) == (
         RelationKind.KEY, 0, 1, 2,
@@ -126,18 +126,18 @@ def test_tensor_operators_are_nodes(operation) -> None:
 @pytest.mark.parametrize(
     "operation", [torch.Tensor.add_, torch.relu_, torch.Tensor.copy_, torch.Tensor.__iadd__]
 )
-def test_in_place_operators_change_their_receiver_and_give_it(operation) -> None:
+def test_in_place_operators_mutate_and_return_their_receiver(operation) -> None:
     annotation = lookup(operation)
     assert annotation.as_op_node
     assert annotation.input(0).in_place
     assert annotation.output.relation.kind is RelationKind.SELF
 
 
-def test_out_is_changed() -> None:
+def test_out_argument_is_mutated() -> None:
     assert lookup(torch.add).input("out").in_place
 
 
-def test_running_statistics_are_changed() -> None:
+def test_running_statistics_are_mutated() -> None:
     assert lookup(torch.batch_norm).input(3).in_place
     assert lookup(torch.batch_norm).input(4).in_place
 
@@ -162,13 +162,13 @@ def test_metadata_reads_no_data(operation) -> None:
      torch.Tensor.backward, torch.Tensor.register_hook, torch.set_rng_state,
      time.time],
 )  # fmt: skip
-def test_what_splits_says_why(operation) -> None:
+def test_dynamic_operations_have_a_reason(operation) -> None:
     annotation = lookup(operation)
     assert annotation.dynamic
     assert annotation.reason and annotation.detail
 
 
-def test_draws_and_seeds_can_be_repeated_and_states_cannot() -> None:
+def test_random_draws_and_seeds_are_repeatable_but_states_are_not() -> None:
     for draw in (random.Random.choice, random.Random.randint, numpy.random.RandomState.randn):
         assert lookup(draw).random
     for seed in (random.seed, numpy.random.seed, torch.manual_seed, numpy.random.default_rng):
@@ -177,33 +177,33 @@ def test_draws_and_seeds_can_be_repeated_and_states_cannot() -> None:
         assert lookup(resolve(state)[0]).dynamic
 
 
-def test_state_setters_are_nodes_and_getters_are_asked_again() -> None:
+def test_state_setters_and_getters_are_annotated() -> None:
     assert lookup(torch._C._set_grad_enabled).global_state
     assert lookup(torch.set_autocast_enabled).global_state
     assert lookup(torch.is_grad_enabled).state_read
     assert lookup(torch._C._get_cudnn_enabled).state_read
 
 
-def test_a_consumed_iterator_counts_as_changed() -> None:
+def test_consumed_iterator_is_mutated() -> None:
     assert lookup(sum).changes(0, iter([1]))
     assert not lookup(sum).changes(0, [1])
     assert not lookup(list.append).changes(1, iter([1]))
 
 
-def test_what_calls_back_says_which_input_it_calls() -> None:
+def test_called_inputs_are_annotated() -> None:
     assert lookup(map).calls == (0,)
     assert lookup(sorted).calls == ("key",)
     assert lookup(functools.reduce).calls == (0,)
 
 
-def test_reading_and_assigning_a_property_are_two_operations() -> None:
+def test_reading_and_assigning_a_property_are_separate_operations() -> None:
     assert lookup(torch.Tensor.real).as_op_node
     assert not lookup(torch.Tensor.real).input(0).in_place
     assert lookup(torch.Tensor.real, write=True).input(0).in_place
     assert lookup(torch.Tensor.shape, write=True) is None
 
 
-def test_shapes_that_depend_on_data_are_known() -> None:
+def test_data_dependent_shapes_are_annotated() -> None:
     x, mask = torch.ones(3), torch.tensor([True, False, True])
     getitem = lookup(torch.Tensor.__getitem__)
     assert shape_depends_on_data(getitem, (x, mask), {})
@@ -222,7 +222,7 @@ def test_shapes_that_depend_on_data_are_known() -> None:
     assert not shape_depends_on_data(one_hot, (x.long(), 4), {})
 
 
-def test_python_functions_are_not_annotated_unless_someone_did() -> None:
+def test_python_function_is_annotated_by_annotate_only() -> None:
     def function() -> None: ...
 
     assert lookup(function) is None
@@ -233,7 +233,7 @@ def test_python_functions_are_not_annotated_unless_someone_did() -> None:
     assert Path(annotation.source.rpartition(":")[0]) == Path(__file__)
 
 
-def test_annotated_objects_are_kept_so_that_no_other_takes_their_place() -> None:
+def test_annotated_objects_are_kept_alive() -> None:
     def function() -> None: ...
 
     annotate(function, pure_closure=True)
@@ -243,7 +243,7 @@ def test_annotated_objects_are_kept_so_that_no_other_takes_their_place() -> None
 
 
 @pytest.mark.parametrize("reason", ["IO", SplitReason.IO])
-def test_a_reason_is_given_by_name_or_as_a_member(reason) -> None:
+def test_reason_is_a_name_or_a_member(reason) -> None:
     def function() -> None: ...
 
     annotate(function, pure_closure=False, reason=reason, detail="writes to a socket")
@@ -251,7 +251,7 @@ def test_a_reason_is_given_by_name_or_as_a_member(reason) -> None:
     assert cause == (SplitReason.IO, "calls function, which writes to a socket", "function")
 
 
-def test_looking_up_does_not_keep_what_is_not_annotated() -> None:
+def test_lookup_does_not_keep_objects_alive() -> None:
     def function() -> None: ...
 
     lookup(function)
@@ -260,7 +260,7 @@ def test_looking_up_does_not_keep_what_is_not_annotated() -> None:
     assert reference() is None
 
 
-def test_a_user_s_file_comes_before_the_shipped_ones(tmp_path: Path) -> None:
+def test_user_file_overrides_shipped_annotations(tmp_path: Path) -> None:
     path = tmp_path / "user.yaml"
     path.write_text(
         "operations:\n  - namespace: math\n    rules:\n"
@@ -274,7 +274,7 @@ def test_a_user_s_file_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     assert table.lookup(math.sin).pure_closure
 
 
-def test_load_annotations_is_seen_by_lookup(tmp_path: Path) -> None:
+def test_loaded_annotations_are_found_by_lookup(tmp_path: Path) -> None:
     path = tmp_path / "user.yaml"
     path.write_text(
         "operations:\n  - namespace: logging\n    rules:\n"
@@ -284,7 +284,7 @@ def test_load_annotations_is_seen_by_lookup(tmp_path: Path) -> None:
     assert lookup(logging.makeLogRecord).detail == "mine"
 
 
-def test_modules_imported_later_are_annotated_then(tmp_path: Path, monkeypatch) -> None:
+def test_modules_imported_later_are_annotated_on_import(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "imported_later.py").write_text("def f(): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a.yaml").write_text(
@@ -340,7 +340,7 @@ def test_loading_all_annotations_takes_less_than_150_ms() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_statistics_are_written_to_in_training_only(training):
+def test_running_statistics_are_written_in_training_only(training):
     args = (torch.ones(2, 3), None, None, torch.zeros(3), torch.ones(3), training, 0.1, 1e-5, False)
     annotation = lookup(torch.batch_norm)
     assert [annotation.writes_to(i, args) for i in range(5)] == [False] * 3 + [training] * 2
@@ -350,6 +350,6 @@ def test_statistics_are_written_to_in_training_only(training):
 @pytest.mark.parametrize(
     "path", sorted(annotations_dir().glob("*.yaml")), ids=lambda path: path.name
 )
-def test_every_yaml_parser_takes_the_files(path):
-    """PyYAML built without libyaml refuses plain question marks that libyaml takes."""
+def test_files_are_valid_for_every_yaml_parser(path):
+    """PyYAML built without libyaml rejects plain question marks that libyaml accepts."""
     assert yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A file that cannot be used as written is refused with its name, line and key."""
+"""Invalid annotation files are rejected with file name, line and key."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def load(path: Path, rule: str) -> None:
     table.load_directory(path.parent)
 
 
-BAD = {
+INVALID = {
     "unknown property": ("      - {names: [sin], pure: true}\n", 4, "pure"),
     "wrong type of a flag": ("      - names: [sin]\n        pure_closure: 1\n", 5, "pure_closure"),
     "wrong type of inputs": ("      - {names: [sin], inputs: [1]}\n", 4, "inputs"),
@@ -90,9 +90,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_names_file_line_and_key(case: str, tmp_path: Path) -> None:
-    rule, line, key = BAD[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_error_names_file_line_and_key(case: str, tmp_path: Path) -> None:
+    rule, line, key = INVALID[case]
     path = tmp_path / "bad.yaml"
     with pytest.raises(AnnotationError) as caught:
         load(path, rule)
@@ -101,7 +101,7 @@ def test_names_file_line_and_key(case: str, tmp_path: Path) -> None:
     assert isinstance(caught.value, MagpyError)
 
 
-def test_two_rules_that_disagree_about_one_object_are_refused(tmp_path: Path) -> None:
+def test_contradicting_rules_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
         "operations:\n"
@@ -112,14 +112,14 @@ def test_two_rules_that_disagree_about_one_object_are_refused(tmp_path: Path) ->
         Table().load_directory(tmp_path)
 
 
-def test_unknown_namespace_is_refused(tmp_path: Path) -> None:
+def test_unknown_namespace_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("operations:\n  - namespace: math.nowhere\n    rules: [{names: [a]}]\n")
     with pytest.raises(AnnotationError, match="no such namespace"):
         Table().load_directory(tmp_path)
 
 
-def test_a_lenient_table_skips_what_is_unknown(tmp_path: Path) -> None:
+def test_lenient_table_skips_unknown_names(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
         "operations:\n  - namespace: math\n"
         "    rules: [{names: [no_such, sin], pure_closure: true}]\n"
@@ -131,7 +131,7 @@ def test_a_lenient_table_skips_what_is_unknown(tmp_path: Path) -> None:
     assert table.lookup(math.sin).pure_closure
 
 
-def test_annotate_refuses_what_a_file_may_not_say() -> None:
+def test_annotate_rejects_what_files_may_not_contain() -> None:
     def function() -> None: ...
 
     with pytest.raises(AnnotationError) as caught:

@@ -1,2 +1,2 @@
-# The files here are programs for the corpus runner; `tests/paritybench` runs them.
+# The files here are programs for the corpus runner; `tests/paritybench_runner` runs them.
 collect_ignore_glob = ["test_*.py"]

@@ -1,4 +1,4 @@
-"""Programs that call: functions, methods and classes of every kind."""
+"""Programs with calls of functions, methods and classes of every kind."""
 
 import functools
 import itertools
@@ -182,7 +182,7 @@ class FunctionTable(nn.Module):
 
 
 class TakesModule(nn.Module):
-    """A residual connection around a module it is given."""
+    """A residual connection around a module."""
 
     def __init__(self):
         super().__init__()
@@ -212,7 +212,7 @@ class MakesObjects(nn.Module):
 
 
 TESTCASES = [
-    # (module class, init arguments, forward arguments, TorchScript is known to take it)
+    # (module class, init arguments, forward arguments, TorchScript is known to support it)
     (Decorated, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (Partials, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (MapWithLambda, lambda: ([2], {}), lambda: ([torch.rand(2, 3, 4)], {}), False),

@@ -1,4 +1,4 @@
-"""Programs that keep, build and return Python's containers."""
+"""Programs that hold, build and return Python's containers."""
 
 import collections
 import dataclasses
@@ -154,7 +154,7 @@ class TupleKeys(nn.Module):
 
 
 class SharedListInResult(nn.Module):
-    """The same list twice in the result, and the argument itself."""
+    """Returns one list twice, and the argument itself."""
 
     def forward(self, x):
         both = [x + 1]
@@ -162,7 +162,7 @@ class SharedListInResult(nn.Module):
 
 
 TESTCASES = [
-    # (module class, init arguments, forward arguments, TorchScript is known to take it)
+    # (module class, init arguments, forward arguments, TorchScript is known to support it)
     (ReturnsDeque, lambda: ([2], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (ReturnsCounter, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (ReturnsUserDict, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),

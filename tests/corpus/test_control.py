@@ -1,4 +1,4 @@
-"""Programs whose control flow is Python's, decided by shapes, options and attributes."""
+"""Programs with Python control flow that is decided by shapes, options and attributes."""
 
 import contextlib
 import enum
@@ -194,7 +194,7 @@ class EarlyReturns(nn.Module):
 
 
 TESTCASES = [
-    # (module class, init arguments, forward arguments, TorchScript is known to take it)
+    # (module class, init arguments, forward arguments, TorchScript is known to support it)
     (WhileOverSizes, lambda: ([], {}), lambda: ([torch.rand(2, 3, 9)], {}), False),
     (BreakAndElse, lambda: ([], {}), lambda: ([torch.rand(2, 8)], {}), False),
     (TryExceptFinally, lambda: ([], {}), lambda: ([torch.rand(2, 3, 4)], {}), False),

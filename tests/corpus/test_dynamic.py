@@ -1,6 +1,6 @@
-"""Programs that are dynamic: a tensor's value steers Python or reaches native code.
+"""Dynamic programs: a tensor's value decides control flow or is read by native code.
 
-`StaticNeighbours` read shapes and scalars, index by tensors and select by masks, and are not.
+`StaticNeighbours` reads shapes and scalars, indexes by tensors and selects by masks, and is static.
 """
 
 import torch
@@ -53,7 +53,7 @@ class StaticNeighbours(nn.Module):
         return row, masked.sum(), x[x > 2].sum(), float(x.shape[0]) / x.dim()
 
 
-# The modules above that are dynamic.
+# The dynamic modules.
 DYNAMIC = (
     BranchesOnTensor,
     ItemAsScale,
@@ -64,7 +64,7 @@ DYNAMIC = (
 )
 
 TESTCASES = [
-    # (module class, init arguments, forward arguments, TorchScript is known to take it)
+    # (module class, init arguments, forward arguments, TorchScript is known to support it)
     (BranchesOnTensor, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (ItemAsScale, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (

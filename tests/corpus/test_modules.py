@@ -1,4 +1,4 @@
-"""Programs that use what `torch.nn` and autograd offer beyond calling layers in a row."""
+"""Programs with features of `torch.nn` and autograd beyond sequences of layers."""
 
 import copy
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Round(torch.autograd.Function):
-    """Rounds, and lets gradients through."""
+    """Rounds, with an identity gradient."""
 
     @staticmethod
     def forward(ctx, x, levels):
@@ -193,7 +193,7 @@ class GradientInForward(nn.Module):
 
 
 TESTCASES = [
-    # (module class, init arguments, forward arguments, TorchScript is known to take it)
+    # (module class, init arguments, forward arguments, TorchScript is known to support it)
     (CustomGradient, lambda: ([8], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (ModuleContainers, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (NamedModules, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),

@@ -1,4 +1,4 @@
-"""Programs that leave something behind: attributes, buffers, logs, arguments, random state."""
+"""Programs with side effects: on attributes, buffers, logs, arguments, random state."""
 
 import random
 
@@ -122,7 +122,7 @@ class ForwardHooks(nn.Module):
 
 
 class BackwardHooks(nn.Module):
-    """Watches and scales the gradients of a backward pass to come."""
+    """Records and scales the gradients of the later backward pass."""
 
     def __init__(self):
         super().__init__()
@@ -201,7 +201,7 @@ class Queue(nn.Module):
 
 
 TESTCASES = [
-    # (module class, init arguments, forward arguments, TorchScript is known to take it)
+    # (module class, init arguments, forward arguments, TorchScript is known to support it)
     (CountsCalls, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (KeepsLog, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (KeepsLastOutput, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),

@@ -1,4 +1,4 @@
-"""Compiled C++ in the disk cache: found again, made again when damaged, shared by processes."""
+"""Compiled C++ in the disk cache: hits, keys, damaged libraries, concurrency, compiler errors."""
 
 import ctypes
 import dataclasses
@@ -26,8 +26,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compilations(tmp_path, monkeypatch):
-    """A compiler that counts its runs; the returned function says how many there were for sources
-    of a name."""
+    """Installs a compiler that counts its runs. Returns a function from the name of a source to
+    its number of compilations."""
     log = tmp_path / "runs"
     log.touch()
     wrapper = tmp_path / "counting-c++"
@@ -44,7 +44,7 @@ def add(path):
     return cpp_compiler.load_library(path).add(2, 3)
 
 
-def test_a_source_is_compiled_once(compilations):
+def test_source_is_compiled_once(compilations):
     first = cpp_compiler.compile_cpp(ADD, name="add")
     sealed_entries._verified.clear()
     assert cpp_compiler.compile_cpp(ADD, name="add") == first
@@ -62,18 +62,18 @@ def test_a_source_is_compiled_once(compilations):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_each_input_changes_the_key(change):
+def test_every_input_is_part_of_the_key(change):
     base, compiler = CppSource(ADD, "add"), cpp_compiler.cxx()
     assert dataclasses.replace(base, **change).key(compiler) != base.key(compiler)
 
 
-def test_another_compiler_version_changes_the_key():
+def test_compiler_version_is_part_of_the_key():
     unit = CppSource(ADD, "add")
     old, new = cpp_compiler.Compiler(("g++",), "12.2"), cpp_compiler.Compiler(("g++",), "13.1")
     assert unit.key(old) != unit.key(new)
 
 
-def test_another_torch_changes_the_key(monkeypatch):
+def test_torch_version_is_part_of_the_key(monkeypatch):
     unit, compiler = CppSource(ADD, "add"), cpp_compiler.cxx()
     before = unit.key(compiler)
     monkeypatch.setattr(sealed_entries.torch, "__version__", "0.0.0")
@@ -86,20 +86,20 @@ def test_another_torch_changes_the_key(monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
-def test_a_damaged_object_is_compiled_again(compilations, damage):
+def test_damaged_library_is_compiled_again(compilations, damage):
     path = cpp_compiler.compile_cpp(ADD, name=damage)
     data = path.read_bytes()
     middle = len(data) // 2
-    bad = {
+    damaged = {
         "truncated": data[:middle],
         "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
         "empty": b"",
     }[damage]
     path.unlink()
-    path.write_bytes(bad)
-    sealed_entries._verified.clear()  # as a new process would
+    path.write_bytes(damaged)
+    sealed_entries._verified.clear()  # as in a new process
     assert cpp_compiler.compile_cpp(ADD, name=damage) == path
-    assert path.read_bytes() != bad
+    assert path.read_bytes() != damaged
     assert add(path) == 5
     assert compilations(damage) == 2
 
@@ -110,7 +110,7 @@ def test_headers_are_found():
     assert add(cpp_compiler.compile_cpp(source, name="h", headers=headers)) == 7
 
 
-def test_an_error_in_the_source_has_the_diagnostics():
+def test_compile_error_has_the_diagnostics():
     with pytest.raises(cpp_compiler.CppCompileError, match="nonsense") as error:
         cpp_compiler.compile_cpp("int x = nonsense;", name="broken")
     assert "broken" in str(error.value)
@@ -118,7 +118,7 @@ def test_an_error_in_the_source_has_the_diagnostics():
     assert sealed_entries.info().entries["cpp"] == 0
 
 
-def test_many_sources_come_back_in_order(compilations):
+def test_libraries_are_returned_in_the_order_of_sources(compilations):
     sources = [
         CppSource(f'extern "C" int add(int, int) {{ return {n}; }}', f"n{n}") for n in range(4)
     ]
@@ -126,7 +126,7 @@ def test_many_sources_come_back_in_order(compilations):
     assert [compilations(f"n{n}") for n in range(4)] == [1] * 4
 
 
-def test_threads_with_one_source_compile_it_once(compilations):
+def test_concurrent_threads_compile_a_source_once(compilations):
     threads = [
         threading.Thread(target=cpp_compiler.compile_cpp, args=(ADD,), kwargs={"name": "add"})
         for _ in range(4)
@@ -138,11 +138,11 @@ def test_threads_with_one_source_compile_it_once(compilations):
     assert compilations("add") == 1
 
 
-# Each of their processes has this one's modules and nothing of its own in the cache.
+# Forked processes inherit the loaded modules, and the cache is empty.
 FORK = multiprocessing.get_context("fork")
 
 
-def test_processes_with_one_source_compile_it_once(compilations):
+def test_concurrent_processes_compile_a_source_once(compilations):
     sums = FORK.Queue()
     children = [
         FORK.Process(target=lambda: sums.put(add(cpp_compiler.compile_cpp(ADD, name="add"))))
@@ -162,7 +162,7 @@ def _hold(key, held):
         time.sleep(1000)
 
 
-def test_the_lock_of_a_killed_process_is_free():
+def test_lock_of_a_killed_process_is_released():
     key, held = CppSource(ADD, "add").key(cpp_compiler.cxx()), FORK.Event()
     child = FORK.Process(target=_hold, args=(key, held))
     child.start()
@@ -174,7 +174,7 @@ def test_the_lock_of_a_killed_process_is_free():
     assert time.monotonic() - begin < sealed_entries._LOCK_TIMEOUT / 5
 
 
-def test_a_lock_that_is_never_released_only_delays(monkeypatch, cache):
+def test_unreleased_lock_times_out(monkeypatch, cache):
     monkeypatch.setattr(sealed_entries, "_LOCK_TIMEOUT", 0.05)
     key = CppSource(ADD, "add").key(cpp_compiler.cxx())
     (cache / "lock").mkdir(parents=True)
@@ -183,7 +183,7 @@ def test_a_lock_that_is_never_released_only_delays(monkeypatch, cache):
         assert add(cpp_compiler.compile_cpp(ADD, name="add")) == 5
 
 
-def test_an_extension_module_is_loaded():
+def test_extension_module_is_loaded():
     source = textwrap.dedent(
         """
         #include <Python.h>
@@ -198,42 +198,42 @@ def test_an_extension_module_is_loaded():
     assert cpp_compiler.load_extension(path, "_probe").answer() == 42
 
 
-def test_libraries_may_be_named_among_the_flags():
+def test_linker_flags_are_accepted():
     source = 'extern "C" int compressBound(int); extern "C" double f() { return 1; }'
     path = cpp_compiler.compile_cpp(source, name="withlib", flags=("-lm",))
     assert isinstance(cpp_compiler.load_library(path), ctypes.CDLL)
 
 
-def test_the_error_without_a_compiler_has_the_remedy(monkeypatch):
+def test_missing_compiler_error_has_the_remedy(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(cpp_compiler.NoCompilerError, match="Install one.*or set CXX"):
         cpp_compiler.compile_cpp(ADD, name="add")
 
 
-def test_the_error_of_a_wrong_cxx_names_it(monkeypatch):
+def test_error_of_invalid_cxx_names_it(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(cpp_compiler.NoCompilerError, match="no-such-compiler"):
         cpp_compiler.cxx()
 
 
-def test_an_unwritable_directory_is_replaced_by_a_private_one(tmp_path, monkeypatch):
+def test_unwritable_directory_is_replaced_by_a_private_one(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path / "file" / "below"))
     with pytest.warns(UserWarning, match="cannot be written.*MAGPY_CACHE_DIR"):
         assert add(cpp_compiler.compile_cpp(ADD, name="add")) == 5
 
 
-def test_info_counts_and_clear_removes_only_its_own(cache):
+def test_info_and_clear_ignore_foreign_files(cache):
     cpp_compiler.compile_cpp(ADD, name="add")
     sealed_entries.put("graph", b"x" * 1000)
-    ours = sealed_entries.info()
-    assert ours.entries == {"cpp": 1, "blob": 1}
-    assert ours.size["blob"] >= 1000
+    info = sealed_entries.info()
+    assert info.entries == {"cpp": 1, "blob": 1}
+    assert info.size["blob"] >= 1000
     foreign = cache / "cpp" / "aa" / "main.cpp"
     foreign.parent.mkdir(parents=True, exist_ok=True)
     foreign.write_text("not ours")
-    assert sealed_entries.clear() == ours
+    assert sealed_entries.clear() == info
     assert sealed_entries.info().entries == {"cpp": 0, "blob": 0}
     assert foreign.exists()
     assert add(cpp_compiler.compile_cpp(ADD, name="add")) == 5

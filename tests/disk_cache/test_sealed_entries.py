@@ -1,4 +1,4 @@
-"""Entries of the disk cache: keys, damage, the cache's directory."""
+"""Entries of the disk cache: keys, damaged entries, and the cache directory."""
 
 import os
 
@@ -14,12 +14,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_the_digest_separates_its_parts():
+def test_digest_separates_its_parts():
     assert sealed_entries.digest("ab", "c") != sealed_entries.digest("a", "bc")
     assert sealed_entries.digest("1") != sealed_entries.digest(1)
 
 
-def test_artifacts_come_back():
+def test_entries_are_found():
     assert sealed_entries.get("graph") is None
     sealed_entries.put("graph", b"old")
     sealed_entries.put("graph", b"new")
@@ -28,7 +28,7 @@ def test_artifacts_come_back():
 
 
 @pytest.mark.parametrize("keep", [0, 3, 40, -1])
-def test_a_truncated_artifact_is_not_trusted(cache, keep):
+def test_truncated_entry_is_removed(cache, keep):
     sealed_entries.put("graph", b"payload" * 10)
     (path,) = (cache / "blob").glob("*/*")
     path.write_bytes(path.read_bytes()[:keep])
@@ -36,13 +36,13 @@ def test_a_truncated_artifact_is_not_trusted(cache, keep):
     assert not path.exists()
 
 
-def test_the_directory_follows_the_xdg_convention(tmp_path, monkeypatch):
+def test_cache_directory_follows_the_xdg_convention(tmp_path, monkeypatch):
     monkeypatch.delenv("MAGPY_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert sealed_entries.cache_dir() == tmp_path / "xdg" / "magpy_like"
 
 
-def test_leftovers_of_killed_processes_are_swept(cache):
+def test_temporary_files_of_killed_processes_are_removed(cache):
     old = cache / "tmp" / "left"
     old.mkdir(parents=True)
     os.utime(old, (0, 0))

@@ -1,4 +1,4 @@
-"""The compilers that the runner knows."""
+"""The table of compilers of the runner."""
 
 import torch
 
@@ -6,7 +6,7 @@ from magpy_like.torch_compat import dynamo
 from paritybench_runner.compilers import COMPILERS
 
 
-def test_built_in_compiler_runs_behind_dynamo_without_being_installed(monkeypatch):
+def test_built_in_compiler_runs_as_a_dynamo_backend_without_installation(monkeypatch):
     registered = dynamo.lookup_backend
 
     def lookup_without_entry_points(name):

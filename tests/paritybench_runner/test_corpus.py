@@ -1,4 +1,4 @@
-"""Which files and tests a run takes."""
+"""Selection and loading of a corpus' files and tests."""
 
 import pytest
 
@@ -28,23 +28,23 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_of_a_folder_are_taken_in_order(folder):
+def test_files_of_a_folder_are_sorted(folder):
     assert names(corpus.discover(folder)) == ["test_a.py", "test_b.py"]
 
 
-def test_a_checkout_keeps_its_files_in_generated(folder):
+def test_checkout_has_its_files_in_generated(folder):
     (folder / "generated").mkdir()
     assert corpus.find_test_folder(folder) == folder / "generated"
     assert corpus.find_test_folder(folder / "generated") == folder / "generated"
 
 
-def test_a_list_names_the_files(folder):
+def test_list_selects_files(folder):
     listing = folder / "list"
     listing.write_text("# the second\ntest_b.py\n\n")
     assert names(corpus.discover(folder, listing)) == ["test_b.py"]
 
 
-def test_what_is_missing_is_named(folder, tmp_path_factory):
+def test_missing_files_and_folders_are_named(folder, tmp_path_factory):
     listing = folder / "list"
     listing.write_text("test_x.py\n")
     with pytest.raises(CorpusError, match=r"test_x\.py"):
@@ -59,7 +59,7 @@ def test_what_is_missing_is_named(folder, tmp_path_factory):
         corpus.discover(tmp_path_factory.mktemp("empty"))
 
 
-def test_shards_share_the_files_out_and_stay_when_files_are_added(tmp_path):
+def test_shards_partition_the_files_and_are_stable(tmp_path):
     files = [tmp_path / f"test_{number}.py" for number in range(40)]
     shards = [corpus.select_shard(files, f"{part}/3") for part in (1, 2, 3)]
     assert sorted(sum(shards, [])) == sorted(files)
@@ -67,13 +67,13 @@ def test_shards_share_the_files_out_and_stay_when_files_are_added(tmp_path):
     assert set(corpus.select_shard(files[:20], "2/3")) <= set(shards[1])
 
 
-@pytest.mark.parametrize("which", ["0/2", "3/2", "a/b", "1"])
-def test_a_shard_that_makes_no_sense_is_refused(which):
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "a/b", "1"])
+def test_invalid_shard_is_rejected(shard):
     with pytest.raises(CorpusError, match="i/n"):
-        corpus.select_shard([], which)
+        corpus.select_shard([], shard)
 
 
-def test_a_filter_is_part_of_a_name_or_names_one_test():
+def test_filter_matches_part_of_a_name_or_one_test():
     assert corpus.matches_filter(None, "test_a.py", "Net")
     assert corpus.matches_filter("test_a", "test_a.py", "Net")
     assert corpus.matches_filter("Ne", "test_a.py", "Net")
@@ -83,19 +83,19 @@ def test_a_filter_is_part_of_a_name_or_names_one_test():
     assert not corpus.matches_filter("test_a.py::Net", "test_b.py", "Net")
 
 
-def test_a_filter_spares_files_that_cannot_hold_the_test(folder):
+def test_filter_skips_files_without_the_test(folder):
     (folder / "test_b.py").write_text(NET.replace("Net", "Other"))
     files = corpus.discover(folder)
     assert names(corpus.filter_files(files, "Other")) == ["test_b.py"]
     assert names(corpus.filter_files(files, "test_a.py::Net")) == ["test_a.py"]
 
 
-def test_a_folder_is_no_file(folder):
+def test_folders_are_not_files(folder):
     (folder / "test_d.py").mkdir()
     assert names(corpus.discover(folder)) == ["test_a.py", "test_b.py"]
 
 
-def test_a_file_says_how_it_is_encoded(folder):
+def test_declared_encoding_is_used(folder):
     text = f"# coding: latin-1\n{NET}\nNAME = 'caf\xe9'\n"
     (folder / "test_b.py").write_bytes(text.encode("latin-1"))
     files = corpus.filter_files(corpus.discover(folder), "Net")
@@ -103,13 +103,13 @@ def test_a_file_says_how_it_is_encoded(folder):
 
 
 @pytest.mark.parametrize("entry", ["5", "(Net, lambda: ([], {}))", "(Net, None, lambda: None)"])
-def test_an_entry_that_is_no_test_is_named(folder, entry):
+def test_invalid_test_entry_is_named(folder, entry):
     (folder / "test_b.py").write_text(f"{NET}\nTESTCASES.append({entry})")
     with pytest.raises(TypeError, match=r"TESTCASES\[1\] is not"):
         corpus.load_cases(folder / "test_b.py")
 
 
-def test_loading_a_file_gives_its_tests_and_writes_nothing(folder):
+def test_loading_a_file_returns_its_tests_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
     (case,) = corpus.load_cases(folder / "test_a.py")
     args, kwargs = case.init_arguments()

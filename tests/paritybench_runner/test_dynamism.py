@@ -1,4 +1,4 @@
-"""A program is dynamic when a tensor's value steers Python or reaches native code."""
+"""Detection of dynamic programs: a tensor's value decides control flow or is read natively."""
 
 import math
 
@@ -50,10 +50,10 @@ def sites(program):
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_reading_a_value_is_seen_where_it_happens(name):
+def test_value_reads_are_located(name):
     assert any(site.startswith("test_dynamism.py:") for site in sites(DYNAMIC[name]))
 
 
 @pytest.mark.parametrize("name", STATIC)
-def test_operators_and_metadata_are_no_reads(name):
+def test_operators_and_metadata_are_not_value_reads(name):
     assert sites(STATIC[name]) == []

@@ -1,4 +1,4 @@
-"""What evaluating a test keeps in memory between its calls, and holds results to."""
+"""Evaluation of one test: memory between calls, perturbed runs, and comparison with eager."""
 
 import weakref
 
@@ -17,30 +17,30 @@ from paritybench_runner.evaluate import (
 from paritybench_runner.rounding import PerturbedInputs
 
 
-class SavesActivation(nn.Module):
-    """Notes, at every call, how many activations of earlier calls are still there."""
+class CountsActivations(nn.Module):
+    """Records, at every call, how many activations of earlier calls are alive."""
 
     activations: list[weakref.ref] = []
-    left: list[int] = []
+    alive: list[int] = []
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 3)
 
     def forward(self, x):
-        self.left.append(sum(ref() is not None for ref in self.activations))
+        self.alive.append(sum(ref() is not None for ref in self.activations))
         activation = self.layer(x).exp()
         self.activations.append(weakref.ref(activation))
         return activation.sin()
 
 
-class DifferentiatesInside(nn.Module):
+class ComputesInnerGradient(nn.Module):
     def forward(self, x):
         point = x.clone().requires_grad_()
         return torch.autograd.grad(point.exp().sum(), point)[0]
 
 
-class TakesNoHooks(nn.Module):
+class UsesFunctorch(nn.Module):
     def forward(self, x):
         return torch.func.grad(lambda x: x.sin().sum())(x)
 
@@ -49,26 +49,28 @@ def case_of(module):
     return Case(0, module.__name__, module, lambda: ([], {}), lambda: ([torch.ones(2, 3)], {}))
 
 
-def evaluated(module):
+def evaluate(module):
     return evaluate_eager(case_of(module), "cpu", False)[1]
 
 
-def test_no_more_than_one_graph_of_a_result_is_kept():
-    SavesActivation.activations.clear()
-    SavesActivation.left.clear()
-    assert evaluated(SavesActivation)["class"] == "ok"
-    assert SavesActivation.left == [0] * 7  # three calls in step, and one that watches for reads
+def test_autograd_graphs_of_earlier_calls_are_freed():
+    CountsActivations.activations.clear()
+    CountsActivations.alive.clear()
+    assert evaluate(CountsActivations)["class"] == "ok"
+    assert (
+        CountsActivations.alive == [0] * 7
+    )  # three pairs of calls, and one that detects value reads
 
 
-def test_a_program_may_take_gradients_inside():
-    assert evaluated(DifferentiatesInside)["class"] == "ok"
-    assert evaluated(TakesNoHooks)["class"] == "ok"
+def test_program_may_compute_inner_gradients():
+    assert evaluate(ComputesInnerGradient)["class"] == "ok"
+    assert evaluate(UsesFunctorch)["class"] == "ok"
 
 
-class LooksForItsActivation(nn.Module):
-    """Notes whether an activation is still there once it was used."""
+class ChecksItsActivation(nn.Module):
+    """Records whether an activation is alive after its use."""
 
-    kept: list[bool] = []
+    is_alive: list[bool] = []
 
     def __init__(self):
         super().__init__()
@@ -76,15 +78,15 @@ class LooksForItsActivation(nn.Module):
 
     def forward(self, x):
         activation = self.layer(x).exp()
-        there = weakref.ref(activation)
+        reference = weakref.ref(activation)
         result = activation.sin()
         del activation
-        self.kept.append(there() is not None)
+        self.is_alive.append(reference() is not None)
         return result
 
 
-def rounded_otherwise(module):
-    """What a test's first call leaves under some rounding."""
+def run_perturbed(module):
+    """The outcome of a test's first call with perturbed inputs."""
     program = Program(case_of(module))
     call, twin = program.draw_arguments(0), program.copy_module()
     outcome = run_call(twin, call, 0, program)
@@ -93,15 +95,15 @@ def rounded_otherwise(module):
     )
 
 
-def test_runs_that_round_otherwise_keep_nothing_for_a_backward_pass():
-    assert rounded_otherwise(LooksForItsActivation)
-    assert LooksForItsActivation.kept == [True, False]
-    assert rounded_otherwise(DifferentiatesInside)
-    assert rounded_otherwise(TakesNoHooks)
+def test_perturbed_runs_save_nothing_for_backward():
+    assert run_perturbed(ChecksItsActivation)
+    assert ChecksItsActivation.is_alive == [True, False]
+    assert run_perturbed(ComputesInnerGradient)
+    assert run_perturbed(UsesFunctorch)
 
 
-class FindsItsWidth(nn.Module):
-    """Makes its parameters in its first call, and never again."""
+class LazyModule(nn.Module):
+    """Creates its parameters in its first call."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +113,7 @@ class FindsItsWidth(nn.Module):
         return self.layers(x)
 
 
-def test_a_lazy_module_is_judged_by_what_it_does_once_its_parameters_are_there():
-    program, eager = evaluate_eager(case_of(FindsItsWidth), "cpu", False)
+def test_lazy_module_is_evaluated_after_initialisation():
+    program, eager = evaluate_eager(case_of(LazyModule), "cpu", False)
     result = evaluate_compiler(program, eager, Magpy("eager"))
     assert (result["class"], result["graphs"], result["hits"]) == ("one_graph", 1, 1)

@@ -1,4 +1,4 @@
-"""The project's own corpus, through the runner: one program per Python feature met in the wild."""
+"""The project's own corpus in the runner: one program per Python feature found in real programs."""
 
 import functools
 import sys
@@ -17,7 +17,7 @@ TESTS = [
 
 @functools.cache
 def results(file):
-    """Per module, per step: what the runner says."""
+    """The runner's results by module and step."""
     found, modules = {}, {}
     for event in run_file(Job(str(FOLDER / file), ("magpy",))):
         if event.kind == "done" and event.index < 0:
@@ -33,7 +33,7 @@ def is_dynamic(file, module):
 
 
 @pytest.mark.parametrize("file, module", TESTS)
-def test_a_program_runs_in_eager_mode_the_same_way_twice(file, module):
+def test_program_is_deterministic_in_eager(file, module):
     found = results(file)[module][EAGER]
     assert found["class"] == "ok", found
     assert found["deterministic"], found
@@ -41,13 +41,13 @@ def test_a_program_runs_in_eager_mode_the_same_way_twice(file, module):
 
 
 @pytest.mark.parametrize("file, module", TESTS)
-def test_a_program_compiles_to_what_eager_mode_does(file, module):
+def test_compiled_program_equals_eager(file, module):
     found = results(file)[module]["magpy"]
     assert found["class"] in ("one_graph", "split", "eager"), found
 
 
 @pytest.mark.parametrize("file, module", [test for test in TESTS if not is_dynamic(*test)])
-def test_a_static_program_becomes_one_graph(file, module):
+def test_static_program_is_one_graph(file, module):
     found = results(file)[module]["magpy"]
     assert found["class"] == "one_graph", found
     assert found["hits"] > 0, found

@@ -1,4 +1,4 @@
-"""What counts as the same after two runs of one program."""
+"""Comparison of the results of two runs of one program."""
 
 import collections
 import functools
@@ -76,7 +76,7 @@ def inferred():
         return torch.zeros(2)
 
 
-SAME = [
+EQUAL = [
     lambda: torch.arange(3.0),
     lambda: torch.tensor([float("nan"), float("inf")]),
     lambda: {"a": [1, 2.5, None], "b": (torch.ones(2), "x")},
@@ -99,8 +99,8 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("make", SAME)
-def test_twins_are_the_same(make):
+@pytest.mark.parametrize("make", EQUAL)
+def test_equal_results_have_no_difference(make):
     assert find_difference(make(), make()) is None
 
 
@@ -163,7 +163,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_a_difference_is_found_and_named(name):
+def test_difference_is_found_and_named(name):
     expected, actual, words = DIFFERENT[name]
     assert words in find_difference(expected(), actual())
 
@@ -187,15 +187,15 @@ def two_tensors():
 
 
 @pytest.mark.parametrize(
-    "shared, apart", [(one_list_twice, two_lists), (views_of_one, two_tensors)]
+    "shared, distinct", [(one_list_twice, two_lists), (views_of_one, two_tensors)]
 )
-def test_sharing_is_part_of_the_result(shared, apart):
-    assert "shared" in find_difference(shared(), apart())
-    assert "shared" in find_difference(apart(), shared())
+def test_aliasing_is_part_of_the_result(shared, distinct):
+    assert "shared" in find_difference(shared(), distinct())
+    assert "shared" in find_difference(distinct(), shared())
     assert find_difference(shared(), shared()) is None
 
 
-def test_a_result_that_should_be_the_argument_is_told_from_a_copy():
+def test_argument_differs_from_its_copy():
     one, other = torch.ones(2), torch.ones(2)
     assert find_difference((one, one), (other, other)) is None
     assert "shared" in find_difference((one, one), (other.clone(), other))
@@ -221,18 +221,18 @@ def test_gradients_of_leaves_are_compared():
     assert "result.grad" in find_difference(trained(2), trained(3))
 
 
-def test_what_other_rounding_may_do_is_no_difference():
+def test_rounding_within_the_spread_is_no_difference():
     eager = torch.tensor([1e-7, 2.0])
     spread = torch.tensor([1e-3, 1e-4], dtype=torch.float64)
-    excused = eager + torch.tensor([4e-3, 0.0])
-    assert find_difference(eager, excused) is not None
-    assert find_difference(eager, excused, spread=lambda path: [spread]) is None
+    within_spread = eager + torch.tensor([4e-3, 0.0])
+    assert find_difference(eager, within_spread) is not None
+    assert find_difference(eager, within_spread, spread=lambda path: [spread]) is None
     too_far = eager + torch.tensor([0.0, 0.1])
     assert find_difference(eager, too_far, spread=lambda path: [spread]) is not None
-    assert find_difference(eager, excused, spread=lambda path: []) is not None
+    assert find_difference(eager, within_spread, spread=lambda path: []) is not None
 
 
-def test_numbers_outside_of_tensors_are_excused_by_what_rounding_does_to_them():
+def test_numbers_within_the_spread_are_no_difference():
     spread = torch.tensor(1e-3, dtype=torch.float64)
     for number in (float, np.float64, np.asarray):
         assert find_difference(number(1.0), number(1.002)) is not None
@@ -240,6 +240,6 @@ def test_numbers_outside_of_tensors_are_excused_by_what_rounding_does_to_them():
         assert find_difference(number(1.0), number(1.1), spread=lambda path: [spread]) is not None
 
 
-def test_tensors_are_listed_by_the_path_a_difference_names():
+def test_tensors_are_listed_by_access_path():
     root = {"a": [torch.zeros(1)], "b": Box(x=torch.ones(1)), "c": 1.5}
     assert set(collect_tensors(root)) == {"result['a'][0]", "result['b'].x", "result['c']"}

@@ -1,7 +1,8 @@
-"""What the comparison's limits let through, and what they catch: results changed on purpose.
+"""The limits of the comparison: errors that it accepts and errors that it detects.
 
-`paritybench_runner.rounding` holds what misses torch's tolerances to how far results move under
-other rounding. Here results are moved by known factors, and right programs are computed otherwise.
+`paritybench_runner.rounding` compares results that exceed torch's tolerances with their spread
+under perturbed rounding. These tests change results by known factors, and compute correct programs
+with different rounding.
 """
 
 import pytest
@@ -9,13 +10,13 @@ import torch
 from torch import nn
 
 from paritybench_runner.rounding import ELEMENT_FACTOR, NOISY_RUNS, NORM_FACTOR, is_within_rounding
-from tests.paritybench_runner import planted
-from tests.paritybench_runner.planted import Planted
+from tests.paritybench_runner import stub_compiler
+from tests.paritybench_runner.stub_compiler import StubCompiler
 
 
 @pytest.mark.parametrize("directions", [1, 2, 8])
-def test_a_right_result_exceeds_the_limit_by_chance_once_in_thousands(directions):
-    """Errors are sums of independent ones, each of which moves the result in its own direction."""
+def test_correct_result_rarely_exceeds_the_limit(directions):
+    """Errors are sums of independent errors, each in a direction of its own."""
     trials, generator = 50_000, torch.Generator().manual_seed(0)
     draws = torch.randn(
         NOISY_RUNS + 1, trials, directions, generator=generator, dtype=torch.float64
@@ -24,8 +25,8 @@ def test_a_right_result_exceeds_the_limit_by_chance_once_in_thousands(directions
     assert float((ratio > NORM_FACTOR).double().mean()) < 1 / 3000
 
 
-def test_rectifiers_that_flip_in_one_of_thousands_of_elements_are_right():
-    """Each run flips some others, and moves them by as much."""
+def test_rare_flips_of_rectifiers_are_within_the_limit():
+    """Each run flips different elements, and moves them by equal amounts."""
     count = 1 << 18
     flipped = round(2 * count / NOISY_RUNS / ELEMENT_FACTOR**2)
     assert flipped == 4
@@ -40,7 +41,7 @@ def test_rectifiers_that_flip_in_one_of_thousands_of_elements_are_right():
     assert all(is_within_rounding(run(), spread) for _ in range(10))
 
 
-def test_a_rectifier_that_flips_excuses_no_error_of_the_others():
+def test_flipped_rectifier_does_not_excuse_other_errors():
     spread = torch.full((256,), 1e-7, dtype=torch.float64)
     spread[3] = 1e-2
     moved = torch.full((256,), 3e-7, dtype=torch.float64)
@@ -50,7 +51,7 @@ def test_a_rectifier_that_flips_excuses_no_error_of_the_others():
 
 
 class Plain(nn.Module):
-    """Operators whose results are as exact as their arguments."""
+    """Well-conditioned operators."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +75,7 @@ class Normalised(nn.Module):
 
 
 class Amplifies(nn.Module):
-    """A difference of nearly equal numbers, a thousand times enlarged."""
+    """A difference of nearly equal numbers, multiplied by a thousand."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +87,7 @@ class Amplifies(nn.Module):
 
 
 class Faint(Plain):
-    """What a layer's scale of next to nothing leaves of results and gradients."""
+    """Results and gradients multiplied by a very small scale."""
 
     def forward(self, x):
         return super().forward(x) * 1e-6
@@ -101,10 +102,10 @@ PROGRAMS = {
 
 
 def mutant(change=None, change_gradients=None):
-    """A compiler whose results, gradients or buffers are changed on purpose."""
+    """A compiler whose results or gradients are changed on purpose."""
 
     def make(module):
-        # Rounds as another order of sums does: nothing is equal to begin with.
+        # A different order of sums, so that no result is exactly equal.
         permuted = torch.Generator().manual_seed(1)
 
         def call(x):
@@ -118,15 +119,15 @@ def mutant(change=None, change_gradients=None):
 
         return call
 
-    return Planted(make)
+    return StubCompiler(make)
 
 
 def verdict(module, compiler):
-    return planted.verdict(compiler, module, PROGRAMS[module])
+    return stub_compiler.verdict(compiler, module, PROGRAMS[module])
 
 
 @pytest.mark.parametrize("module", PROGRAMS)
-def test_another_order_of_sums_is_right(module):
+def test_different_order_of_sums_is_accepted(module):
     assert verdict(module, mutant()) == "one_graph"
 
 
@@ -162,21 +163,21 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("module", PROGRAMS)
-def test_results_changed_on_purpose_are_wrong(module, mutation):
+def test_mutated_results_are_wrong(module, mutation):
     assert verdict(module, MUTATIONS[mutation]) == "wrong"
 
 
 @pytest.mark.parametrize(
-    ("module", "unseen", "seen"),
+    ("module", "undetected", "detected"),
     [(Plain, 1e-7, 1e-5), (Faint, 1e-7, 1e-5), (Normalised, 1e-7, 1e-4), (Amplifies, 1e-5, 1e-3)],
 )
-def test_the_smallest_error_that_is_seen_depends_on_the_program(module, unseen, seen):
-    assert verdict(module, mutant(lambda result: result * (1 + unseen))) == "one_graph"
-    assert verdict(module, mutant(lambda result: result * (1 + seen))) == "wrong"
+def test_smallest_detected_error_depends_on_the_program(module, undetected, detected):
+    assert verdict(module, mutant(lambda result: result * (1 + undetected))) == "one_graph"
+    assert verdict(module, mutant(lambda result: result * (1 + detected))) == "wrong"
 
 
-def test_an_error_smaller_than_the_rounding_of_a_result_is_not_seen():
-    """The softmax has no gradient here but what rounding leaves of one."""
+def test_error_below_the_rounding_of_a_result_is_not_detected():
+    """The gradient of the softmax consists of rounding errors only."""
     small = mutant(change_gradients=lambda grad: grad * 1.01)
     assert verdict(Amplifies, small) == "one_graph"
     assert verdict(Plain, small) == "wrong"

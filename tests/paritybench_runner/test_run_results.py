@@ -1,4 +1,4 @@
-"""Results on disk, summed up and reported."""
+"""Results on disk, their summary, report and comparison."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from paritybench_runner import report, run_results
 from paritybench_runner.run_results import RunError
 
 
-def seen(klass, *, reads=(), **detail):
+def outcome(klass, *, reads=(), **detail):
     eager = {"class": "ok", "deterministic": True, "reads": list(reads)}
     return {"eager": eager, "magpy": {"class": klass, **detail}}
 
@@ -31,12 +31,18 @@ SPLIT = {
 }
 FAILS_IN_EAGER = {"eager": {"class": "fails", "error": "URLError: no network"}}
 LINES = [
-    line("test_a.py", seen("one_graph", graphs=1, hits=2), seen("one_graph", graphs=0, hits=0)),
-    line("test_b.py", seen("one_graph"), seen("wrong", error="call 2: result: 3 instead of 4")),
+    line(
+        "test_a.py", outcome("one_graph", graphs=1, hits=2), outcome("one_graph", graphs=0, hits=0)
+    ),
+    line(
+        "test_b.py", outcome("one_graph"), outcome("wrong", error="call 2: result: 3 instead of 4")
+    ),
     line("test_c.py", FAILS_IN_EAGER),
-    line("test_d.py", seen("split", reads=["test_d.py:7 item"], graphs=2, splits=[SPLIT])),
-    line("test_e.py", seen("crashed", error="TypeError: at 0x7fff00 in /a/b/test_e.py, line 12")),
-    line("test_f.py", seen("crashed", error="TypeError: at 0x1234 in /c/test_f.py, line 7")),
+    line("test_d.py", outcome("split", reads=["test_d.py:7 item"], graphs=2, splits=[SPLIT])),
+    line(
+        "test_e.py", outcome("crashed", error="TypeError: at 0x7fff00 in /a/b/test_e.py, line 12")
+    ),
+    line("test_f.py", outcome("crashed", error="TypeError: at 0x1234 in /c/test_f.py, line 7")),
 ]
 RUN = {
     "corpus": "/some where",
@@ -54,7 +60,7 @@ RUN = {
 }
 
 
-def test_a_file_counts_by_its_worst_test_and_only_when_it_runs_in_eager():
+def test_class_of_a_file_is_that_of_its_worst_test():
     verdicts = {v.file: (v.klass, v.dynamic) for v in run_results.classify_files(LINES, "magpy")}
     assert verdicts == {
         "test_a.py": ("one_graph", False),
@@ -71,7 +77,7 @@ def test_table_3_counts_failures_among_static_files():
     assert row.fail_rate == 0.75
 
 
-def test_reasons_are_grouped_without_what_varies_and_the_worst_come_first():
+def test_failures_are_grouped_by_reason_worst_first():
     first, second, third = run_results.group_failures(LINES, "magpy")
     assert (first.klass, len(first.tests)) == ("wrong", 1)
     assert (second.klass, len(second.tests)) == ("crashed", 2)
@@ -79,7 +85,7 @@ def test_reasons_are_grouped_without_what_varies_and_the_worst_come_first():
     assert third.example.endswith("(test_d.py:7 in f)")
 
 
-def test_the_summary_has_the_table_classes_and_reasons():
+def test_summary_has_table_classes_and_reasons():
     text = report.render_summary(RUN, LINES)
     assert "| magpy | 5 | 4 | 3 | 75.0 % | 1 | 20.0 % |" in text
     assert "| crashed | 2 | 2 |" in text
@@ -88,7 +94,7 @@ def test_the_summary_has_the_table_classes_and_reasons():
     assert "in 1 tests no later call was a hit" in text
 
 
-def test_the_report_is_one_file_with_all_tests_and_commands_that_reproduce():
+def test_report_is_one_file_with_all_tests_and_commands():
     page = report.render_html(RUN, LINES)
     assert not re.search(r"(src|href)=|https?://|@import|url\(", page)
     assert page.count("</script>") == 1  # a reason cannot end the script
@@ -102,7 +108,7 @@ def test_the_report_is_one_file_with_all_tests_and_commands_that_reproduce():
     )
 
 
-def test_a_killed_run_resumes_without_the_line_it_was_writing(tmp_path):
+def test_killed_run_resumes_without_its_partial_line(tmp_path):
     writer = run_results.ResultsWriter(tmp_path, RUN, resume=False)
     writer.append(LINES[0])
     writer.close()
@@ -118,7 +124,7 @@ def test_a_killed_run_resumes_without_the_line_it_was_writing(tmp_path):
     ]
 
 
-def test_a_run_may_be_gone_on_with_under_other_limits(tmp_path):
+def test_run_resumes_with_different_limits(tmp_path):
     run_results.ResultsWriter(tmp_path, RUN, resume=False).close()
     run_results.ResultsWriter(
         tmp_path, {**RUN, "timeout": 500.0, "memory": 20.0}, resume=True
@@ -126,7 +132,7 @@ def test_a_run_may_be_gone_on_with_under_other_limits(tmp_path):
     assert run_results.read_run(tmp_path)[0]["timeout"] == 500.0
 
 
-def test_a_run_is_not_mixed_with_another(tmp_path):
+def test_different_runs_are_not_mixed(tmp_path):
     run_results.ResultsWriter(tmp_path, RUN, resume=False).close()
     with pytest.raises(RunError, match="--resume"):
         run_results.ResultsWriter(tmp_path, RUN, resume=False)
@@ -137,22 +143,22 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_results_that_say_nothing_of_their_run_are_not_written_over(tmp_path, resume):
+def test_results_without_run_description_are_not_overwritten(tmp_path, resume):
     (tmp_path / "results.jsonl").write_text(json.dumps(LINES[0]) + "\n")
     with pytest.raises(RunError, match=r"no run\.json"):
         run_results.ResultsWriter(tmp_path, RUN, resume=resume)
     assert json.loads((tmp_path / "results.jsonl").read_text()) == LINES[0]
 
 
-def test_comparing_runs_shows_regressions_first():
+def test_comparison_lists_regressions_first():
     after = [
-        line("test_a.py", seen("split", splits=[SPLIT]), seen("one_graph")),
-        line("test_b.py", seen("one_graph"), seen("one_graph")),
+        line("test_a.py", outcome("split", splits=[SPLIT]), outcome("one_graph")),
+        line("test_b.py", outcome("one_graph"), outcome("one_graph")),
         *LINES[2:5],
     ]
     changes = report.find_changes(LINES, after, ["magpy"])
-    told = [(c.file, c.module, c.before, c.after, c.worse) for c in changes]
-    assert told == [
+    reported = [(c.file, c.module, c.before, c.after, c.worse) for c in changes]
+    assert reported == [
         ("test_a.py", "Net0", "one_graph", "split", True),
         ("test_b.py", "Net1", "wrong", "one_graph", False),
     ]
@@ -162,11 +168,11 @@ def test_comparing_runs_shows_regressions_first():
     )
 
 
-def test_tests_that_one_of_two_runs_leaves_out_are_counted_and_no_change():
+def test_tests_of_one_run_only_are_counted():
     alone = report.count_unshared_tests(LINES, LINES[:-1], "magpy")
     assert alone == (len(LINES[-1]["tests"]), 0)
-    told = report.render_comparison(report.find_changes(LINES, LINES[:-1], ["magpy"]), alone)
-    assert told == (
+    reported = report.render_comparison(report.find_changes(LINES, LINES[:-1], ["magpy"]), alone)
+    assert reported == (
         "No test changed its class.\n\n"
         f"{alone[0]} tests are in the first run only, 0 in the second."
     )

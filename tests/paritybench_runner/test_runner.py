@@ -1,4 +1,4 @@
-"""The command, on a corpus whose files crash, hang, eat memory and get results wrong."""
+"""The runner's command on a corpus of files that crash, hang, exhaust memory or go wrong."""
 
 import json
 import os
@@ -237,7 +237,7 @@ def lines(out):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     corpus, out = write(folder / "corpus", FILES), folder / "out"
-    # Enough for a slow machine to fill the memory.
+    # Long enough for a slow machine to fill the memory.
     limits = ("--timeout", 10, "--memory", 2)
     options = ("--compilers", "torchscript", "--train", "--jobs", 2)
     result = run("--corpus", corpus, *options, *limits, "--out", out)
@@ -254,24 +254,24 @@ def test_every_file_has_one_line(finished):
     assert sorted(line["file"] for line in lines(finished[1])) == sorted(FILES)
 
 
-def test_a_program_that_compiles_is_one_graph_with_hits_and_times(by_name):
+def test_compiled_program_is_one_graph_with_hits_and_times(by_name):
     found = by_name["Good"]["torchscript"]
     assert (found["class"], found["graphs"], found["hits"]) == ("one_graph", 1, 2)
     assert found["first_s"] > found["matched_s"] > 0
 
 
-def test_a_program_that_is_refused_runs_eagerly_for_a_reason(by_name):
+def test_rejected_program_runs_eagerly_with_a_reason(by_name):
     found = by_name["Refused"]["torchscript"]
     assert found["class"] == "eager"
     assert "Lambda" in found["error"]
 
 
-def test_only_the_program_that_reads_a_value_is_dynamic(by_name):
+def test_only_programs_that_read_values_are_dynamic(by_name):
     dynamic = {name for name, test in by_name.items() if test["eager"].get("reads")}
     assert dynamic == {"Dynamic"}
 
 
-def test_what_eager_mode_makes_of_a_program_is_told_apart(by_name):
+def test_eager_outcomes_are_classified(by_name):
     assert by_name["FailsInEager"]["eager"]["class"] == "fails"
     assert "no_such_method" in by_name["FailsInEager"]["eager"]["error"]
     assert by_name["NoForward"]["eager"]["class"] == "no forward"
@@ -280,7 +280,7 @@ def test_what_eager_mode_makes_of_a_program_is_told_apart(by_name):
     assert "torchscript" not in by_name["FailsInEager"]
 
 
-def test_memory_that_was_not_written_to_is_the_same_each_time(by_name):
+def test_uninitialised_memory_is_deterministic(by_name):
     assert by_name["Unwritten"]["eager"]["deterministic"]
 
 
@@ -295,14 +295,14 @@ def test_memory_that_was_not_written_to_is_the_same_each_time(by_name):
         ("WrongGradient", "module['weight'].grad"),
     ],
 )
-def test_what_is_wrong_is_found_and_named(by_name, name, words):
+def test_wrong_result_is_found_and_named(by_name, name, words):
     found = by_name[name]["torchscript"]
     assert found["class"] == "wrong"
     assert found["error"].startswith("call 1: ")
     assert words in found["error"]
 
 
-def test_a_crash_a_hang_and_hunger_cost_only_the_test_itself(by_name):
+def test_crashes_timeouts_and_memory_limits_affect_one_test_only(by_name):
     found = {name: test.get("torchscript", {}).get("class") for name, test in by_name.items()}
     assert found["Dies"] == "crashed"
     assert "SIGABRT" in by_name["Dies"]["torchscript"]["error"]
@@ -318,7 +318,7 @@ def test_a_crash_a_hang_and_hunger_cost_only_the_test_itself(by_name):
     assert found["Survivor"] == "one_graph"
 
 
-def test_a_lost_gpu_costs_only_the_test_that_lost_it(finished):
+def test_lost_gpu_affects_one_test_only(finished):
     (line,) = (line for line in lines(finished[1]) if line["file"] == "test_loses_gpu.py")
     in_eager, first, compiled, second = line["tests"]
     assert in_eager["eager"] == {"class": "fails", "error": "lost the GPU"}
@@ -326,7 +326,7 @@ def test_a_lost_gpu_costs_only_the_test_that_lost_it(finished):
     assert first["torchscript"]["class"] == second["torchscript"]["class"] == "one_graph"
 
 
-def test_a_process_forked_from_the_one_with_the_libraries_can_use_a_gpu(monkeypatch):
+def test_preloading_does_not_initialise_cuda(monkeypatch):
     monkeypatch.setenv("PARITYBENCH_WARM", "magpy,dynamo,torchscript:magpy:cuda")
     script = """
 import torch
@@ -341,7 +341,7 @@ assert "magpy_like.compiler" in sys.modules and "torch._dynamo" in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_process_forked_from_a_warm_one_finds_the_compilers_loaded_and_can_take_gradients():
+def test_forked_process_has_compilers_loaded_and_computes_gradients():
     script = """
 import os, sys, torch
 import paritybench_runner.preload
@@ -357,7 +357,7 @@ assert os.waitpid(child, 0)[1] == 0, loaded
     subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=120)
 
 
-def test_a_file_that_cannot_be_imported_says_why(finished):
+def test_import_errors_are_recorded(finished):
     errors = {line["file"]: line.get("import_error") for line in lines(finished[1])}
     assert "no_such_library" in errors["test_import_fails.py"]
     assert "SIGABRT" in errors["test_import_dies.py"]
@@ -380,14 +380,14 @@ TESTCASES = []
 """
 
 
-def runs(process):
-    """Whether a process is there; one that has ended may still wait to be asked how."""
+def is_running(process):
+    """True if a process is running, and is no zombie."""
     stat = Path(f"/proc/{process}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def started(tmp_path):
-    """A run that has done one file and is in a second one, which has started a process."""
+def start_run(tmp_path):
+    """Starts a run; returns when one file is finished and a second one has a child process."""
     waits = WAITS.format(marker=tmp_path / "go on", child=tmp_path / "pid")
     corpus, out = (
         write(tmp_path / "corpus", {"test_a.py": "", "test_b.py": waits}),
@@ -398,14 +398,14 @@ def started(tmp_path):
         command(*options),
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=_listen_to_interrupts,
+        preexec_fn=_restore_interrupts,
     )
     wait_until(lambda: (tmp_path / "pid").exists() and lines(out))
     return process, int((tmp_path / "pid").read_text()), options
 
 
-def _listen_to_interrupts():
-    """Also where the tests run in a shell's background, whose jobs ignore Ctrl-C."""
+def _restore_interrupts():
+    """Background jobs of a shell ignore Ctrl-C, and so would the runner."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -416,27 +416,27 @@ def wait_until(condition):
         time.sleep(0.1)
 
 
-def test_a_run_is_stopped_cleanly_and_resumed(tmp_path):
-    process, child, options = started(tmp_path)
+def test_run_is_interrupted_cleanly_and_resumed(tmp_path):
+    process, child, options = start_run(tmp_path)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Stopped after 1 of 2 files" in errors
     assert b"Traceback" not in errors
-    assert not runs(child)
+    assert not is_running(child)
     (tmp_path / "go on").touch()
     assert run(*options, "--resume").returncode == 0
     assert [line["file"] for line in lines(tmp_path / "out")] == ["test_a.py", "test_b.py"]
 
 
-def test_nothing_outlives_a_runner_that_was_killed(tmp_path):
-    process, child, _ = started(tmp_path)
+def test_children_of_a_killed_runner_end(tmp_path):
+    process, child, _ = start_run(tmp_path)
     process.kill()
     process.communicate()
-    wait_until(lambda: not runs(child))
+    wait_until(lambda: not is_running(child))
 
 
-def test_compare_tells_what_changed(finished, tmp_path):
+def test_compare_command_lists_changes(finished, tmp_path):
     worse = tmp_path / "worse"
     worse.mkdir()
     for name in ("run.json", "results.jsonl"):
@@ -458,7 +458,7 @@ def test_compare_tells_what_changed(finished, tmp_path):
         (["--corpus", ".", "--compilers", "gcc", "--out", "x"], "magpy, dynamo, torchscript"),
     ],
 )
-def test_a_command_that_makes_no_sense_is_explained(arguments, words):
+def test_invalid_command_is_explained(arguments, words):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code != 0
     assert words in result.output

@@ -1,4 +1,4 @@
-"""What programs of 2017 to 2023 find when they are imported; in a process of its own."""
+"""Shims for the imports of programs of 2017 to 2023, tested in a separate process."""
 
 import subprocess
 import sys
@@ -45,6 +45,6 @@ print("done")
 """
 
 
-def test_names_that_moved_and_libraries_that_are_missing_are_found():
+def test_moved_names_and_missing_libraries_are_provided():
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert result.stdout.strip() == "done", result.stderr

@@ -1,4 +1,4 @@
-"""How long a step of a file may take."""
+"""Time limits of the steps of a file."""
 
 import threading
 
@@ -10,7 +10,7 @@ from paritybench_runner.worker import EAGER, Event
 
 
 class Channel:
-    """Gives events after so many seconds of a clock that runs only while somebody waits."""
+    """A pipe whose events arrive after a delay, on a clock that advances only while polling."""
 
     def __init__(self, *events):
         self.now = 0.0
@@ -28,7 +28,7 @@ class Channel:
         return self.events.pop(0)
 
 
-def received(monkeypatch, *events):
+def count_events(monkeypatch, *events):
     channel = Channel(*events)
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: channel.now)
     watching = object.__new__(Supervisor)
@@ -40,21 +40,21 @@ EAGER_RUN = [(0, Event("begin")), (1, Event("done")), (0, Event("begin", 0, EAGE
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_compiler_may_take_longer_where_eager_mode_took_long(monkeypatch, known):
+def test_time_limit_of_a_compiler_grows_with_eager_time(monkeypatch, known):
     done = [] if known else [(8, Event("done", 0, EAGER))]
     begin = (8 if known else 0, Event("begin", 0, "magpy"))
     in_time = (10 + 19 * 8, Event("done", 0, "magpy")), (0, Event("end"))
-    assert received(monkeypatch, *EAGER_RUN, *done, begin, *in_time) > 5
+    assert count_events(monkeypatch, *EAGER_RUN, *done, begin, *in_time) > 5
     too_late = (10 + 21 * 8, Event("done", 0, "magpy")), (0, Event("end"))
     with pytest.raises(TimeoutError):
-        received(monkeypatch, *EAGER_RUN, *done, begin, *too_late)
+        count_events(monkeypatch, *EAGER_RUN, *done, begin, *too_late)
 
 
-def test_eager_mode_has_the_limit_itself(monkeypatch):
+def test_eager_time_limit_is_the_option(monkeypatch):
     with pytest.raises(TimeoutError):
-        received(monkeypatch, *EAGER_RUN, (11, Event("done", 0, EAGER)), (0, Event("end")))
+        count_events(monkeypatch, *EAGER_RUN, (11, Event("done", 0, EAGER)), (0, Event("end")))
 
 
-def test_an_import_does_not_get_what_the_last_step_took(monkeypatch):
+def test_time_limit_of_an_import_ignores_earlier_steps(monkeypatch):
     with pytest.raises(TimeoutError):
-        received(monkeypatch, (0, Event("begin")), (11, Event("done")), (0, Event("end")))
+        count_events(monkeypatch, (0, Event("begin")), (11, Event("done")), (0, Event("end")))

@@ -1,4 +1,4 @@
-"""What the other tests take for granted of the zoo: it runs, repeats itself, and trains."""
+"""Preconditions on the models of the zoo: they run, are deterministic, and train."""
 
 import copy
 
@@ -10,7 +10,7 @@ from zoo import ZOO
 
 
 @pytest.mark.parametrize("entry", ZOO.values(), ids=ZOO)
-def test_a_model_gives_the_same_result_twice(entry, device):
+def test_model_is_deterministic(entry, device):
     with torch.no_grad():
         results = []
         for _ in range(2):
@@ -21,7 +21,7 @@ def test_a_model_gives_the_same_result_twice(entry, device):
 
 
 @pytest.mark.parametrize("entry", ZOO.values(), ids=ZOO)
-def test_other_inputs_give_another_result(entry, device):
+def test_results_depend_on_inputs(entry, device):
     model = entry.make(seed=3).to(device)
     leaves = []
     for seed in (4, 5):
@@ -35,7 +35,7 @@ def test_other_inputs_give_another_result(entry, device):
 @pytest.mark.parametrize(
     "entry", [m for m in ZOO.values() if m.trains], ids=[m.name for m in ZOO.values() if m.trains]
 )
-def test_training_gives_finite_gradients_and_repeats(entry, device):
+def test_gradients_are_finite_and_deterministic(entry, device):
     model = entry.make(seed=3).to(device).train()
     gradients = []
     for clone in (copy.deepcopy(model), copy.deepcopy(model)):
@@ -53,7 +53,7 @@ def first_tensor(output):
     return next(t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point())
 
 
-def test_blockdrop_skips_some_blocks_and_not_others(device):
+def test_blockdrop_skips_some_blocks(device):
     entry = ZOO["BlockDrop"]
     model = entry.make(seed=3).to(device)
     policies = []

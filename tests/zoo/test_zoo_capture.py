@@ -1,4 +1,4 @@
-"""Real models through capture: one graph, eager's results, a hit when called again."""
+"""Capture of the zoo's models: one graph, eager's results, and hits in later calls."""
 
 import copy
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("forget_everything")
 
 STATIC = [m for m in ZOO.values() if not m.dynamic]
 DYNAMIC = [m for m in ZOO.values() if m.dynamic]
-# AOTAutograd takes 5 to 20 seconds for each of these.
+# Models that take AOTAutograd 5 to 20 seconds each.
 DEEP = {"ResNet-101", "DenseNet-121", "TridentNet", "T5", "Mamba"}
 
 
@@ -26,14 +26,14 @@ def by_name(models, full=frozenset()):
     )
 
 
-def pair(entry, train, device):
-    """Two equal models, one for each way to run."""
+def twin_models(entry, train, device):
+    """Two equal models: one to compile, one for eager."""
     model = entry.make(seed=0).to(device).train(train)
     return model, copy.deepcopy(model)
 
 
 def state(model):
-    """Everything on the modules that a call may change: buffers and plain attributes."""
+    """The state that a call may mutate: buffers and plain attributes of the modules."""
     attributes = {
         f"{path}.{name}": value
         for path, module in model.named_modules()
@@ -44,17 +44,17 @@ def state(model):
 
 
 def gradients(model):
-    """All gradients but those that are zero.
+    """All nonzero gradients.
 
-    Where the loss uses some of a graph's outputs only, AOTAutograd gives the parameters behind the
-    other ones zeros, and eager gives them none.
+    If the loss uses some of a graph's outputs only, AOTAutograd computes zeros for the parameters
+    of the others, where eager has None.
     """
     found = {name: p.grad for name, p in model.named_parameters()}
     return {name: grad for name, grad in found.items() if grad is not None and grad.any()}
 
 
-def calls_equal_eager(entry, fast, model, eager, *, batch=2, calls=3):
-    """Compares `calls` calls, each with fresh inputs; with backward when the models train."""
+def assert_calls_equal_eager(entry, fast, model, eager, *, batch=2, calls=3):
+    """Compares calls with fresh inputs; with backward passes if the models train."""
     train = model.training and entry.trains
     for seed in range(calls):
         outcomes = []
@@ -76,41 +76,41 @@ def calls_equal_eager(entry, fast, model, eager, *, batch=2, calls=3):
 
 @by_name(STATIC)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-def test_a_static_model_is_one_graph_and_hits_with_fresh_inputs(entry, train, device):
-    model, eager = pair(entry, train, device)
+def test_static_model_is_one_graph_and_hits(entry, train, device):
+    model, eager = twin_models(entry, train, device)
     fast = magpy.compile(model, backend="eager", fullgraph=True)
-    calls_equal_eager(entry, fast, model, eager)
+    assert_calls_equal_eager(entry, fast, model, eager)
     assert magpy.cache_info(fast) == (2, 1, 1, 1)  # hits, misses, records, graphs
 
 
 @by_name([m for m in STATIC if m.trains], full=DEEP)
-def test_a_static_model_trains_through_aot_autograd(entry, device):
-    """In double precision: on a GPU, AOTAutograd's batch norm rounds otherwise than cuDNN's."""
-    model, eager = (m.double() for m in pair(entry, True, device))
+def test_static_model_trains_through_aot_autograd(entry, device):
+    """In double precision: on a GPU, AOTAutograd's batch norm rounds differently from cuDNN's."""
+    model, eager = (m.double() for m in twin_models(entry, True, device))
     fast = magpy.compile(model, backend="aot_eager", fullgraph=True)
-    calls_equal_eager(entry, fast, model, eager, calls=2)
+    assert_calls_equal_eager(entry, fast, model, eager, calls=2)
     assert magpy.cache_info(fast) == (1, 1, 1, 1)
 
 
 @pytest.mark.full
 @by_name(STATIC)
-def test_a_static_model_infers_through_aot_autograd(entry, device):
-    model, eager = pair(entry, False, device)
+def test_static_model_infers_through_aot_autograd(entry, device):
+    model, eager = twin_models(entry, False, device)
     fast = magpy.compile(model, backend="aot_eager", fullgraph=True)
-    calls_equal_eager(entry, fast, model, eager)
+    assert_calls_equal_eager(entry, fast, model, eager)
     assert magpy.cache_info(fast) == (2, 1, 1, 1)
 
 
 @by_name(DYNAMIC)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-def test_a_dynamic_model_equals_eager(entry, train, device):
-    model, eager = pair(entry, train, device)
+def test_dynamic_model_equals_eager(entry, train, device):
+    model, eager = twin_models(entry, train, device)
     fast = magpy.compile(model, backend="eager")
-    calls_equal_eager(entry, fast, model, eager, calls=5)
+    assert_calls_equal_eager(entry, fast, model, eager, calls=5)
 
 
 @by_name([ZOO["ResNet-18"], ZOO["BERT"], ZOO["LSTM"]])
-def test_explain_shows_one_graph_and_no_split(entry, device):
+def test_explain_reports_one_graph_without_splits(entry, device):
     model = entry.make(seed=0).to(device)
     args, kwargs = entry.inputs(model, seed=0, batch=2)
     with torch.no_grad():
@@ -123,10 +123,10 @@ def test_explain_shows_one_graph_and_no_split(entry, device):
 
 @by_name([ZOO["ResNet-18"], ZOO["BERT"]])
 @pytest.mark.parametrize("change", ["mode", "shape", "dtype", "grad mode"])
-def test_what_changes_the_program_misses(entry, change, device):
-    model, eager = pair(entry, False, device)
+def test_changes_of_mode_shape_and_dtype_miss(entry, change, device):
+    model, eager = twin_models(entry, False, device)
     fast = magpy.compile(model, backend="eager")
-    calls_equal_eager(entry, fast, model, eager, calls=2)
+    assert_calls_equal_eager(entry, fast, model, eager, calls=2)
     misses = magpy.cache_info(fast).misses
     if change == "mode":
         model.train(), eager.train()
@@ -138,20 +138,20 @@ def test_what_changes_the_program_misses(entry, change, device):
     assert magpy.cache_info(fast).misses > misses
 
 
-def test_new_weights_need_no_new_capture(device):
+def test_new_weights_hit(device):
     entry = ZOO["ResNet-18"]
-    model, eager = pair(entry, False, device)
+    model, eager = twin_models(entry, False, device)
     fast = magpy.compile(model, backend="eager", fullgraph=True)
-    calls_equal_eager(entry, fast, model, eager, calls=1)
+    assert_calls_equal_eager(entry, fast, model, eager, calls=1)
     other = entry.make(seed=1).state_dict()
     model.load_state_dict(other), eager.load_state_dict(other)
-    calls_equal_eager(entry, fast, model, eager, calls=1)
+    assert_calls_equal_eager(entry, fast, model, eager, calls=1)
     assert magpy.cache_info(fast).misses == 1
 
 
-def test_three_optimizer_steps_give_eagers_weights(device):
+def test_optimizer_steps_equal_eager(device):
     entry = ZOO["ResNet-18"]
-    model, eager = pair(entry, True, device)
+    model, eager = twin_models(entry, True, device)
     fast = magpy.compile(model, backend="eager", fullgraph=True)
     for call, owner in ((fast, model), (eager, eager)):
         optimizer = torch.optim.SGD(owner.parameters(), lr=0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Operations with a property that their annotation in a test gets wrong, or right."""
+"""Operations with known properties, for correct and wrong annotations in tests."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The facts of operators hold on samples, wrong ones are refuted, malformed files are refused."""
+"""Facts of operators hold on samples, wrong facts are refuted, malformed files are rejected."""
 
 import pytest
 
@@ -41,9 +41,9 @@ def test_shipped_facts_hold_on_the_samples_of_the_opinfo_database():
         ("numel", {"reads_sizes": False}),
     ],
 )
-def test_a_wrong_fact_is_refuted(name, wrong, monkeypatch):
-    def planted(asked):
-        return OperatorFacts(**wrong) if asked == name else operator_facts(asked)
+def test_wrong_fact_is_refuted(name, wrong, monkeypatch):
+    def planted(requested):
+        return OperatorFacts(**wrong) if requested == name else operator_facts(requested)
 
     monkeypatch.setattr(fact_checks, "operator_facts", planted)
     monkeypatch.setattr(fact_checks, "_named", lambda entries: {name})
@@ -57,13 +57,13 @@ def test_facts_hold_for_all_variants_of_an_operator():
     assert operator_facts("no_such_operator") == OperatorFacts()
 
 
-def test_properties_of_matching_entries_add_up():
+def test_properties_of_matching_entries_are_combined():
     assert not operator_facts("dropout").repeatable  # by a pattern
     assert operator_facts("dropout").raises is Raises.NEVER  # by its name
 
 
 @pytest.mark.parametrize(
-    "text, line, said",
+    "text, line, message",
     [
         ("operators:\n  - names: [add]\n    rises: NEVER\n", 2, "unknown property"),
         ("operators:\n  - names: [add]\n    raises: SELDOM\n", 2, "expected one of"),
@@ -71,9 +71,9 @@ def test_properties_of_matching_entries_add_up():
         ("operators:\n  - names: add\n", 2, "list of names"),
     ],
 )
-def test_a_malformed_entry_is_refused_with_its_file_and_line(text, line, said, tmp_path):
+def test_malformed_entry_is_rejected_with_file_and_line(text, line, message, tmp_path):
     file = tmp_path / module.FILE
     file.write_text(text)
-    with pytest.raises(AnnotationError, match=said) as caught:
+    with pytest.raises(AnnotationError, match=message) as caught:
         read_entries(file)
     assert caught.value.file == str(file) and caught.value.line == line

@@ -1,4 +1,4 @@
-"""The verifier refutes annotations that are wrong and accepts those that are right."""
+"""The verifier refutes wrong annotations and accepts correct ones."""
 
 from pathlib import Path
 
@@ -82,7 +82,7 @@ WRONG = {
         "value_read[0]: TYPE",
     ),
 }
-RIGHT = {
+CORRECT = {
     "appends": "{names: [appends], pure_closure: true, inputs: {0: TYPE in_place, 1: NONE}}",
     "looks_at": "{names: [looks_at], pure_closure: true}",
     "length": "{names: [length], pure_closure: true, inputs: {0: LENGTH}}",
@@ -120,7 +120,7 @@ operations:
 
 @pytest.fixture
 def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Verifies one rule about a planted operation."""
+    """Returns a function that verifies one rule about a planted operation."""
     monkeypatch.setattr(verification.Samples, "prepare", lambda self: None)
     directory = tmp_path / "samples"
     directory.mkdir()
@@ -140,31 +140,31 @@ def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_refutes_an_operation_that_is_declared(case: str, verdicts) -> None:
+def test_wrong_annotation_is_refuted(case: str, verdicts) -> None:
     rule, claim = WRONG[case]
     assert claim in [verdict.claim for verdict in verdicts(rule).refuted]
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_accepts_a_right_annotation(name: str, verdicts) -> None:
-    result = verdicts(RIGHT[name])
+@pytest.mark.parametrize("name", CORRECT)
+def test_correct_annotation_is_accepted(name: str, verdicts) -> None:
+    result = verdicts(CORRECT[name])
     assert result.refuted == []
     assert all(verdict.ok for verdict in result.verdicts)
 
 
-def test_a_change_that_never_happens_is_a_warning(verdicts) -> None:
+def test_declared_mutation_that_never_happens_is_a_warning(verdicts) -> None:
     result = verdicts("{names: [looks_at], pure_closure: true, inputs: {0: ALL in_place}}")
     assert result.refuted == []
     assert [v.claim for v in result.verdicts if v.warning] == ["in_place[0]"]
 
 
-def test_survives_an_operation_that_ends_its_process(verdicts) -> None:
+def test_operation_that_ends_its_process_is_reported(verdicts) -> None:
     result = verdicts("{names: [ends_the_process], pure_closure: true}", isolated=True)
     assert result.problem == "it ended its process"
     assert [verdict.ok for verdict in result.verdicts] == [None]
 
 
-def test_survives_an_operation_that_never_returns(
+def test_operation_that_never_returns_is_reported(
     verdicts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "SECONDS_FOR_ONE", 1)
@@ -172,14 +172,14 @@ def test_survives_an_operation_that_never_returns(
     assert result.problem == "it took more than 1 s"
 
 
-def test_says_which_operations_could_not_be_tried(verdicts) -> None:
+def test_all_claims_are_counted(verdicts) -> None:
     result = verdicts("{names: [store], pure_closure: true, inputs: {0: ALL, 1: ALL, 5: ALL}}")
     assert result.samples > 0
     assert verification.Report([result]).claims == len(result.verdicts)
 
 
 @pytest.mark.parametrize("pattern", ["builtins.list.*", "builtins.dict.*", "operator.*"])
-def test_the_shipped_annotations_hold(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_shipped_annotations_hold(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Samples, "prepare", lambda self: None)
     answer = click.testing.CliRunner().invoke(annotations, ["check", "--only", pattern])
     assert answer.exit_code == 0, answer.output
@@ -192,7 +192,7 @@ def test_all_shipped_annotations_hold() -> None:
     assert answer.exit_code == 0, answer.output
 
 
-def test_the_command_fails_when_a_claim_is_refuted(tmp_path: Path) -> None:
+def test_command_fails_if_a_claim_is_refuted(tmp_path: Path) -> None:
     path = tmp_path / "user.yaml"
     path.write_text(
         f"operations:\n  - namespace: {planted.__name__}\n    rules:\n"
@@ -205,7 +205,7 @@ def test_the_command_fails_when_a_claim_is_refuted(tmp_path: Path) -> None:
     assert f"{path}:4: {planted.__name__}.counts: pure_closure" in answer.output
 
 
-def test_the_command_shows_where_a_bad_file_is_wrong(tmp_path: Path) -> None:
+def test_command_reports_the_line_of_an_error(tmp_path: Path) -> None:
     path = tmp_path / "user.yaml"
     path.write_text("operations:\n  - namespace: math\n    rules:\n      - {names: [no_such]}\n")
     answer = click.testing.CliRunner().invoke(annotations, ["check", str(path)])

@@ -1,4 +1,4 @@
-"""Compilers of which it is known how their results differ from eager mode's."""
+"""Stub compilers whose results differ from eager in a known way."""
 
 import functools
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
 
 
 @dataclass
-class Planted:
-    """A compiler: ``make`` gives, for a module, what is called in its place."""
+class StubCompiler:
+    """A compiler: ``make`` returns the callable that replaces a module."""
 
     make: Callable[[nn.Module], Callable[..., Any]]
-    name = "planted"
+    name = "stub"
 
     def compile(self, module: nn.Module) -> "_Compiled":
         return _Compiled(module, self.make(module))
@@ -45,7 +45,7 @@ class _Compiled:
 
 
 @functools.cache
-def _in_eager_mode(module: type[nn.Module], inputs: Callable[[], Any], train: bool) -> Any:
+def _evaluate_in_eager(module: type[nn.Module], inputs: Callable[[], Any], train: bool) -> Any:
     case = Case(0, module.__name__, module, lambda: ([], {}), inputs)
     program, eager = evaluate_eager(case, "cpu", train)
     assert eager["class"] == "ok" and eager["deterministic"], eager
@@ -53,7 +53,7 @@ def _in_eager_mode(module: type[nn.Module], inputs: Callable[[], Any], train: bo
 
 
 def verdict(
-    compiler: Planted, module: type[nn.Module], inputs: Callable[[], Any], train: bool = True
+    compiler: StubCompiler, module: type[nn.Module], inputs: Callable[[], Any], train: bool = True
 ) -> str:
-    """The class that ``compiler`` is given for a module; ``inputs`` makes the arguments."""
-    return evaluate_compiler(*_in_eager_mode(module, inputs, train), compiler)["class"]
+    """The result class of ``compiler`` for a module; ``inputs`` creates the arguments."""
+    return evaluate_compiler(*_evaluate_in_eager(module, inputs, train), compiler)["class"]
