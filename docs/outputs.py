@@ -14,6 +14,7 @@ import opcode
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,10 +33,18 @@ from magpy_like.refgraph.rendering import to_dot, to_text
 from tests.compiler.codegen.triton.fake_gpu import lowered
 
 FOLDER = Path(__file__).parent
+VERSIONS = ((3, 11), "2.13")
+"""The Python and torch whose bytecode and graphs the page shows."""
 PAGE = FOLDER / "architecture.md"
 GLOSSARY = FOLDER / "glossary.md"
 PICTURE = FOLDER / "refgraph.svg"
 _MARKED = re.compile(r"<!-- output: ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def is_shown_here() -> bool:
+    """True if this interpreter and torch are those of the page."""
+    python, torch_version = VERSIONS
+    return sys.version_info[:2] == python and torch.__version__.startswith(torch_version)
 
 
 def arguments() -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -186,7 +195,13 @@ def picture(dot: str) -> str | None:
 
 
 def main() -> None:
-    """Write all generated parts."""
+    """Write all generated parts.
+
+    Raises:
+        SystemExit: the versions are not those of the page.
+    """
+    if not is_shown_here():
+        raise SystemExit(f"the page shows Python and torch {VERSIONS}: run `make outputs`")
     stages = follow()
     PAGE.write_text(page(stages))
     GLOSSARY.write_text(glossary())

@@ -63,10 +63,10 @@ def test_mutation_visits_readers_of_its_memory_only():
 def test_functions_are_distributed_by_size():
     functions = [("big", "x" * 50_000, []), *((f"k{n}", "x" * 5_000, []) for n in range(10))]
     with mock.patch("os.sched_getaffinity", return_value={0, 1}):
-        shares = build._shares(functions)
-        assert [sum(len(text) for _, text, _ in share) for share in shares] == [50_000, 50_000]
-        assert len(build._shares(functions[1:3])) == 1  # too little for a second process
-        assert build._shares([]) == []
+        units = build._balance_units(functions)
+        assert [sum(len(text) for _, text, _ in share) for share in units] == [50_000, 50_000]
+        assert len(build._balance_units(functions[1:3])) == 1  # too little for a second process
+        assert build._balance_units([]) == []
 
 
 @pytest.mark.parametrize(
