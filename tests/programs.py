@@ -40,8 +40,8 @@ class Twins:
     def __init__(self, make: Callable[[], Callable[..., Any]], **settings: Any) -> None:
         self.eager, self.target = make(), make()
         self.compiled = magpy.compile(self.target, **{"backend": "eager", **settings})
-        self.eager_keeps: list[Any] = []
-        self.compiled_keeps: list[Any] = []
+        self.eager_results: list[Any] = []
+        self.compiled_results: list[Any] = []
 
     def change(self, change: Callable[[Any], Any]) -> None:
         """Alter what the program will find; a callable that takes the program."""
@@ -71,8 +71,8 @@ class Twins:
         if backward:
             _backward(eager)
             _backward(actual)
-        self.eager_keeps.append(eager)
-        self.compiled_keeps.append(actual)
+        self.eager_results.append(eager)
+        self.compiled_results.append(actual)
         assert_same(
             (actual, args, self.target), (eager, eager_args, self.eager), what=why or "call"
         )
@@ -98,11 +98,11 @@ def check(
     keyword: dict[str, Any] | None = None,
     backward: bool = False,
 ) -> Twins:
-    """:func:`check_made` for a program that keeps no state of its own."""
-    return check_made(lambda: program, inputs, other=other, keyword=keyword, backward=backward)
+    """:func:`check_stateful` for a program that keeps no state of its own."""
+    return check_stateful(lambda: program, inputs, other=other, keyword=keyword, backward=backward)
 
 
-def check_made(
+def check_stateful(
     make: Callable[[], Callable[..., Any]],
     inputs: Inputs,
     *,
@@ -110,7 +110,7 @@ def check_made(
     changes: Iterable[Callable[[Any], Any]] = (),
     keyword: dict[str, Any] | None = None,
     backward: bool = False,
-    settles: int = 1,
+    max_recordings: int = 1,
 ) -> Twins:
     """The program is recorded, hits, and misses where it must; every call gives what eager gives.
 
@@ -121,11 +121,11 @@ def check_made(
         changes: alterations of the program's state, each of which must miss.
         keyword: keyword arguments of every call.
         backward: whether to run backward through the outputs and compare gradients.
-        settles: calls that may need a monitor run before the first hit.
+        max_recordings: calls that may need a monitor run before the first hit.
     """
     twins = Twins(make)
     options: dict[str, Any] = {"keyword": keyword, "backward": backward}
-    for i in range(settles):
+    for i in range(max_recordings):
         twins.call(inputs, hit=False if i == 0 else None, why=f"call {i}", **options)
     for i in range(2):
         twins.call(inputs, hit=True, why=f"repeated call {i}", **options)
@@ -140,7 +140,7 @@ def check_made(
     return twins
 
 
-def check_right(make: Callable[[], Callable[..., Any]], *calls: Inputs) -> Twins:
+def check_results(make: Callable[[], Callable[..., Any]], *calls: Inputs) -> Twins:
     """Only that every call gives what eager gives, whether or not it can be recorded."""
     twins = Twins(make)
     for _ in range(2):

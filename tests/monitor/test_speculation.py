@@ -12,7 +12,7 @@ from torch import nn
 
 import magpy_like as magpy
 from magpy_like.config import config
-from tests.programs import Twins, check_made, check_right, one, tensor
+from tests.programs import Twins, check_results, check_stateful, one, tensor
 
 
 def _assertion(x):
@@ -94,7 +94,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_one_graph_as_long_as_it_steers_as_before(program):
-    twins = check_made(lambda: program, one(1.0, 2.0, 3.0))
+    twins = check_stateful(lambda: program, one(1.0, 2.0, 3.0))
     report = magpy.explain(program, tensor(1.0, 2.0, 3.0))
     assert not report.split_points and report.graph_count == 1
     assert magpy.cache_info(twins.compiled).misses == 1
@@ -102,7 +102,7 @@ def test_one_graph_as_long_as_it_steers_as_before(program):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_right_when_it_steers_another_way(program):
-    check_right(
+    check_results(
         lambda: program,
         *(one(1.0, 2.0, 3.0), one(-1.0, -2.0, -3.0), one(500.0, float("nan"), 0.5)),
         *(one(1.0, -2.0, 0.0), one(1.0, 2.0, 3.0)),
@@ -115,7 +115,7 @@ def test_an_operator_that_only_the_other_way_avoids_does_no_harm():
             return x
         return x[i]
 
-    check_right(
+    check_results(
         lambda: program,
         lambda: (tensor(1.0, 2.0, 3.0), torch.tensor([0, 1])),
         lambda: (tensor(1.0, 2.0, 3.0), torch.tensor([0, 7])),
@@ -253,16 +253,16 @@ SIZES = [_elements, _iterated, _native_size]
 
 @pytest.mark.parametrize("program", SIZES, ids=lambda program: program.__name__)
 def test_a_size_that_depends_on_data_is_speculated_on(program):
-    check_made(lambda: program, one(1.0, -2.0, 3.0))
+    check_stateful(lambda: program, one(1.0, -2.0, 3.0))
     assert not magpy.explain(program, tensor(1.0, -2.0, 3.0)).split_points
-    check_right(lambda: program, one(1.0, -2.0, 3.0), one(5.0, 4.0, 6.0), one(1.0, -2.0, -3.0))
+    check_results(lambda: program, one(1.0, -2.0, 3.0), one(5.0, 4.0, 6.0), one(1.0, -2.0, -3.0))
 
 
 def test_a_tensor_library_s_own_look_at_an_argument_is_none_at_its_size():
     def program(x):
         return torch.nn.functional.leaky_relu(x[x > 0])
 
-    check_made(lambda: program, one(1.0, -2.0, 3.0))
+    check_stateful(lambda: program, one(1.0, -2.0, 3.0))
     twins = Twins(lambda: program)
     twins.call(one(1.0, -2.0, 3.0))
     twins.call(one(1.0, 2.0, 3.0), hit=True)
@@ -304,7 +304,7 @@ def test_as_many_tensors_as_were_given_come_out_whatever_their_sizes():
         a, b = torch.broadcast_tensors(x[x > 0], torch.ones(1))
         return a + b
 
-    check_made(lambda: program, one(1.0, -2.0, 3.0))
+    check_stateful(lambda: program, one(1.0, -2.0, 3.0))
     twins = Twins(lambda: program)
     twins.call(one(1.0, -2.0, 3.0))
     twins.call(one(1.0, 2.0, 3.0), hit=True)
@@ -316,7 +316,7 @@ def test_the_largest_of_tensors_and_numbers_is_chosen_in_python(choose):
         count = choose((x > 0).sum(), 1)
         return x / count, choose([x.sum(), x.mean(), x.prod()])
 
-    check_right(
+    check_results(
         lambda: program,
         *(one(1.0, 2.0, 3.0), one(-1.0, -2.0, -3.0), one(1.0, -2.0, 0.0)),
         one(1.0, float("nan"), 2.0),
@@ -387,7 +387,7 @@ def _normalised():
 
 
 def test_a_normalisation_that_only_reads_its_statistics_stands_in_no_way():
-    twins = check_made(_normalised, lambda: (torch.ones(4, 3).cumsum(0),))
+    twins = check_stateful(_normalised, lambda: (torch.ones(4, 3).cumsum(0),))
     assert not magpy.api._dispatcher(twins.compiled).split_points
     twins.call(lambda: (torch.full((4, 3), float("nan")),))
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.programs import Twins, check, check_made, check_right, load, matrix, one, tensor
+from tests.programs import Twins, check, check_results, check_stateful, load, matrix, one, tensor
 
 # --- what a guard asks of a tensor ---------------------------------------------------------------
 
@@ -222,8 +222,8 @@ def test_same_tensor_twice_without_a_change():
         return [x, y], x + y
 
     same = lambda: (lambda t: (t, t))(tensor(1, 2))
-    check_right(lambda: program, lambda: (tensor(1, 2), tensor(3, 4)), same)
-    check_right(lambda: program, same, lambda: (tensor(1, 2), tensor(3, 4)))
+    check_results(lambda: program, lambda: (tensor(1, 2), tensor(3, 4)), same)
+    check_results(lambda: program, same, lambda: (tensor(1, 2), tensor(3, 4)))
 
 
 def test_identity_of_tensors_steers_the_program():
@@ -265,7 +265,7 @@ def test_tensor_in_a_closure_is_used_and_replaced():
     def other_shape(p):
         p.table["w"][0] = torch.ones(3, 1)
 
-    check_made(make, one(), changes=[rebind, other_shape])
+    check_stateful(make, one(), changes=[rebind, other_shape])
 
 
 def test_tensor_in_a_closure_that_is_exchanged_is_used_anew():
@@ -359,7 +359,7 @@ def test_tensor_returned_from_a_closure_is_that_tensor():
 
         return program
 
-    twins = check_made(make, lambda: (tensor(1, 2),))
+    twins = check_stateful(make, lambda: (tensor(1, 2),))
     assert twins.compiled(tensor(1, 2))[0] is twins.compiled(tensor(1, 2))[0]
 
 
@@ -401,7 +401,7 @@ def test_argument_that_is_made_to_require_gradients():
         x.requires_grad_()
         return x * 2
 
-    check_right(lambda: program, one())
+    check_results(lambda: program, one())
 
 
 def test_grad_attribute_is_read_and_written():
@@ -417,7 +417,7 @@ def test_grad_attribute_is_read_and_written():
 
         return inputs
 
-    check_right(
+    check_results(
         lambda: program, with_gradient(2), lambda: (tensor(1, 2, grad=True),), with_gradient(3)
     )
 
@@ -425,7 +425,7 @@ def test_grad_attribute_is_read_and_written():
         x.grad = None
         return x * 2
 
-    check_right(lambda: zero, with_gradient(2), lambda: (tensor(1, 2, grad=True),))
+    check_results(lambda: zero, with_gradient(2), lambda: (tensor(1, 2, grad=True),))
 
 
 def test_backward_inside_the_program():
@@ -435,7 +435,7 @@ def test_backward_inside_the_program():
         (g,) = torch.autograd.grad((x * 3).sum(), x)
         return loss.detach(), x.grad, g
 
-    check_right(lambda: program, lambda: (matrix(2, 2, grad=True),))
+    check_results(lambda: program, lambda: (matrix(2, 2, grad=True),))
 
 
 def test_hooks_on_tensors():
@@ -446,7 +446,7 @@ def test_hooks_on_tensors():
         y.register_hook(lambda g: seen.append(1) or g * 3)
         return y.sum()
 
-    check_right(lambda: program, lambda: (matrix(2, 2, grad=True),))
+    check_results(lambda: program, lambda: (matrix(2, 2, grad=True),))
 
 
 class Double(torch.autograd.Function):
@@ -670,7 +670,7 @@ def test_inference_mode_inside_the_program():
             y = x * 2
         return y, y.is_inference()
 
-    check_right(lambda: program, lambda: (matrix(2, 2),))
+    check_results(lambda: program, lambda: (matrix(2, 2),))
 
 
 def test_grad_mode_that_is_left_changed():
@@ -773,7 +773,7 @@ def test_seed_set_inside():
         torch.manual_seed(7)
         return x + torch.rand(3)
 
-    check_right(lambda: program, one())
+    check_results(lambda: program, one())
 
 
 # --- modules -------------------------------------------------------------------------------------
@@ -862,7 +862,7 @@ MODULE_CHANGES = {
 
 @pytest.mark.parametrize("name", MODULE_CHANGES)
 def test_change_of_a_module_must_miss(name):
-    check_made(net, lambda: (matrix(4, 3),), changes=[MODULE_CHANGES[name]], backward=True)
+    check_stateful(net, lambda: (matrix(4, 3),), changes=[MODULE_CHANGES[name]], backward=True)
 
 
 SEEN_CHANGES = {
@@ -962,7 +962,7 @@ def test_weight_sharing():
     def untie(m):
         m.b.weight = nn.Parameter(matrix(3, 3) * 3)
 
-    check_made(Tied, lambda: (matrix(2, 3),), changes=[untie], backward=True)
+    check_stateful(Tied, lambda: (matrix(2, 3),), changes=[untie], backward=True)
 
 
 def test_numpy_scalars_give_a_new_tensor_their_type():

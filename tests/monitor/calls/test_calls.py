@@ -14,7 +14,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.programs import Twins, check, check_made, check_right, load, matrix, one, tensor
+from tests.programs import Twins, check, check_results, check_stateful, load, matrix, one, tensor
 
 SCALE = 2.0
 
@@ -79,7 +79,9 @@ def test_defaults_belong_to_the_function():
     def keyword_default_in_place(p):
         p.inner.__kwdefaults__["shift"] = 6.0
 
-    check_made(make, one(), changes=[new_default, new_keyword_default, keyword_default_in_place])
+    check_stateful(
+        make, one(), changes=[new_default, new_keyword_default, keyword_default_in_place]
+    )
 
 
 def test_mutable_default_keeps_what_it_is_given():
@@ -105,7 +107,7 @@ def test_default_of_the_compiled_function():
     def change(p):
         p.__defaults__ = (4.0,)
 
-    check_made(make, one(), changes=[change])
+    check_stateful(make, one(), changes=[change])
 
 
 COMPILED = magpy.compile(double, backend="eager")
@@ -145,14 +147,14 @@ def test_bound_method():
     def change(p):
         p.__self__.scale = 5.0
 
-    check_made(lambda: Affine(2.0).forward, one(), changes=[change])
+    check_stateful(lambda: Affine(2.0).forward, one(), changes=[change])
 
 
 def test_callable_instance():
     def change(p):
         p.scale = 5.0
 
-    check_made(lambda: Affine(2.0), one(), changes=[change])
+    check_stateful(lambda: Affine(2.0), one(), changes=[change])
 
 
 def test_super_and_inheritance():
@@ -162,14 +164,16 @@ def test_super_and_inheritance():
     def by(p):
         p.by = 3
 
-    check_made(lambda: Shifted(2.0, 1.0), one(), changes=[scale, by])
+    check_stateful(lambda: Shifted(2.0, 1.0), one(), changes=[scale, by])
 
 
 def test_static_and_class_methods(monkeypatch):
     def program(x):
         return Affine.shift(x) + Shifted.unit(x) + Affine(3.0).unit(x)
 
-    check_made(lambda: program, one(), changes=[lambda p: monkeypatch.setattr(Affine, "size", 4.0)])
+    check_stateful(
+        lambda: program, one(), changes=[lambda p: monkeypatch.setattr(Affine, "size", 4.0)]
+    )
 
 
 def test_method_of_a_class_that_is_replaced_must_miss(monkeypatch):
@@ -179,7 +183,7 @@ def test_method_of_a_class_that_is_replaced_must_miss(monkeypatch):
     def patched(self, x):
         return x - self.scale
 
-    check_made(
+    check_stateful(
         lambda: program, one(), changes=[lambda p: monkeypatch.setattr(Affine, "forward", patched)]
     )
 
@@ -192,7 +196,7 @@ def test_method_that_a_subclass_gets_later_must_miss(monkeypatch):
         return x - 7
 
     change = lambda p: monkeypatch.setattr(Shifted, "__call__", patched, raising=False)
-    check_made(lambda: program, one(), changes=[change])
+    check_stateful(lambda: program, one(), changes=[change])
 
 
 def test_method_that_super_finds_and_that_is_replaced_must_miss(monkeypatch):
@@ -208,14 +212,14 @@ def test_method_that_super_finds_and_that_is_replaced_must_miss(monkeypatch):
 
     by_inheritance = lambda p: monkeypatch.setattr(Affine, "forward", patched)
     between = lambda p: monkeypatch.setattr(Between, "forward", lambda self, x: x, raising=False)
-    check_made(lambda: Lowest(2.0), one(), changes=[by_inheritance, between])
+    check_stateful(lambda: Lowest(2.0), one(), changes=[by_inheritance, between])
 
 
 def test_method_in_the_instance_must_miss():
     def change(p):
         p.forward = lambda x: x - 3
 
-    check_made(lambda: Affine(2.0), one(), changes=[change])
+    check_stateful(lambda: Affine(2.0), one(), changes=[change])
 
 
 def test_global_function_that_is_replaced_must_miss(monkeypatch):
@@ -223,7 +227,7 @@ def test_global_function_that_is_replaced_must_miss(monkeypatch):
         return double(x)
 
     change = lambda p: monkeypatch.setitem(globals(), "double", lambda x: x * 7)
-    check_made(lambda: program, one(), changes=[change])
+    check_stateful(lambda: program, one(), changes=[change])
 
 
 def test_code_of_a_function_that_is_replaced_must_miss():
@@ -243,7 +247,7 @@ def test_code_of_a_function_that_is_replaced_must_miss():
     def change(p):
         p.inner.__code__ = other.__code__
 
-    check_made(make, one(), changes=[change])
+    check_stateful(make, one(), changes=[change])
 
 
 def test_code_of_the_compiled_function_that_is_replaced_must_miss():
@@ -259,14 +263,14 @@ def test_code_of_the_compiled_function_that_is_replaced_must_miss():
     def change(p):
         p.__code__ = other.__code__
 
-    check_made(make, one(), changes=[change])
+    check_stateful(make, one(), changes=[change])
 
 
 def test_global_value_that_changes_must_miss(monkeypatch):
     def program(x):
         return double(x)
 
-    check_made(
+    check_stateful(
         lambda: program, one(), changes=[lambda p: monkeypatch.setitem(globals(), "SCALE", 3.0)]
     )
 
@@ -276,7 +280,7 @@ def test_builtin_that_is_shadowed_by_a_global_must_miss(monkeypatch):
         return x * len(values)
 
     change = lambda p: monkeypatch.setitem(globals(), "len", lambda v: 10)
-    check_made(lambda: program, lambda: (tensor(1), [1, 2]), changes=[change])
+    check_stateful(lambda: program, lambda: (tensor(1), [1, 2]), changes=[change])
 
 
 def test_module_attribute_that_is_replaced_must_miss(monkeypatch):
@@ -285,7 +289,7 @@ def test_module_attribute_that_is_replaced_must_miss(monkeypatch):
 
     monkeypatch.setattr(functools, "helper", lambda x: x + 1, raising=False)
     change = lambda p: monkeypatch.setattr(functools, "helper", lambda x: x + 2)
-    check_made(lambda: program, one(), changes=[change])
+    check_stateful(lambda: program, one(), changes=[change])
 
 
 def test_torch_function_that_is_replaced_must_miss(monkeypatch):
@@ -294,7 +298,7 @@ def test_torch_function_that_is_replaced_must_miss(monkeypatch):
 
     original = torch.relu
     change = lambda p: monkeypatch.setattr(torch, "relu", lambda x: original(x) + 1)
-    check_made(lambda: program, one(), changes=[change])
+    check_stateful(lambda: program, one(), changes=[change])
 
 
 def test_partial():
@@ -310,7 +314,7 @@ def test_partial():
 
         return program
 
-    check_made(make, one())
+    check_stateful(make, one())
 
 
 def test_partial_as_an_argument():
@@ -331,7 +335,7 @@ def test_compiled_partial():
     def inner(values, x):
         return x * values["scale"]
 
-    check_made(
+    check_stateful(
         lambda: functools.partial(inner, {"scale": 2}),
         one(),
         changes=[lambda p: p.args[0].update(scale=3)],
@@ -401,14 +405,14 @@ def test_containers_of_tensors_in_the_order_of_a_key(name):
 def test_tensors_in_the_order_of_a_key_that_is_a_value():
     value = lambda *items: lambda: ([tensor(i) for i in items],)
     for key in (lambda t: t.item(), lambda t: t.sum(), lambda t: (t.numel(), t)):
-        check_right(lambda: lambda ts: sorted(ts, key=key), value(3, 1, 2), value(1, 3, 2))  # noqa: B023
+        check_results(lambda: lambda ts: sorted(ts, key=key), value(3, 1, 2), value(1, 3, 2))  # noqa: B023
 
 
 def test_tensors_sorted_by_their_values_are_not_remembered():
     def program(xs):
         return sorted(xs, key=lambda t: t), max(xs, key=lambda t: t * 2)
 
-    check_right(
+    check_results(
         lambda: program,
         lambda: ([tensor(2), tensor(3), tensor(1)],),
         lambda: ([tensor(1), tensor(2), tensor(3)],),
@@ -422,7 +426,7 @@ def test_c_functions_of_operator_walk_attributes():
             a
         )
 
-    check_right(
+    check_results(
         lambda: program,
         lambda: (Affine(2.0), [tensor(1), tensor(2)]),
         lambda: (Affine(3.0), [tensor(1), tensor(2)]),
@@ -473,7 +477,7 @@ def test_decorators():
     def change(p):
         p.inner.__closure__[0].cell_contents = 5.0
 
-    check_made(make, one(), changes=[change])
+    check_stateful(make, one(), changes=[change])
 
 
 def test_cached_function():
@@ -533,7 +537,7 @@ def test_cached_function_whose_cache_is_cleared():
         program.set_factor = set_factor
         return program
 
-    twins = check_made(make, one(1, 2, 3), changes=[lambda p: p.set_factor(5.0, True)])
+    twins = check_stateful(make, one(1, 2, 3), changes=[lambda p: p.set_factor(5.0, True)])
     twins.change(lambda p: p.set_factor(7.0, False))
     twins.call(one(1, 2, 3), hit=True, why="the cache still holds what it held")
 
@@ -578,12 +582,12 @@ def test_singledispatch():
         program.kind = kind
         return program
 
-    twins = check_made(
+    twins = check_stateful(
         make,
         lambda: (tensor(1), 3),
         other=[lambda: (tensor(1), "a")],
         changes=[lambda p: p.kind.register(int, lambda x: 5.0)],
-        settles=2,  # the first call of a kind fills the dispatcher's cache
+        max_recordings=2,  # the first call of a kind fills the dispatcher's cache
     )
     twins.change(lambda p: p.kind.register(str, lambda x: 7.0))
     twins.call(lambda: (tensor(1), "a"), why="a kind that is registered later")
@@ -625,7 +629,7 @@ def test_bound_native_method_leads_to_its_receiver():
         program.log, program.table = log, table
         return program
 
-    check_made(make, one(), changes=[lambda p: p.table.update(scale=3.0)])
+    check_stateful(make, one(), changes=[lambda p: p.table.update(scale=3.0)])
 
 
 def test_class_made_inside():
@@ -663,7 +667,7 @@ def test_import_inside():
 
         return mul(x, math.pi)
 
-    check_made(lambda: program, one())
+    check_stateful(lambda: program, one())
 
 
 def test_import_of_a_name_that_changes_must_miss(monkeypatch):
@@ -677,7 +681,7 @@ def test_import_of_a_name_that_changes_must_miss(monkeypatch):
         return x * factor
 
     change = lambda p: monkeypatch.setattr(module, "factor", 3.0)
-    check_made(lambda: program, one(), changes=[change])
+    check_stateful(lambda: program, one(), changes=[change])
 
 
 def test_getattr_and_hasattr_by_name():
@@ -719,7 +723,7 @@ def test_call_of_a_loaded_module_reads_its_own_globals():
     def change(p):
         p.__globals__["FACTOR"] = 3.0
 
-    check_made(make, one(), changes=[change])
+    check_stateful(make, one(), changes=[change])
 
 
 def test_matrix_program_of_many_calls():
@@ -762,8 +766,8 @@ def test_sets_of_weak_references_forget_in_their_own_time():
         waiting.clear()
         return x + 1
 
-    check_right(lambda: program, one())
-    check_right(lambda: forgetful, one())
+    check_results(lambda: program, one())
+    check_results(lambda: forgetful, one())
     assert not magpy.explain(forgetful, torch.ones(2)).split_points
 
 
@@ -829,7 +833,7 @@ def test_an_import_that_fails_is_caught():
             return x + 1
         return x
 
-    check_right(lambda: program, one(), one())
+    check_results(lambda: program, one(), one())
 
 
 class _NeverCopied:

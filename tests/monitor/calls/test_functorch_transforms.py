@@ -9,7 +9,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 import magpy_like as magpy
-from tests.programs import Twins, check, check_made, one, tensor
+from tests.programs import Twins, check, check_stateful, one, tensor
 
 TRANSFORMS = {
     "grad": lambda function, x: grad(function)(x),
@@ -36,7 +36,7 @@ def test_what_a_transformed_function_reads_is_guarded(transform):
         program.state = state
         return program
 
-    check_made(make, one(), changes=[lambda program: setattr(program.state, "power", 3)])
+    check_stateful(make, one(), changes=[lambda program: setattr(program.state, "power", 3)])
 
 
 @transforms
@@ -106,7 +106,7 @@ def test_a_module_with_other_parameters():
     def replaces(program):
         program.layer.bias = nn.Parameter(torch.ones(2))
 
-    twins = check_made(make, one())
+    twins = check_stateful(make, one())
     for change in (replaces, ties):
         twins.change(change)
         for i in range(2):

@@ -20,7 +20,7 @@ import types
 import pytest
 import torch
 
-from tests.programs import Twins, check_right, matrix, one, tensor
+from tests.programs import Twins, check_results, matrix, one, tensor
 
 
 class Thing:
@@ -197,7 +197,7 @@ def test_native_code_that_looks(name):
         if not callable(first) and type(first) is not types.CellType
         else (lambda v: v)
     )
-    check_right(lambda: program, lambda: (fresh(first),), lambda: (fresh(second),))
+    check_results(lambda: program, lambda: (fresh(first),), lambda: (fresh(second),))
 
 
 HIDDEN = {
@@ -223,7 +223,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_native_code_that_runs_tensor_operators(name):
-    check_right(
+    check_results(
         lambda: HIDDEN[name],
         lambda: ([tensor(1), tensor(3)],),
         lambda: ([tensor(5), tensor(-2)],),
@@ -323,7 +323,7 @@ def test_order_of_an_ordered_dictionary_in_a_closure():
 
 
 def test_attribute_getter_as_an_argument():
-    check_right(
+    check_results(
         lambda: lambda v, x: v(x),
         lambda: (operator.attrgetter("T"), matrix()),
         lambda: (operator.attrgetter("shape"), matrix()),

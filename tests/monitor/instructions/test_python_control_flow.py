@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from tests.programs import Twins, check, check_made, check_right, matrix, one, tensor
+from tests.programs import Twins, check, check_results, check_stateful, matrix, one, tensor
 
 
 def test_generator_that_is_used_up_inside():
@@ -74,15 +74,15 @@ def test_generator_that_is_closed_runs_its_finally():
 
         return program
 
-    check_right(make, one())
+    check_results(make, one())
 
 
 def test_generator_as_an_argument():
     def program(xs):
         return sum(xs)
 
-    check_right(lambda: program, lambda: ((tensor(i) for i in range(3)),))
-    check_right(lambda: program, lambda: (iter([tensor(1), tensor(2)]),))
+    check_results(lambda: program, lambda: ((tensor(i) for i in range(3)),))
+    check_results(lambda: program, lambda: (iter([tensor(1), tensor(2)]),))
 
 
 def test_generator_that_is_left_half_way():
@@ -226,7 +226,7 @@ def test_exception_of_a_tensor_operator_that_is_caught():
         except RuntimeError:
             return x.sum()
 
-    check_right(
+    check_results(
         lambda: program, lambda: (matrix(2, 3), matrix(2, 3)), lambda: (matrix(2, 3), matrix(3, 2))
     )
 
@@ -316,7 +316,7 @@ def test_exception_that_a_tensors_values_cause_is_caught_at_those_calls_only(pro
         lambda values=values: (matrix(3, 2), torch.tensor(values))
         for values in ([3, 0], [4, 1], [0, 2], [2, 1], [9, 9])
     ]
-    check_right(lambda: program, *calls)
+    check_results(lambda: program, *calls)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -378,7 +378,7 @@ def test_finally_else_and_reraise():
 
         return program
 
-    twins = check_right(make, lambda: (tensor(1), True), lambda: (tensor(1), False))
+    twins = check_results(make, lambda: (tensor(1), True), lambda: (tensor(1), False))
     twins.call(lambda: (tensor(1), True))
 
 
@@ -396,7 +396,7 @@ def test_exception_that_escapes_is_eagers(error):
 
         return program
 
-    check_right(make, lambda: (tensor(1), True), lambda: (tensor(1), False))
+    check_results(make, lambda: (tensor(1), True), lambda: (tensor(1), False))
 
 
 def test_exception_escapes_once_and_later_calls_still_hit():
@@ -421,7 +421,7 @@ def test_assert_and_exception_groups():
             x = x * 2
         return x
 
-    check_right(lambda: program, lambda: (tensor(1), 1), lambda: (tensor(1), -1))
+    check_results(lambda: program, lambda: (tensor(1), 1), lambda: (tensor(1), -1))
 
 
 def test_error_handler_sees_the_exception():
@@ -434,7 +434,7 @@ def test_error_handler_sees_the_exception():
             kind, value, trace = sys.exc_info()
             return x * len(str(value)), kind is ValueError
 
-    check_right(lambda: program, one())
+    check_results(lambda: program, one())
 
 
 # --- context managers ---------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_context_manager_from_outside_is_changed_in_place():
         program.manager = manager
         return program
 
-    check_made(make, one(), changes=[lambda p: setattr(p.manager, "by", 4.0)])
+    check_stateful(make, one(), changes=[lambda p: setattr(p.manager, "by", 4.0)])
 
 
 def test_context_managers_of_contextlib():
@@ -497,7 +497,7 @@ def test_context_managers_of_contextlib():
             x = x + five
         return x
 
-    check_right(lambda: program, lambda: (tensor(1, 2), 3), lambda: (tensor(1, 2), 4))
+    check_results(lambda: program, lambda: (tensor(1, 2), 3), lambda: (tensor(1, 2), 4))
 
 
 # --- match --------------------------------------------------------------------------------------
@@ -568,7 +568,7 @@ def test_closure_is_read():
         names = p.__code__.co_freevars
         p.__closure__[names.index("scale")].cell_contents = 3.0
 
-    check_made(make, one(), changes=[rebind, lambda p: p.table.update(shift=5)])
+    check_stateful(make, one(), changes=[rebind, lambda p: p.table.update(shift=5)])
 
 
 def test_nonlocal_is_written():
@@ -583,7 +583,7 @@ def test_nonlocal_is_written():
 
         return program
 
-    check_made(make, one(), settles=2)
+    check_stateful(make, one(), max_recordings=2)
 
 
 def test_cells_of_the_region_itself():
@@ -612,7 +612,7 @@ def test_counter_in_a_closure():
 
         return program
 
-    check_right(make, one())
+    check_results(make, one())
 
 
 def test_async_function_ends_politely():
@@ -626,7 +626,7 @@ def test_async_function_ends_politely():
         except StopIteration as stop:
             return stop.value
 
-    check_right(lambda: outer, one())
+    check_results(lambda: outer, one())
 
 
 def test_compiled_coroutine_function_can_still_be_awaited():

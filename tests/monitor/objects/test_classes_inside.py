@@ -11,7 +11,7 @@ from torch import nn
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.programs import check_made, check_right, load, one, tensor
+from tests.programs import check_results, check_stateful, load, one, tensor
 
 
 def _enumeration(x):
@@ -165,7 +165,7 @@ def test_abstract_class_made_inside():
         except TypeError:
             return Square().area(), isinstance(Square(), Shape)
 
-    check_right(lambda: program, one())
+    check_results(lambda: program, one())
 
 
 def test_instance_of_a_class_made_inside_that_leaves_is_of_a_class_of_its_own():
@@ -202,7 +202,7 @@ def test_metaclass_that_calls_type():
     def change(program):
         program.__globals__["Box"].factor = 5.0
 
-    check_made(make, one(), changes=[change])
+    check_stateful(make, one(), changes=[change])
 
 
 def test_one_instance_that_a_metaclass_keeps():
@@ -223,7 +223,7 @@ def test_one_instance_that_a_metaclass_keeps():
     def change(program):
         program.__globals__["Box"]().factor = 5.0
 
-    check_made(make, one(), changes=[change], settles=2)
+    check_stateful(make, one(), changes=[change], max_recordings=2)
 
 
 def test_base_from_outside_of_a_class_made_inside():
@@ -242,7 +242,7 @@ def test_base_from_outside_of_a_class_made_inside():
     def names(program):
         program.__globals__["names"]["extra"] = 2.0
 
-    check_made(make, one(), changes=[base, names])
+    check_stateful(make, one(), changes=[base, names])
 
 
 def test_class_from_outside_that_is_decorated_inside():
@@ -253,4 +253,4 @@ def test_class_from_outside_that_is_decorated_inside():
         "class Point:\n"
         "    a: int = 1\n"
     )
-    check_right(make, one())
+    check_results(make, one())

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 import magpy_like as magpy
-from tests.programs import Twins, check_made, one, tensor
+from tests.programs import Twins, check_stateful, one, tensor
 
 
 class Noted:
@@ -116,7 +116,7 @@ def test_a_destructor_that_depends_on_nothing_is_part_of_the_record():
         made.log = log
         return made
 
-    check_made(make, one(), other=[one(1.0)])
+    check_stateful(make, one(), other=[one(1.0)])
 
 
 def test_a_split_keeps_no_object_of_the_program_alive():

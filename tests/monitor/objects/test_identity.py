@@ -8,7 +8,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.programs import check, check_right, tensor
+from tests.programs import check, check_results, tensor
 
 
 def _updated(a, b):
@@ -81,8 +81,8 @@ def two_things():
 
 @pytest.mark.parametrize("name", ON_TENSORS)
 def test_tensors_that_are_one_or_two(name):
-    check_right(lambda: ON_TENSORS[name], same_tensor, two_tensors, same_tensor)
-    check_right(lambda: ON_TENSORS[name], two_tensors, same_tensor, two_tensors)
+    check_results(lambda: ON_TENSORS[name], same_tensor, two_tensors, same_tensor)
+    check_results(lambda: ON_TENSORS[name], two_tensors, same_tensor, two_tensors)
 
 
 @pytest.mark.parametrize("name", ON_OBJECTS)

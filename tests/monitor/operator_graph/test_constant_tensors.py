@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import magpy_like as magpy
-from tests.programs import check, check_right, matrix, one
+from tests.programs import check, check_results, matrix, one
 
 READS = {
     "list": lambda x: x.sum(torch.arange(0, x.dim()).tolist()),
@@ -117,7 +117,7 @@ WRITTEN = [_view, _data, _added, _filled, _data_before, _random, _out, _statisti
 @pytest.mark.parametrize("make", WRITTEN)
 @pytest.mark.parametrize("read", [lambda t: t.sum().item(), lambda t: 1.0 if t.sum() > 0 else 2.0])
 def test_what_other_values_are_written_to_is_none(make, read):
-    check_right(lambda: lambda x: x * read(make(x)), one(), one(-5.0, -6.0, -7.0))
+    check_results(lambda: lambda x: x * read(make(x)), one(), one(-5.0, -6.0, -7.0))
 
 
 def _tensor_after(x):
@@ -143,4 +143,4 @@ def _through_data(x):
 
 @pytest.mark.parametrize("program", [_tensor_after, _array_after, _through_data])
 def test_memory_that_numpy_shares_is_not_written_to(program):
-    check_right(lambda: program, one(), one(-5.0, -6.0, -7.0))
+    check_results(lambda: program, one(), one(-5.0, -6.0, -7.0))

@@ -8,7 +8,7 @@ import torch
 
 import magpy_like as magpy
 from magpy_like.split_reasons import SplitReason
-from tests.programs import Twins, check_right, one, tensor
+from tests.programs import Twins, check_results, one, tensor
 
 
 def rounds(*counts):
@@ -89,7 +89,7 @@ PROGRAMS = [_collected, _joined_within, _changed_before, _nested, _extended, _in
 def test_right_whatever_the_length(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_right(lambda: program, *rounds(3, 1, 4, 2, 6, 3, 5, 2))
+        check_results(lambda: program, *rounds(3, 1, 4, 2, 6, 3, 5, 2))
 
 
 @pytest.mark.parametrize("program", [_collected, _nested], ids=lambda program: program.__name__)

@@ -6,7 +6,7 @@ from torch import nn
 
 import magpy_like as magpy
 from magpy_like.split_reasons import SplitReason
-from tests.programs import Twins, check, check_made, one
+from tests.programs import Twins, check, check_stateful, one
 
 
 def _leaf():
@@ -91,7 +91,7 @@ class _Freezes(nn.Module):
 
 
 def test_parameters_are_frozen_again_after_somebody_thawed_them():
-    twins = check_made(_Freezes, one(), settles=2)
+    twins = check_stateful(_Freezes, one(), max_recordings=2)
     twins.change(lambda module: module.requires_grad_(True))
     twins.call(one(), hit=True, why="the record of the first call")
     assert not any(parameter.requires_grad for parameter in twins.target.parameters())

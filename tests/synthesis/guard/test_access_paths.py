@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from tests.programs import Twins, check, check_made, check_right, matrix, one, tensor
+from tests.programs import Twins, check, check_results, check_stateful, matrix, one, tensor
 
 
 class Holder:
@@ -36,7 +36,7 @@ def test_instance_given_another_dictionary_is_noticed(reads):
         program.holder = holder
         return program
 
-    check_made(
+    check_stateful(
         make,
         one(),
         changes=[lambda program: setattr(program.holder, "__dict__", {"scale": 5.0})],
@@ -88,7 +88,7 @@ def test_most_items_of_a_queue():
     def program(items, x):
         return x * (items.maxlen or 7)
 
-    check_right(lambda: program, queue(2), queue(5), queue(None))
+    check_results(lambda: program, queue(2), queue(5), queue(None))
 
 
 def test_attribute_of_what_a_weak_proxy_hides_is_read_anew():
@@ -103,7 +103,7 @@ def test_attribute_of_what_a_weak_proxy_hides_is_read_anew():
         program.holder = holder
         return program
 
-    check_right(make, one(), one(2.0))
+    check_results(make, one(), one(2.0))
 
 
 def test_object_of_a_class_written_in_c_is_not_made_by_a_mock():
@@ -111,7 +111,7 @@ def test_object_of_a_class_written_in_c_is_not_made_by_a_mock():
         reverse = functools.cmp_to_key(lambda a, b: b - a)
         return x * 2, reverse(1) < reverse(2), sorted([3, 1, 2], key=reverse)
 
-    check_right(lambda: program, one(), one(2.0))
+    check_results(lambda: program, one(), one(2.0))
 
 
 OUT_OF_SIGHT = {

@@ -20,7 +20,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.programs import Twins, check_right, tensor
+from tests.programs import Twins, check_results, tensor
 
 
 def _x():
@@ -108,7 +108,7 @@ APART = {
 @pytest.mark.parametrize("what", APART)
 def test_values_that_are_equal_only_have_records_of_their_own(what):
     program, values = APART[what]
-    check_right(lambda: program, *[lambda make=make: (_x(), make()) for make in values])
+    check_results(lambda: program, *[lambda make=make: (_x(), make()) for make in values])
 
 
 def _by_another_key(x, found):
@@ -133,7 +133,7 @@ def _cleared_and_filled(x, found):
     "program", [_by_another_key, _by_another_kind_of_number, _cleared_and_filled]
 )
 def test_key_that_took_the_place_of_an_equal_one_is_left(program):
-    check_right(lambda: program, lambda: (_x(), {1: 5}), lambda: (_x(), {1: 6}))
+    check_results(lambda: program, lambda: (_x(), {1: 5}), lambda: (_x(), {1: 6}))
 
 
 def test_member_that_took_the_place_of_an_equal_one_is_left():
@@ -142,7 +142,7 @@ def test_member_that_took_the_place_of_an_equal_one_is_left():
         found.add(True)
         return x, sorted(map(repr, found))
 
-    check_right(lambda: program, lambda: (_x(), {1, 2}))
+    check_results(lambda: program, lambda: (_x(), {1, 2}))
 
 
 # --- numbers that are read in two ways ------------------------------------------------------------
@@ -170,7 +170,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_number_that_varies_counts_however_it_is_read(way):
     values = [lambda v=v: (_x(), _Holder(v)) for v in (1.0, 2.0, 3.0, 1.0, 7.0)]
-    check_right(lambda: WAYS[way], *values)
+    check_results(lambda: WAYS[way], *values)
 
 
 @pytest.mark.filterwarnings("ignore:.*not recorded any more")
@@ -185,7 +185,7 @@ def test_counter_that_was_read_before_it_counts():
 
         return program
 
-    check_right(make, *[lambda: (_x(),)] * 3)
+    check_results(make, *[lambda: (_x(),)] * 3)
 
 
 # --- what native or annotated code knows ----------------------------------------------------------
@@ -307,7 +307,7 @@ def test_native_method_that_needs_its_class_lies_on_the_stack_at_a_split():
     def _after(x, at):
         return x * at
 
-    check_right(lambda: program, lambda: (_x(),))
+    check_results(lambda: program, lambda: (_x(),))
 
 
 @contextlib.contextmanager
@@ -433,7 +433,7 @@ MADE = [
 
 @pytest.mark.parametrize("program", MADE)
 def test_object_is_made_with_all_that_it_has(program):
-    twins = check_right(lambda: program, lambda: (_x(),))
+    twins = check_results(lambda: program, lambda: (_x(),))
     assert magpy.cache_info(twins.compiled).hits == 1
 
 
@@ -544,7 +544,7 @@ HELD = {
 @pytest.mark.filterwarnings("ignore:.*not recorded any more")
 @pytest.mark.parametrize("where", HELD)
 def test_number_that_varies_counts_when_native_code_finds_it_in(where):
-    check_right(lambda: HELD[where], *[lambda k=k: (_x(), k) for k in (2, 3, 4, 2)])
+    check_results(lambda: HELD[where], *[lambda k=k: (_x(), k) for k in (2, 3, 4, 2)])
 
 
 def test_warning_that_is_an_exception_at_some_calls_is_caught_at_those():

@@ -14,7 +14,7 @@ import torch
 
 import magpy_like as magpy
 from magpy_like.split_reasons import SplitReason
-from tests.programs import check, check_right, one
+from tests.programs import check, check_results, one
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_cached_property_that_splits_the_program(capsys):
     def with_scale(scale):
         return lambda: (Remembers(scale),)
 
-    check_right(lambda: lambda holder: holder.shown + 1, with_scale(1), with_scale(2))
+    check_results(lambda: lambda holder: holder.shown + 1, with_scale(1), with_scale(2))
     assert capsys.readouterr().out.splitlines() == ["1", "1", "2", "2"] * 2
 
 

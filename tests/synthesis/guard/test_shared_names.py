@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from tests.programs import Twins, check_made, check_right, one
+from tests.programs import Twins, check_results, check_stateful, one
 
 
 def module_and_program(body: str):
@@ -62,7 +62,7 @@ def program(x):
 
 
 def test_a_list_that_a_module_attribute_swaps_is_found_by_its_functions():
-    twins = check_made(module_and_program(SWAPPED), one(), changes=[_longer])
+    twins = check_stateful(module_and_program(SWAPPED), one(), changes=[_longer])
     assert module_of(twins.target).items == module_of(twins.eager).items
 
 
@@ -72,7 +72,7 @@ def _longer(program):
 
 @pytest.mark.parametrize("body", [SET_AS_ATTRIBUTE, SET_AS_GLOBAL])
 def test_a_name_that_is_set_one_way_is_read_the_other_way(body):
-    twins = check_right(module_and_program(body), one(), one(5.0, 6.0, 7.0))
+    twins = check_results(module_and_program(body), one(), one(5.0, 6.0, 7.0))
     assert torch.equal(module_of(twins.target).scale, module_of(twins.eager).scale)
 
 
@@ -83,7 +83,7 @@ def test_a_program_that_silences_warnings_hits():
             return x.relu()
 
     before = list(warnings.filters)
-    check_made(lambda: program, one())
+    check_stateful(lambda: program, one())
     assert warnings.filters == before
 
 

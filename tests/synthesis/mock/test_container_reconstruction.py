@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.programs import Twins, check, check_made, check_right, matrix, one, tensor
+from tests.programs import Twins, check, check_results, check_stateful, matrix, one, tensor
 
 Pair = collections.namedtuple("Pair", "left right", defaults=[3])
 
@@ -199,7 +199,7 @@ def test_slice_in_a_closure_is_replaced():
         program.replace = replace
         return program
 
-    check_made(make, one(), changes=[lambda p: p.replace(slice(0, 1)), lambda p: p.replace(2)])
+    check_stateful(make, one(), changes=[lambda p: p.replace(slice(0, 1)), lambda p: p.replace(2)])
 
 
 SHOWN = {
@@ -226,7 +226,7 @@ def test_mapping_behind_a_proxy_is_guarded(name):
         program.inside = inside
         return program
 
-    check_made(make, one(), changes=[lambda p: p.inside.update(a=3.0)])
+    check_stateful(make, one(), changes=[lambda p: p.inside.update(a=3.0)])
     other = lambda: (tensor(1, 2), types.MappingProxyType({"a": 5.0}))
     check(SHOWN[name], lambda: (tensor(1, 2), types.MappingProxyType({"a": 2.0})), other=[other])
 
@@ -428,7 +428,7 @@ def test_container_from_outside_is_guarded_on_what_was_read(name):
     program, given, others = TAKEN[name]
     x = lambda: tensor(1, 2, 3)
     if others is None:  # cannot be recorded yet: right, whatever it costs
-        check_right(lambda: program, lambda: (given(), x()))
+        check_results(lambda: program, lambda: (given(), x()))
     else:
         check(program, lambda: (given(), x()), other=[lambda o=o: (o(), x()) for o in others])
 
@@ -501,7 +501,7 @@ def test_returned_container_holds_what_was_read_from_outside():
         program.store = store
         return program
 
-    check_made(make, one(1, 2), changes=[lambda p: p.store.update(names=["b"])])
+    check_stateful(make, one(1, 2), changes=[lambda p: p.store.update(names=["b"])])
 
 
 def test_iterators_that_are_left_half_way():
@@ -528,7 +528,7 @@ def test_iterator_from_outside_is_advanced_each_time():
 
         return program
 
-    check_right(make, one())
+    check_results(make, one())
 
 
 def test_model_output():
@@ -563,7 +563,7 @@ def test_containers_inside_a_module_are_watched():
     def replace(m):
         m.table["list"][0] = 7.5
 
-    check_made(
+    check_stateful(
         Holder,
         lambda: (matrix(2, 3),),
         changes=[

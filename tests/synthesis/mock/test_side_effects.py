@@ -13,7 +13,7 @@ from tests.compare import assert_same
 from tests.programs import (
     Twins,
     check,
-    check_right,
+    check_results,
     load,
     matrix,
     namespace,
@@ -219,8 +219,8 @@ def test_append_to_two_names_of_one_list():
         return x
 
     same = lambda: (lambda s: (s, s, tensor(1)))([])
-    check_right(lambda: program, lambda: ([], [], tensor(1)), same)
-    check_right(lambda: program, same, lambda: ([], [], tensor(1)))
+    check_results(lambda: program, lambda: ([], [], tensor(1)), same)
+    check_results(lambda: program, same, lambda: ([], [], tensor(1)))
 
 
 def test_counter_of_an_instance():
@@ -256,8 +256,8 @@ def test_same_list_twice_recorded_one_way_and_called_the_other():
         return len(b), a is b
 
     shared = lambda: (lambda s: (s, s))([0])
-    check_right(lambda: program, lambda: ([0], [0]), shared)
-    check_right(lambda: program, shared, lambda: ([0], [0]))
+    check_results(lambda: program, lambda: ([0], [0]), shared)
+    check_results(lambda: program, shared, lambda: ([0], [0]))
 
 
 def test_same_dict_under_two_names():
@@ -266,8 +266,8 @@ def test_same_dict_under_two_names():
         return b.get("k", 0) + x, b
 
     shared = lambda: (lambda s: (s, s, tensor(1)))({})
-    check_right(lambda: program, lambda: ({}, {}, tensor(1)), shared)
-    check_right(lambda: program, shared, lambda: ({}, {}, tensor(1)))
+    check_results(lambda: program, lambda: ({}, {}, tensor(1)), shared)
+    check_results(lambda: program, shared, lambda: ({}, {}, tensor(1)))
 
 
 def test_same_object_under_two_attributes():
@@ -277,8 +277,8 @@ def test_same_object_under_two_attributes():
         return x * a.v
 
     shared = lambda: (lambda s: (s, s, tensor(1)))(Box(v=0))
-    check_right(lambda: program, lambda: (Box(v=0), Box(v=0), tensor(1)), shared)
-    check_right(lambda: program, shared, lambda: (Box(v=0), Box(v=0), tensor(1)))
+    check_results(lambda: program, lambda: (Box(v=0), Box(v=0), tensor(1)), shared)
+    check_results(lambda: program, shared, lambda: (Box(v=0), Box(v=0), tensor(1)))
 
 
 def test_object_in_a_closure_that_is_also_an_argument():
