@@ -1,7 +1,7 @@
-"""Structural comparison of what two runs of one program produced.
+"""Structural comparison of the results of two runs of one program.
 
-"Equal" is what the project calls correct: type, structure, aliasing, dtype, stride where it can be
-observed, and values within the tolerances of torch's own tests, with NaN equal to NaN.
+Equality defines correctness in this project: equal type, structure, aliasing, dtype, observable
+strides, and values within the tolerances of torch's own tests, with NaN equal to NaN.
 """
 
 import array
@@ -39,8 +39,8 @@ _ITERATORS = tuple(
         filter(None, []),
     )
 )
-_LEFT_ON_CLASSES = (int, float, str, list, dict, set, tuple, torch.Tensor)
-_NOTHING = object()
+_CLASS_ATTRIBUTE_TYPES = (int, float, str, list, dict, set, tuple, torch.Tensor)
+_MISSING = object()
 _FUNCTION_STATE = (
     "__code__", "__defaults__", "__kwdefaults__", "__dict__", "__annotations__", "__doc__",
     "__name__", "__qualname__", "__module__",
@@ -61,11 +61,14 @@ def assert_same(
     `assert_same((out, args), (eager_out, eager_args))`.
 
     Args:
-        actual: what the compiled run gave; any object graph, cycles included.
-        expected: what the eager run gave, from inputs of its own.
+        actual: the results of the compiled run; any object graph, with or without cycles.
+        expected: the results of the eager run on separate inputs.
         rtol, atol: tolerances for floating point values; by default `torch.testing`'s for the
-            dtype, and float32's for Python floats, which may have come out of a float32 tensor.
+            dtype, and float32's for Python floats, which may originate from a float32 tensor.
         what: the name of the root in messages.
+
+    Raises:
+        AssertionError: the objects differ.
     """
     _Comparison(rtol, atol).same(actual, expected, what)
 
@@ -80,7 +83,7 @@ class _Comparison:
         self.alive: list[Any] = []  # ids are only unique among living objects
 
     def same(self, a: Any, e: Any, path: str) -> None:
-        if type(a) is not type(e) and not _of_one_maker(type(a), type(e)):
+        if type(a) is not type(e) and not _have_same_factory(type(a), type(e)):
             _differ(path, f"type {type(a).__qualname__}", type(e).__qualname__)
         if not is_instance(e, _IMMUTABLE):
             if self._paired(a, e, path):
@@ -93,7 +96,7 @@ class _Comparison:
             self._number(a, e, path)
         elif is_instance(e, enum.Enum):
             self.same(a.name, e.name, f"{path}.name")
-        elif is_instance(e, type) and _of_one_maker(a, e):
+        elif is_instance(e, type) and _have_same_factory(a, e):
             self._class(a, e, path)
         elif is_instance(e, _BY_IDENTITY):
             if a is not e:
@@ -105,9 +108,9 @@ class _Comparison:
             self._structure(a, e, path)
 
     def _paired(self, a: Any, e: Any, path: str) -> bool:
-        """Records that `a` stands for `e`; true when that is known already.
+        """Records that `a` corresponds to `e`; True if that was recorded before.
 
-        One object met on two paths in one run must be one object in the other run.
+        One object on two access paths in one run must be one object in the other run.
         """
         self.alive += (a, e)
         if id(e) in self.partner or id(a) in self.partner_back:
@@ -120,9 +123,9 @@ class _Comparison:
         return False
 
     def _class(self, a: type, e: type, path: str) -> None:
-        """Two classes of one maker: what a program may have left on them."""
+        """Compares the attributes that a program may set on two classes of one factory."""
         left, right = (
-            {k: v for k, v in vars(cls).items() if is_instance(v, _LEFT_ON_CLASSES)}
+            {k: v for k, v in vars(cls).items() if is_instance(v, _CLASS_ATTRIBUTE_TYPES)}
             for cls in (a, e)
         )
         names = [{k for k in own if not k.startswith("_")} for own in (left, right)]
@@ -166,7 +169,7 @@ class _Comparison:
             self.same(_cell(a), _cell(e), f"{path}.cell_contents")
             return
         elif is_instance(e, _ITERATORS):
-            # For these, __reduce__ tells what is left without consuming it.
+            # Their __reduce__ returns the remaining elements without consuming them.
             reduced_a, reduced_e = a.__reduce__(), e.__reduce__()
             self.alive += (reduced_a, reduced_e)
             self.same(reduced_a, reduced_e, f"{path}<iterator>")
@@ -194,7 +197,7 @@ class _Comparison:
         missing = [x for x in e if x not in a]
         if len(left) != len(missing):
             _differ(path, f"{len(a)} elements", len(e))
-        # Elements that compare by identity cannot be paired by value; a set of one such can.
+        # Elements that compare by identity cannot be paired by value, except for a single one.
         if len(missing) == 1:
             self.same(left[0], missing[0], f"{path}<element>")
         elif missing:
@@ -231,13 +234,13 @@ class _Comparison:
         names.pop("__dict__", None)
         names.pop("__weakref__", None)
         for name in names:
-            held_a, held_e = _held(a, name, _NOTHING), _held(e, name, _NOTHING)
-            if (held_a is _NOTHING) != (held_e is _NOTHING):
-                there = "absent" if held_a is _NOTHING else "present"
+            held_a, held_e = _get_attribute(a, name, _MISSING), _get_attribute(e, name, _MISSING)
+            if (held_a is _MISSING) != (held_e is _MISSING):
+                there = "absent" if held_a is _MISSING else "present"
                 _differ(f"{path}.{name}", there, "the other")
-            if held_e is not _NOTHING:
+            if held_e is not _MISSING:
                 self.same(held_a, held_e, f"{path}.{name}")
-        own_a, own_e = _held(a, "__dict__", {}), _held(e, "__dict__", {})
+        own_a, own_e = _get_attribute(a, "__dict__", {}), _get_attribute(e, "__dict__", {})
         if own_a or own_e:
             self._keys(sorted(own_a, key=str), sorted(own_e, key=str), f"{path}.__dict__")
             for name in own_e:
@@ -291,7 +294,7 @@ class _Comparison:
             self.same(attributes_a, attributes_e, f"{path}.__dict__")
 
     def _same_storage(self, a: torch.Tensor, e: torch.Tensor, path: str) -> None:
-        """Tensors that are views of one memory in one run are so in the other."""
+        """Tensors that share memory in one run must share it in the other."""
         if e.numel() == 0 or e.is_meta:
             return
         key_a, key_e = a.untyped_storage()._cdata, e.untyped_storage()._cdata
@@ -312,32 +315,31 @@ class _Comparison:
             self.storage_back[key_a] = path
 
 
-def _held(value: Any, name: str, default: Any) -> Any:
-    """An attribute by the default rules: a class in Python must not hear of the comparison."""
+def _get_attribute(value: Any, name: str, default: Any) -> Any:
+    """An attribute by the default rules, without running code of the object's class."""
     try:
         return object.__getattribute__(value, name)
     except AttributeError:
         return default
 
 
-def _of_one_maker(a: type, e: type) -> bool:
-    """Whether two classes come from two calls of one function, so that one stands for the other."""
+def _have_same_factory(a: type, e: type) -> bool:
+    """True if two classes were created by two calls of one function, and so correspond."""
     named = [(cls.__module__, cls.__qualname__, len(cls.__mro__)) for cls in (a, e)]
-    made_inside = "<locals>" in e.__qualname__ or issubclass(
-        e, tuple
-    )  # a named tuple says not where
-    return a is not e and named[0] == named[1] and made_inside
+    # The qualified name of a named tuple does not include the function.
+    is_local = "<locals>" in e.__qualname__ or issubclass(e, tuple)
+    return a is not e and named[0] == named[1] and is_local
 
 
 def _strides(t: torch.Tensor) -> list[int]:
-    """The strides that say where elements lie: a dimension of size 1 may have any."""
+    """The strides that matter: a dimension of size 1 may have any stride."""
     if t.numel() == 0:
         return []
     return [stride for size, stride in zip(t.shape, t.stride()) if size > 1]
 
 
 def _attributes(t: torch.Tensor) -> dict[str, Any]:
-    """What a program put on a tensor, without the hints it gave to a compiler."""
+    """The attributes that a program set on a tensor, without hints for compilers."""
     return {k: v for k, v in sorted(vars(t).items()) if not k.startswith("_dynamo_")}
 
 

@@ -231,7 +231,7 @@ def _compile_noted(backend: GraphBackend, graph: Any, inputs: Any, program: Any)
     compiled, promise = _compile(backend, graph, inputs, program), Promise(inputs)
 
     def run(*given: Any) -> Any:
-        broken = promise.broken_by(given)
+        broken = promise.find_violation(given)
         if broken is not None:
             _run.broken.append(f"{backend.name}: {broken}")
         return compiled.run(*given)

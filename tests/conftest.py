@@ -1,4 +1,4 @@
-"""Options and settings of every test run."""
+"""Options, settings and fixtures of all tests."""
 
 import contextlib
 import gc
@@ -19,20 +19,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="where the tests that take the `device` fixture put their tensors",
+        help="the device of tensors in tests that use the `device` fixture",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Each worker process gets one core; by default every one of them would start a thread per core.
+    # Each worker process has one core; by default each would start one thread per core.
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
-    _write_no_traces()
+    _disable_torch_trace()
 
 
-def _write_no_traces() -> None:
-    """Torch writes each graph and each step of capturing it down as soon as anybody listens, and
-    pytest listens to all loggers that hand nothing on to the root."""
+def _disable_torch_trace() -> None:
+    """Torch logs each graph and each step of a capture if its trace logger has a handler, and
+    pytest adds handlers to all loggers that do not propagate to the root."""
     traces = logging.getLogger("torch.__trace")
     traces.propagate = True
     for handler in [*traces.handlers]:
@@ -51,9 +51,9 @@ def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _few_objects() -> None:
-    """Collections, which many tests ask for, look through all objects that there are: here through
-    those of a file's tests, and not through what is loaded."""
+def _freeze_objects() -> None:
+    """Speeds up the garbage collections of tests: frozen objects, such as the loaded modules, are
+    not traversed."""
     gc.collect()
     gc.freeze()
 
@@ -64,14 +64,14 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _unwarned() -> None:
-    """A warning comes once in a process, so a test that waits for it must not depend on others."""
+def _forget_warnings() -> None:
+    """Warnings appear once per process; forgets those of earlier tests."""
     compiler_errors._warned.clear()
 
 
 @pytest.fixture
-def forget_everything() -> Iterator[None]:
-    """For tests that look at what is left of earlier calls: neither leaves records to the other."""
+def reset_magpy() -> Iterator[None]:
+    """For tests that count objects or records: separates them from other tests."""
     magpy.reset()
     yield
     magpy.reset()

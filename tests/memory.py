@@ -1,4 +1,4 @@
-"""How much memory a call takes, as the allocator saw it, and what is left behind afterwards."""
+"""Memory of a call according to the allocator: its peak, and leaks afterwards."""
 
 import gc
 import types
@@ -11,10 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device | str = "cpu") -> int:
-    """The most bytes of tensor memory that `call` held at one time, beyond those held before it."""
+    """The peak tensor memory of `call` in bytes, in excess of the memory held before it."""
     device = torch.device(device)
     if device.type == "cuda":
-        gc.collect()  # garbage given back during the call would hide as much of what it takes
+        gc.collect()  # garbage freed during the call would hide an equal amount of its memory
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -28,8 +28,8 @@ def peak_bytes(call: Callable[[], Any], device: torch.device | str = "cpu") -> i
     return peak
 
 
-def bytes_left(call: Callable[[], Any]) -> int:
-    """CPU tensor memory allocated during `call` and not given back when it has returned."""
+def leaked_bytes(call: Callable[[], Any]) -> int:
+    """CPU tensor memory in bytes that `call` allocates and does not free."""
 
     def call_and_collect() -> None:
         call()
@@ -39,10 +39,10 @@ def bytes_left(call: Callable[[], Any]) -> int:
 
 
 def _allocations(call: Callable[[], Any]) -> list[int]:
-    """Bytes taken (positive) and given back (negative) by the CPU allocator, in order.
+    """Bytes allocated (positive) and freed (negative) by the CPU allocator, in order.
 
-    Every allocation is seen, those inside of operators included. The result of `call` is dropped
-    while the allocator is still watched.
+    Includes allocations inside of operators. The result of `call` is freed while the profiler is
+    still active.
     """
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -52,8 +52,8 @@ def _allocations(call: Callable[[], Any]) -> list[int]:
     return [e.nbytes() for e in events if e.device_type() == torch.autograd.DeviceType.CPU]
 
 
-def census() -> Counter[str]:
-    """How many tensors, modules and frames Python knows of."""
+def count_objects() -> Counter[str]:
+    """The numbers of living tensors, modules and frames."""
     gc.collect()
     counts: Counter[str] = Counter()
     for thing in gc.get_objects():

@@ -1,7 +1,7 @@
-"""Runs a program eagerly and compiled, side by side, and holds the compiled run to eager's.
+"""Comparison of a program's compiled calls with eager calls of an equal program.
 
-A specification of one construct is then a few lines: the program, its inputs, inputs that an
-honest guard must turn away, and changes to what the program reads that it must notice.
+A test of one construct is then a few lines: the program, its inputs, inputs that must miss, and
+changes of the program's state that must miss.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def matrix(rows: int = 2, columns: int = 3, *, grad: bool = False) -> torch.Tens
 
 
 def one(*values: float) -> Inputs:
-    """The inputs of a program of one tensor."""
+    """Inputs of a program with one tensor argument."""
     return lambda: (tensor(*(values or (1.0, -2.0, 3.0))),)
 
 
 class Twins:
-    """Two copies of one program with the state it closes over: one eager, one compiled."""
+    """Two copies of one program with its state: one runs in eager, one is compiled."""
 
     def __init__(self, make: Callable[[], Callable[..., Any]], **settings: Any) -> None:
         self.eager, self.target = make(), make()
@@ -44,7 +44,7 @@ class Twins:
         self.compiled_results: list[Any] = []
 
     def change(self, change: Callable[[Any], Any]) -> None:
-        """Alter what the program will find; a callable that takes the program."""
+        """Applies a change of state to both programs; ``change`` takes a program."""
         change(self.eager)
         change(self.target)
 
@@ -57,7 +57,18 @@ class Twins:
         keyword: dict[str, Any] | None = None,
         why: str = "",
     ) -> Any:
-        """Call both on inputs of their own and compare all that can be seen afterwards."""
+        """Calls both programs with equal inputs and compares all observable effects.
+
+        Args:
+            inputs: creates the positional arguments.
+            hit: whether the compiled call must hit or miss; None to accept both.
+            backward: whether to run backward through the outputs and compare gradients.
+            keyword: keyword arguments.
+            why: label of the call in assertion messages.
+
+        Returns:
+            The result of the eager call.
+        """
         keyword = keyword or {}
         seed(0)
         eager_args = inputs()
@@ -67,7 +78,7 @@ class Twins:
         args = inputs()
         before = magpy.cache_info(self.compiled)
         actual = _outcome(self.compiled, args, keyword)
-        assert torch.equal(eager_random, torch.rand(1)), f"{why}: another random state is left"
+        assert torch.equal(eager_random, torch.rand(1)), f"{why}: the random state differs"
         if backward:
             _backward(eager)
             _backward(actual)
@@ -81,7 +92,7 @@ class Twins:
         )
         if hit is not None:
             was = magpy.cache_info(self.compiled).hits > before.hits
-            assert was == hit, f"{why}: {self._why_not() if hit else 'no guard noticed'}"
+            assert was == hit, f"{why}: {self._why_not() if hit else 'no guard missed'}"
         return eager
 
     def _why_not(self) -> str:
@@ -98,7 +109,7 @@ def check(
     keyword: dict[str, Any] | None = None,
     backward: bool = False,
 ) -> Twins:
-    """:func:`check_stateful` for a program that keeps no state of its own."""
+    """:func:`check_stateful` for a program without state."""
     return check_stateful(lambda: program, inputs, other=other, keyword=keyword, backward=backward)
 
 
@@ -112,13 +123,13 @@ def check_stateful(
     backward: bool = False,
     max_recordings: int = 1,
 ) -> Twins:
-    """The program is recorded, hits, and misses where it must; every call gives what eager gives.
+    """Asserts that the program is recorded, hits, misses where it must, and always equals eager.
 
     Args:
-        make: makes the program, with fresh state.
-        inputs: makes the positional arguments that are recorded.
+        make: creates the program, with fresh state.
+        inputs: creates the positional arguments of the recorded call.
         other: further inputs, each of which must miss.
-        changes: alterations of the program's state, each of which must miss.
+        changes: changes of the program's state, each of which must miss.
         keyword: keyword arguments of every call.
         backward: whether to run backward through the outputs and compare gradients.
         max_recordings: calls that may need a monitor run before the first hit.
@@ -141,7 +152,7 @@ def check_stateful(
 
 
 def check_results(make: Callable[[], Callable[..., Any]], *calls: Inputs) -> Twins:
-    """Only that every call gives what eager gives, whether or not it can be recorded."""
+    """Asserts that every call equals eager, whether or not it can be recorded."""
     twins = Twins(make)
     for _ in range(2):
         for i, inputs in enumerate(calls):
@@ -150,7 +161,7 @@ def check_results(make: Callable[[], Callable[..., Any]], *calls: Inputs) -> Twi
 
 
 def load(source: str, name: str = "program") -> Callable[[], Callable[..., Any]]:
-    """A maker of the function ``name`` of some source text, with globals of its own each time."""
+    """A factory of the function ``name`` of a source text, with separate globals each time."""
     code = compile(source, "<program>", "exec")
 
     def make() -> Callable[..., Any]:
@@ -167,13 +178,13 @@ _keep: list[types.ModuleType] = []
 
 
 def namespace(program: Callable[..., Any]) -> dict[str, Any]:
-    """The globals that a loaded program sees, without those that Python puts there."""
+    """The globals of a loaded program, without the implicit ones."""
     names = program.__globals__
     return {k: v for k, v in names.items() if not k.startswith("__") and v is not program}
 
 
 class Raised:
-    """How a call ended that raised."""
+    """The outcome of a call that raised: type and text of the exception."""
 
     def __init__(self, error: BaseException) -> None:
         self.kind, self.text = type(error), str(error)
@@ -187,7 +198,7 @@ def _outcome(program: Callable[..., Any], args: tuple[Any, ...], keyword: dict[s
 
 
 def tensors_in(value: Any, seen: set[int] | None = None) -> list[torch.Tensor]:
-    """The tensors that can be reached from a result, arguments or program, in a fixed order."""
+    """The tensors reachable from a result, arguments or a program, in a fixed order."""
     seen = set() if seen is None else seen
     if id(value) in seen:
         return []

@@ -1,5 +1,7 @@
-"""What an operator graph may rely on of its inputs: that they are like those that the backend was
-shown. The eager backend relies on nothing, so its answers do not tell of a guard that forgot this.
+"""Promises to operator graphs: inputs have the form of the examples that the backend received.
+
+The eager backend does not rely on the form of inputs, so its results do not reveal a guard without
+the necessary conditions.
 """
 
 from __future__ import annotations
@@ -18,22 +20,22 @@ _UNKNOWN = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
 class Promise:
-    """The examples of a graph's inputs, by which others are judged."""
+    """The form of a graph's example inputs, with which later inputs are compared."""
 
     def __init__(self, examples: Sequence[Any]) -> None:
         self._forms = [_form(example) for example in examples]
-        self._modes = [look() for look in _MODES]
+        self._modes = [read_mode() for read_mode in _MODES]
         symbolic = [n for _, numbers in self._forms for n in numbers if isinstance(n, _SYMBOLIC)]
         self._env = symbolic[0].node.shape_env if symbolic else None
 
-    def broken_by(self, given: Sequence[Any]) -> str | None:
-        """What is not as promised, in words."""
-        modes = [look() for look in _MODES]
+    def find_violation(self, inputs: Sequence[Any]) -> str | None:
+        """Describes the first input that differs from its example; None if there is none."""
+        modes = [read_mode() for read_mode in _MODES]
         if modes != self._modes:
             return f"torch's modes are {modes}, not {self._modes}"
         values: dict[Any, Any] = {}
         pairs = []
-        for i, ((kind, numbers), value) in enumerate(zip(self._forms, given, strict=True)):
+        for i, ((kind, numbers), value) in enumerate(zip(self._forms, inputs, strict=True)):
             found, others = _form(value)
             if found != kind or len(others) != len(numbers):
                 return f"input {i} is {found}, not {kind}"
@@ -48,11 +50,13 @@ class Promise:
                     continue
             if str(number) != str(other) and number != other:
                 return f"input {i} has {other}, not {number}"
-        return None if self._env is None else self._outside(values)
+        return None if self._env is None else self._find_violated_guard(values)
 
-    def _outside(self, values: dict[Any, Any]) -> str | None:
-        """What the graph's shape environment relied on, and these numbers do not fulfil. What
-        operators ask of a number that no guard knows they ask anew."""
+    def _find_violated_guard(self, values: dict[Any, Any]) -> str | None:
+        """Describes a guard or range of the graph's shape environment that the values violate.
+
+        Unbacked symbols are ignored: operators check their values at run time.
+        """
         values = {s: n for s, n in values.items() if not symbol_is_type(s, _UNKNOWN)}
         for symbol, value in values.items():
             limits = self._env.var_to_range.get(symbol)
@@ -65,7 +69,7 @@ class Promise:
 
 
 def _form(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What an input is, and its numbers."""
+    """The form of an input, and its numbers: value, or sizes and strides."""
     if not isinstance(value, torch.Tensor):
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
         kind = kind or type(value)

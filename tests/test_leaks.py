@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from tests.memory import bytes_left, census
+from tests.memory import count_objects, leaked_bytes
 from zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 
 class Tracked(torch.Tensor):
@@ -39,9 +39,9 @@ def repeat(action, times):
 def no_leak(action, times):
     """`action` may fill caches at first; after that, `times` more add nothing."""
     repeat(action, 3)
-    before = census()
-    assert bytes_left(lambda: repeat(action, times)) == 0
-    assert census() <= before
+    before = count_objects()
+    assert leaked_bytes(lambda: repeat(action, times)) == 0
+    assert count_objects() <= before
 
 
 def test_1000_matched_calls():
@@ -62,11 +62,11 @@ def test_1000_calls_of_every_shape():
     for size in sizes[:40]:
         fast(torch.ones(size, 4))
     fast(torch.ones(1, 4))
-    before = census()
+    before = count_objects()
     for size in sizes:
         fast(torch.ones(size, 4))
     fast(torch.ones(1, 4))
-    assert census() <= before
+    assert count_objects() <= before
 
 
 def test_100_resets():

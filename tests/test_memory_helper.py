@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.memory import bytes_left, census, peak_bytes
+from tests.memory import count_objects, leaked_bytes, peak_bytes
 
 MEGA = 1 << 20
 
@@ -34,8 +34,8 @@ def test_peak_leaves_out_what_was_there_before():
 
 def test_bytes_left_are_those_that_outlive_the_call():
     kept = []
-    assert bytes_left(lambda: block(3)) == 0
-    assert bytes_left(lambda: kept.append(block(3))) == 3 * MEGA
+    assert leaked_bytes(lambda: block(3)) == 0
+    assert leaked_bytes(lambda: kept.append(block(3))) == 3 * MEGA
 
 
 def test_census_sees_a_tensor_that_a_frame_keeps():
@@ -43,9 +43,9 @@ def test_census_sees_a_tensor_that_a_frame_keeps():
         kept = torch.ones(3)
         yield kept
 
-    before = census()
+    before = count_objects()
     suspended = generator()
     next(suspended)
-    assert (census() - before)["tensors"] == 1
+    assert (count_objects() - before)["tensors"] == 1
     del suspended
-    assert census() == before
+    assert count_objects() == before

@@ -10,7 +10,7 @@ from tests.compiler.programs import tensors
 from tests.memory import peak_bytes
 from zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 STATIC = [m for m in ZOO.values() if not m.dynamic]
 # One model of each kind compiles in seconds; the others belong to the full run.

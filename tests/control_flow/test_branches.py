@@ -18,7 +18,7 @@ from tests.compare import assert_same
 from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
 from zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 AOT_EAGER = pytest.param("aot_eager", marks=pytest.mark.full)
 COND = torch.ops.higher_order.cond

@@ -11,7 +11,7 @@ from tests import seeding
 from tests.compare import assert_same
 from zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 STATIC = [m for m in ZOO.values() if not m.dynamic]
 DYNAMIC = [m for m in ZOO.values() if m.dynamic]

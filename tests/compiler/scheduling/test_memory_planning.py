@@ -133,7 +133,7 @@ def gradient_peaks(function, a, *args):
     return [peak_bytes(lambda c=c: step(c), device) / BUFFER for c in (function, fast)]
 
 
-@pytest.mark.usefixtures("forget_everything")
+@pytest.mark.usefixtures("reset_magpy")
 def test_checkpointed_dense_block_takes_less_memory_than_eager():
     """Gradients of inputs of many concatenations are accumulated early, and each layer is
     recomputed separately, shortly before its use."""

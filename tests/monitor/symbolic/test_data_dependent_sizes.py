@@ -6,7 +6,7 @@ import torch
 import magpy_like as magpy
 from tests.compare import assert_same
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 
 def _mean(x):

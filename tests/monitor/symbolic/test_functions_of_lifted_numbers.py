@@ -11,7 +11,7 @@ import torch
 import magpy_like as magpy
 from tests.compare import assert_same
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 VALUES = [2.5, 3.25, 4.0, 7.5, 1.25, 9.75, 2.0, 0.5]
 ODD = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 1e308, -2.5, 5e-324, 2.5, math.nan]

@@ -7,7 +7,7 @@ import torch
 
 import magpy_like as magpy
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 
 def _largest(numbers):

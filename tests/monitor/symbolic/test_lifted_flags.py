@@ -11,7 +11,7 @@ import magpy_like as magpy
 from magpy_like.bytecode.local_uses import local_uses
 from tests.compare import assert_same
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 COND = torch.ops.higher_order.cond
 

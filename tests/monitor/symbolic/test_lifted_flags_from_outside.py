@@ -10,7 +10,7 @@ from torch import nn
 import magpy_like as magpy
 from tests.compare import assert_same
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 COND = torch.ops.higher_order.cond
 FIRST = True

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import magpy_like as magpy
 from tests.compare import assert_same
 
-pytestmark = pytest.mark.usefixtures("forget_everything")
+pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 
 def count(x):
