@@ -11,12 +11,12 @@ from torch import fx
 
 from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import RETURN
-from magpy_like.control_flow.body_nodes import used_nodes, without_constants
-from magpy_like.control_flow.frame_locations import FrameLocation, OperatorOutput
-from magpy_like.control_flow.operator_results import OperatorResults
-from magpy_like.control_flow.path_ends import ADVANCED, PathEnd
-from magpy_like.control_flow.symbolic_sizes import check_twins
-from magpy_like.control_flow.value_comparison import check_like, describe, is_same_constant
+from magpy_like.control_flow.paths.body_nodes import used_nodes, without_constants
+from magpy_like.control_flow.paths.frame_locations import FrameLocation, OperatorOutput
+from magpy_like.control_flow.paths.operator_results import OperatorResults
+from magpy_like.control_flow.paths.path_ends import ADVANCED, PathEnd
+from magpy_like.control_flow.paths.symbolic_sizes import check_twins
+from magpy_like.control_flow.paths.value_comparison import check_like, describe, is_same_constant
 from magpy_like.graph_operators.node_metadata import NUMBER, TWIN
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.expressions import (

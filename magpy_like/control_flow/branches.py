@@ -18,17 +18,17 @@ from torch import fx
 
 from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.post_dominators import RETURN, can_reach
-from magpy_like.control_flow.body_nodes import erase, last_node
 from magpy_like.control_flow.branch_outcomes import Outcomes, number_chosen_by
-from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
-from magpy_like.control_flow.frame_locations import OperatorOutput
-from magpy_like.control_flow.generator_consumers import is_consumed_at_once
-from magpy_like.control_flow.isolated_paths import PathOptions
-from magpy_like.control_flow.loop_heads import LoopHeads
-from magpy_like.control_flow.operator_results import Result
-from magpy_like.control_flow.operator_tools import OperatorTools
-from magpy_like.control_flow.path_ends import PathEnd, begin_branch
-from magpy_like.control_flow.while_loop import find_loop
+from magpy_like.control_flow.loops.generator_consumers import is_consumed_at_once
+from magpy_like.control_flow.loops.loop_heads import LoopHeads
+from magpy_like.control_flow.loops.while_loop import find_loop
+from magpy_like.control_flow.paths.body_nodes import erase, last_node
+from magpy_like.control_flow.paths.captured_frames import capture_state, check_resumable, shift_of
+from magpy_like.control_flow.paths.frame_locations import OperatorOutput
+from magpy_like.control_flow.paths.isolated_paths import PathOptions
+from magpy_like.control_flow.paths.operator_results import Result
+from magpy_like.control_flow.paths.operator_tools import OperatorTools
+from magpy_like.control_flow.paths.path_ends import PathEnd, begin_branch
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step

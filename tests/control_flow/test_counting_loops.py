@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.control_flow.isolated_paths import IsolatedPaths
+from magpy_like.control_flow.paths.isolated_paths import IsolatedPaths
 from magpy_like.graph_operators.control_operators import for_loop, for_loop_with_exits
 from tests.compare import assert_same
 from tests.control_flow import loops

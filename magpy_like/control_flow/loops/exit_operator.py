@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.control_flow.body_nodes import used_nodes, without_constants
-from magpy_like.control_flow.symbolic_sizes import check_twins, twin_of
+from magpy_like.control_flow.paths.body_nodes import used_nodes, without_constants
+from magpy_like.control_flow.paths.symbolic_sizes import check_twins, twin_of
 from magpy_like.graph_operators.control_operators import for_loop_with_exits
 from magpy_like.graph_operators.node_metadata import LIST, TWIN
 from magpy_like.monitor.symbolic.expressions import is_number
@@ -17,8 +17,8 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.loop_exits import LoopExits
-    from magpy_like.control_flow.loop_iteration import Iteration
+    from magpy_like.control_flow.loops.loop_exits import LoopExits
+    from magpy_like.control_flow.loops.loop_iteration import Iteration
 
 
 def add_loop_with_exits(

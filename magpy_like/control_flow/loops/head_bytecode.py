@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from magpy_like.bytecode.instruction_stream import Instruction, instruction_list, instructions
-from magpy_like.control_flow.captured_frames import capture_state, check_resumable, shift_of
-from magpy_like.control_flow.counting_loops import for_loop_offsets
-from magpy_like.control_flow.loop_description import Bounds, LoopHead
+from magpy_like.control_flow.loops.counting_loops import for_loop_offsets
+from magpy_like.control_flow.loops.loop_description import Bounds, LoopHead
+from magpy_like.control_flow.paths.captured_frames import capture_state, check_resumable, shift_of
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, reversed_bounds

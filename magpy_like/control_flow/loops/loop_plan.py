@@ -15,11 +15,11 @@ import torch
 
 from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import join_point
-from magpy_like.control_flow import carried_attributes
-from magpy_like.control_flow.carried_containers import Path, part, shared
-from magpy_like.control_flow.loop_description import IterationSpace, LoopHead
-from magpy_like.control_flow.loop_tensor_writes import ExternalWrite, is_unshared
-from magpy_like.control_flow.operator_tools import OperatorTools
+from magpy_like.control_flow.loops import carried_attributes
+from magpy_like.control_flow.loops.carried_containers import Path, part, shared
+from magpy_like.control_flow.loops.loop_description import IterationSpace, LoopHead
+from magpy_like.control_flow.loops.loop_tensor_writes import ExternalWrite, is_unshared
+from magpy_like.control_flow.paths.operator_tools import OperatorTools
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.objects.loop_written_locations import Location, SubstitutedLocations
 from magpy_like.native.instance_checks import is_instance

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.control_flow.body_nodes import erase, last_node, nodes_after
-from magpy_like.control_flow.carried_containers import Path, part, rebuilt
-from magpy_like.control_flow.isolated_paths import PathOptions
-from magpy_like.control_flow.loop_exits import LoopExits
-from magpy_like.control_flow.loop_plan import (
+from magpy_like.control_flow.loops.carried_containers import Path, part, rebuilt
+from magpy_like.control_flow.loops.loop_exits import LoopExits
+from magpy_like.control_flow.loops.loop_plan import (
     AppendedList,
     CarriedValue,
     LoopPlan,
     PlanGrew,
     requires_grad,
 )
-from magpy_like.control_flow.loop_tensor_writes import CarriedRow
-from magpy_like.control_flow.path_ends import PathEnd
-from magpy_like.control_flow.value_comparison import describe
+from magpy_like.control_flow.loops.loop_tensor_writes import CarriedRow
+from magpy_like.control_flow.paths.body_nodes import erase, last_node, nodes_after
+from magpy_like.control_flow.paths.isolated_paths import PathOptions
+from magpy_like.control_flow.paths.path_ends import PathEnd
+from magpy_like.control_flow.paths.value_comparison import describe
 from magpy_like.graph_operators.node_metadata import NUMBER, TWIN
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number

@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from magpy_like.control_flow.carried_containers import (
+from magpy_like.control_flow.loops.carried_containers import (
     Path,
     check_depth,
     containers,
     differences,
     parts,
 )
-from magpy_like.control_flow.counting_loops import bounds_of, is_one_number, step_of
-from magpy_like.control_flow.iteration_values import preexists
-from magpy_like.control_flow.loop_description import Counter
-from magpy_like.control_flow.loop_iteration import Iteration
-from magpy_like.control_flow.loop_plan import CarriedValue, PlanGrew
-from magpy_like.control_flow.symbolic_sizes import check_twins
-from magpy_like.control_flow.value_comparison import check_like, describe
+from magpy_like.control_flow.loops.counting_loops import bounds_of, is_one_number, step_of
+from magpy_like.control_flow.loops.iteration_values import preexists
+from magpy_like.control_flow.loops.loop_description import Counter
+from magpy_like.control_flow.loops.loop_iteration import Iteration
+from magpy_like.control_flow.loops.loop_plan import CarriedValue, PlanGrew
+from magpy_like.control_flow.paths.symbolic_sizes import check_twins
+from magpy_like.control_flow.paths.value_comparison import check_like, describe
 from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.loop_ranges import constant_offset

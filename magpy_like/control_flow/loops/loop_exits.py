@@ -18,12 +18,12 @@ import torch
 from torch import fx
 
 from magpy_like.bytecode.post_dominators import can_reach, join_point
-from magpy_like.control_flow.body_nodes import nodes_after
-from magpy_like.control_flow.exit_operator import add_loop_with_exits
-from magpy_like.control_flow.exit_outputs import find_outputs
-from magpy_like.control_flow.frame_locations import OperatorOutput
-from magpy_like.control_flow.loop_outputs import add_gathered
-from magpy_like.control_flow.path_ends import PathEnd, begin_branch
+from magpy_like.control_flow.loops.exit_operator import add_loop_with_exits
+from magpy_like.control_flow.loops.exit_outputs import find_outputs
+from magpy_like.control_flow.loops.loop_outputs import add_gathered
+from magpy_like.control_flow.paths.body_nodes import nodes_after
+from magpy_like.control_flow.paths.frame_locations import OperatorOutput
+from magpy_like.control_flow.paths.path_ends import PathEnd, begin_branch
 from magpy_like.graph_operators.control_operators import may_write
 from magpy_like.monitor.symbolic.expressions import GraphNumber
 from magpy_like.monitor.symbolic.graph_lists import GraphList
@@ -32,7 +32,7 @@ from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import FrameState
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.loop_iteration import Iteration
+    from magpy_like.control_flow.loops.loop_iteration import Iteration
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.control_flow.value_comparison import check_like
+from magpy_like.control_flow.paths.value_comparison import check_like
 from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.graph_lists import GraphList

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from magpy_like.control_flow.body_nodes import erase
-from magpy_like.control_flow.loop_tensor_writes import (
+from magpy_like.control_flow.loops.loop_tensor_writes import (
     CarriedRow,
     RowWrite,
     check_writes,
     rows_of_all,
     written_row,
 )
+from magpy_like.control_flow.paths.body_nodes import erase
 from magpy_like.graph_operators.node_metadata import TWIN, WRITTEN_SHAPE
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.loop_iteration import Iteration
-    from magpy_like.control_flow.loop_plan import CarriedValue
+    from magpy_like.control_flow.loops.loop_iteration import Iteration
+    from magpy_like.control_flow.loops.loop_plan import CarriedValue
 
 
 def written_rows(iteration: Iteration) -> list[tuple[CarriedValue, RowWrite, slice]]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.control_flow.path_ends import PathEnd
-from magpy_like.control_flow.value_comparison import describe
+from magpy_like.control_flow.paths.path_ends import PathEnd
+from magpy_like.control_flow.paths.value_comparison import describe
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.loop_iteration import Iteration
+    from magpy_like.control_flow.loops.loop_iteration import Iteration
 
 
 def preexists(iteration: Iteration, value: Any, end: PathEnd) -> bool:

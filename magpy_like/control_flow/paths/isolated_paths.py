@@ -19,11 +19,11 @@ from torch import fx
 from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.post_dominators import RETURN, join_point
 from magpy_like.config import config
-from magpy_like.control_flow.body_nodes import erase, last_node, nodes_after
-from magpy_like.control_flow.loop_exits import LoopExits
-from magpy_like.control_flow.loop_tensor_writes import ExternalWrite
-from magpy_like.control_flow.path_ends import ADVANCED, PathEnd, copy_iterator
-from magpy_like.control_flow.placeholder_tensors import PlaceholderTensors
+from magpy_like.control_flow.loops.loop_exits import LoopExits
+from magpy_like.control_flow.loops.loop_tensor_writes import ExternalWrite
+from magpy_like.control_flow.paths.body_nodes import erase, last_node, nodes_after
+from magpy_like.control_flow.paths.path_ends import ADVANCED, PathEnd, copy_iterator
+from magpy_like.control_flow.paths.placeholder_tensors import PlaceholderTensors
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.isolated_runs import BranchRun
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations

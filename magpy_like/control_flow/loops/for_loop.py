@@ -17,20 +17,20 @@ from typing import Any
 from torch import fx
 
 from magpy_like.config import config
-from magpy_like.control_flow import carried_attributes
-from magpy_like.control_flow.for_loop_operator import (
+from magpy_like.control_flow.loops import carried_attributes
+from magpy_like.control_flow.loops.for_loop_operator import (
     add_for_loop,
     check_windows,
     require_two_iterations,
 )
-from magpy_like.control_flow.iteration_check import check_iteration
-from magpy_like.control_flow.loop_description import IterationSpace, LoopHead
-from magpy_like.control_flow.loop_exits import LoopExits
-from magpy_like.control_flow.loop_iteration import Iteration
-from magpy_like.control_flow.loop_outputs import LoopOutputs
-from magpy_like.control_flow.loop_plan import LoopPlan, PlanGrew
-from magpy_like.control_flow.loop_tensor_writes import ExternalWrite
-from magpy_like.control_flow.operator_tools import OperatorTools
+from magpy_like.control_flow.loops.iteration_check import check_iteration
+from magpy_like.control_flow.loops.loop_description import IterationSpace, LoopHead
+from magpy_like.control_flow.loops.loop_exits import LoopExits
+from magpy_like.control_flow.loops.loop_iteration import Iteration
+from magpy_like.control_flow.loops.loop_outputs import LoopOutputs
+from magpy_like.control_flow.loops.loop_plan import LoopPlan, PlanGrew
+from magpy_like.control_flow.loops.loop_tensor_writes import ExternalWrite
+from magpy_like.control_flow.paths.operator_tools import OperatorTools
 from magpy_like.monitor.context import Context
 from magpy_like.split_points import LoopNotMergeable
 

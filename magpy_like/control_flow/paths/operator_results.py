@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from magpy_like.control_flow.frame_locations import OperatorOutput
-from magpy_like.control_flow.substitute_tensors import SubstituteTensors
-from magpy_like.control_flow.value_comparison import check_like
+from magpy_like.control_flow.paths.frame_locations import OperatorOutput
+from magpy_like.control_flow.paths.substitute_tensors import SubstituteTensors
+from magpy_like.control_flow.paths.value_comparison import check_like
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.expressions import Expression, GraphNumber, is_number
 from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack

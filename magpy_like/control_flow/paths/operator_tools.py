@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from magpy_like.control_flow.isolated_paths import IsolatedPaths
-from magpy_like.control_flow.operator_results import OperatorResults
-from magpy_like.control_flow.placeholder_tensors import PlaceholderTensors
-from magpy_like.control_flow.substitute_tensors import SubstituteTensors
+from magpy_like.control_flow.paths.isolated_paths import IsolatedPaths
+from magpy_like.control_flow.paths.operator_results import OperatorResults
+from magpy_like.control_flow.paths.placeholder_tensors import PlaceholderTensors
+from magpy_like.control_flow.paths.substitute_tensors import SubstituteTensors
 
 
 @dataclass(frozen=True)

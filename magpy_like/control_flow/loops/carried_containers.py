@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from magpy_like.config import config
-from magpy_like.control_flow.value_comparison import describe, is_unchanged
+from magpy_like.control_flow.paths.value_comparison import describe, is_unchanged
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native import NULL, instance_dict, lookup_in_type

@@ -9,17 +9,17 @@ from typing import Any
 from torch import fx
 
 from magpy_like.config import config
-from magpy_like.control_flow.body_nodes import external_nodes, without_constants
-from magpy_like.control_flow.loop_iteration import Iteration
-from magpy_like.control_flow.loop_plan import CarriedValue, LoopPlan
-from magpy_like.control_flow.loop_tensor_writes import (
+from magpy_like.control_flow.loops.loop_iteration import Iteration
+from magpy_like.control_flow.loops.loop_plan import CarriedValue, LoopPlan
+from magpy_like.control_flow.loops.loop_tensor_writes import (
     RowWrite,
     check_distinct,
     rows_of_all,
     write_to_copies,
 )
-from magpy_like.control_flow.row_writes import written_rows
-from magpy_like.control_flow.symbolic_sizes import twin_of
+from magpy_like.control_flow.loops.row_writes import written_rows
+from magpy_like.control_flow.paths.body_nodes import external_nodes, without_constants
+from magpy_like.control_flow.paths.symbolic_sizes import twin_of
 from magpy_like.graph_operators.control_operators import for_loop
 from magpy_like.graph_operators.node_metadata import LIST, NUMBER, TWIN
 from magpy_like.monitor.symbolic import varying_reads

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.control_flow import carried_attributes
-from magpy_like.control_flow.carried_containers import Path, part, put
-from magpy_like.control_flow.symbolic_sizes import twin_of
-from magpy_like.control_flow.value_comparison import check_like
+from magpy_like.control_flow.loops import carried_attributes
+from magpy_like.control_flow.loops.carried_containers import Path, part, put
+from magpy_like.control_flow.paths.symbolic_sizes import twin_of
+from magpy_like.control_flow.paths.value_comparison import check_like
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.graph_lists import GraphList
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
@@ -28,8 +28,8 @@ from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.loop_iteration import Iteration
-    from magpy_like.control_flow.loop_plan import AppendedList, CarriedValue
+    from magpy_like.control_flow.loops.loop_iteration import Iteration
+    from magpy_like.control_flow.loops.loop_plan import AppendedList, CarriedValue
     from magpy_like.monitor.recording import Recording
 
 

@@ -15,17 +15,17 @@ from torch import fx
 
 from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import can_reach
-from magpy_like.control_flow.body_nodes import erase, external_nodes, without_constants
-from magpy_like.control_flow.frame_locations import (
+from magpy_like.control_flow.paths.body_nodes import erase, external_nodes, without_constants
+from magpy_like.control_flow.paths.frame_locations import (
     FrameLocation,
     OperatorOutput,
     value_at,
     with_value,
 )
-from magpy_like.control_flow.operator_tools import OperatorTools
-from magpy_like.control_flow.path_ends import PathEnd, begin_branch
-from magpy_like.control_flow.symbolic_sizes import check_twins
-from magpy_like.control_flow.value_comparison import check_carried, is_unchanged
+from magpy_like.control_flow.paths.operator_tools import OperatorTools
+from magpy_like.control_flow.paths.path_ends import PathEnd, begin_branch
+from magpy_like.control_flow.paths.symbolic_sizes import check_twins
+from magpy_like.control_flow.paths.value_comparison import check_carried, is_unchanged
 from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context

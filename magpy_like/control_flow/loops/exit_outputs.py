@@ -10,9 +10,9 @@ import torch
 
 from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import RETURN
-from magpy_like.control_flow.frame_locations import FrameLocation, OperatorOutput
-from magpy_like.control_flow.iteration_values import preexists
-from magpy_like.control_flow.value_comparison import (
+from magpy_like.control_flow.loops.iteration_values import preexists
+from magpy_like.control_flow.paths.frame_locations import FrameLocation, OperatorOutput
+from magpy_like.control_flow.paths.value_comparison import (
     check_like,
     describe,
     is_same_constant,
@@ -25,8 +25,8 @@ from magpy_like.split_points import LoopNotMergeable
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 
 if TYPE_CHECKING:
-    from magpy_like.control_flow.loop_exits import LoopExits
-    from magpy_like.control_flow.loop_iteration import Iteration
+    from magpy_like.control_flow.loops.loop_exits import LoopExits
+    from magpy_like.control_flow.loops.loop_iteration import Iteration
 
 _NO_VALUE = object()
 
