@@ -1,4 +1,4 @@
-"""Arguments of every kind: what a guard must tell apart."""
+"""Arguments of every kind, which guards must distinguish."""
 
 import collections
 import functools
@@ -9,31 +9,31 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.hostile.cases import Bag, case
+from tests.hostile.cases import State, case
 from tests.programs import tensor
 
 
-def ins(*objs):
+def inputs_with(*objs):
     return [(lambda o=o: (tensor(1.0, -2.0, 3.0), o)) for o in objs for _ in range(2)] + [
         (lambda o=o: (tensor(4.0, -2.0, 3.0), o)) for o in objs
     ]
 
 
-class Cfg:
+class Configuration:
     def __init__(s, k):
         s.k = k
 
 
-@case(inputs=ins(lambda v: v * 2, lambda v: v * 3, abs))
-def op_apply_fn():
+@case(inputs=inputs_with(lambda v: v * 2, lambda v: v * 3, abs))
+def function_passed_to_apply():
     def f(x, fn):
         return x.clone().apply_(fn)
 
     return f
 
 
-@case(inputs=ins(lambda v: v * 2, lambda v: v * 3))
-def op_vmap_fn():
+@case(inputs=inputs_with(lambda v: v * 2, lambda v: v * 3))
+def function_passed_to_vmap():
     def f(x, fn):
         return torch.vmap(fn)(x)
 
@@ -41,19 +41,19 @@ def op_vmap_fn():
 
 
 @case(
-    inputs=ins(
+    inputs=inputs_with(
         np.array([1.0, 2.0, 3.0], dtype=np.float32), np.array([1.0, 2.0, 4.0], dtype=np.float32)
     )
 )
-def op_ndarray():
+def array_argument_of_operator():
     def f(x, a):
         return x * torch.as_tensor(a) + torch.tensor(a)
 
     return f
 
 
-@case(inputs=ins(Cfg(2.0), Cfg(3.0)))
-def op_fn_cfg():
+@case(inputs=inputs_with(Configuration(2.0), Configuration(3.0)))
+def object_passed_to_custom_function():
     class Fn(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, c):
@@ -69,8 +69,8 @@ def op_fn_cfg():
     return f
 
 
-@case(inputs=ins(Cfg([2.0]), Cfg([3.0]), Cfg((3.0,))))
-def op_fn_cfg_list():
+@case(inputs=inputs_with(Configuration([2.0]), Configuration([3.0]), Configuration((3.0,))))
+def list_passed_to_custom_function():
     class Fn(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, c):
@@ -86,40 +86,40 @@ def op_fn_cfg_list():
     return f
 
 
-@case(inputs=ins(slice(0, 2), slice(1, 3), (slice(0, 1),), [0, 1], [1, 2], None, ..., True))
-def op_index_objs():
+@case(inputs=inputs_with(slice(0, 2), slice(1, 3), (slice(0, 1),), [0, 1], [1, 2], None, ..., True))
+def index_objects():
     def f(x, i):
         return x[i]
 
     return f
 
 
-@case(inputs=ins(torch.float64, torch.int32, torch.float32))
-def op_dtype():
+@case(inputs=inputs_with(torch.float64, torch.int32, torch.float32))
+def dtype_argument():
     def f(x, d):
         return x.to(d), torch.zeros(2, dtype=d)
 
     return f
 
 
-@case(inputs=ins((3, 1), [1, 3], torch.Size([3])))
-def op_size():
+@case(inputs=inputs_with((3, 1), [1, 3], torch.Size([3])))
+def size_argument():
     def f(x, s):
         return x.reshape(s), x.view(*s), torch.zeros(s)
 
     return f
 
 
-@case(inputs=ins({"dim": 0}, {"dim": 0, "keepdim": True}, {}))
-def op_kwargs():
+@case(inputs=inputs_with({"dim": 0}, {"dim": 0, "keepdim": True}, {}))
+def keyword_arguments_of_operator():
     def f(x, k):
         return x.sum(**k)
 
     return f
 
 
-@case(inputs=ins("sum", "mean", "none"))
-def op_str():
+@case(inputs=inputs_with("sum", "mean", "none"))
+def string_argument_of_operator():
     def f(x, r):
         return nn.functional.mse_loss(x, x + 1, reduction=r)
 
@@ -127,7 +127,7 @@ def op_str():
 
 
 @case(
-    inputs=ins(
+    inputs=inputs_with(
         nn.ReLU(),
         nn.Sigmoid(),
         torch.relu,
@@ -137,7 +137,7 @@ def op_str():
         functools.partial(torch.mul, other=3),
     )
 )
-def call_objs():
+def callable_arguments():
     def f(x, m):
         return m(x)
 
@@ -145,7 +145,7 @@ def call_objs():
 
 
 @case(
-    inputs=ins(
+    inputs=inputs_with(
         [1, 2],
         [1, 2, 3],
         (1, 2),
@@ -159,15 +159,15 @@ def call_objs():
         np.arange(3),
     )
 )
-def len_objs():
+def sized_arguments():
     def f(x, o):
         return x * len(o), [v for v in o], bool(len(o) > 2)
 
     return f
 
 
-@case(inputs=ins(1, 1.0, True, np.float32(1), np.int64(1), "1", None, 1 + 0j))
-def type_switch():
+@case(inputs=inputs_with(1, 1.0, True, np.float32(1), np.int64(1), "1", None, 1 + 0j))
+def branch_on_type():
     def f(x, o):
         return (
             x
@@ -186,16 +186,16 @@ def type_switch():
     return f
 
 
-@case(inputs=ins(1, 1.0, True, 0, -0.0, 0.0, float("nan"), float("inf"), 2**70))
-def num_switch():
+@case(inputs=inputs_with(1, 1.0, True, 0, -0.0, 0.0, float("nan"), float("inf"), 2**70))
+def branch_on_number():
     def f(x, o):
         return x * o if o == o and abs(o) < 2**60 else x, o, str(o), repr(o)
 
     return f
 
 
-@case(inputs=ins(0.0, -0.0, 0.0, -0.0))
-def neg_zero():
+@case(inputs=inputs_with(0.0, -0.0, 0.0, -0.0))
+def negative_zero():
 
     def f(x, o):
         return x * math.copysign(1.0, o), o
@@ -203,16 +203,16 @@ def neg_zero():
     return f
 
 
-@case(inputs=ins((1, 2), (1.0, 2), (True, 2), [1, 2]))
-def eq_types():
+@case(inputs=inputs_with((1, 2), (1.0, 2), (True, 2), [1, 2]))
+def equal_values_of_different_type():
     def f(x, o):
         return x * (2 if type(o[0]) is int else 3), o == (1, 2), o
 
     return f
 
 
-@case(inputs=ins({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}, {"a": 1, "b": 2, "c": 3}))
-def dict_order():
+@case(inputs=inputs_with({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}, {"a": 1, "b": 2, "c": 3}))
+def dictionary_order():
     def f(x, d):
         r = x
         for k, v in d.items():
@@ -222,8 +222,8 @@ def dict_order():
     return f
 
 
-@case(inputs=ins({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}))
-def dict_kw_order():
+@case(inputs=inputs_with({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}))
+def keyword_order():
     def g(**k):
         return list(k)
 
@@ -233,8 +233,8 @@ def dict_kw_order():
     return f
 
 
-@case(inputs=ins({1, 2, 3}, {3, 2, 1}, {1, 2}, set()))
-def set_order():
+@case(inputs=inputs_with({1, 2, 3}, {3, 2, 1}, {1, 2}, set()))
+def set_iteration():
     def f(x, d):
         return x * sum(d), sorted(d), d | {5}
 
@@ -242,7 +242,7 @@ def set_order():
 
 
 @case(
-    inputs=ins(
+    inputs=inputs_with(
         torch.ones(3),
         torch.ones(3, dtype=torch.float64),
         torch.ones(1),
@@ -253,7 +253,7 @@ def set_order():
         torch.ones(0),
     )
 )
-def tensor_kinds():
+def tensor_forms():
     def f(x, o):
         try:
             return x + o, o.is_contiguous(), o.requires_grad, type(o).__name__
@@ -263,8 +263,8 @@ def tensor_kinds():
     return f
 
 
-@case(inputs=ins([torch.ones(3)], [torch.ones(3), torch.zeros(3)], [], (torch.ones(3),)))
-def tensor_lists():
+@case(inputs=inputs_with([torch.ones(3)], [torch.ones(3), torch.zeros(3)], [], (torch.ones(3),)))
+def lists_of_tensors():
     def f(x, o):
         o2 = list(o) + [x]
         return torch.stack(o2), sum(o2), len(o)
@@ -280,7 +280,7 @@ def tensor_lists():
     ],
     backward=True,
 )
-def grad_switch():
+def branch_on_requires_grad():
     w = torch.ones(3, requires_grad=True)
 
     def f(x):
@@ -298,7 +298,7 @@ def grad_switch():
         lambda: (tensor(1.0, 2.0),),
     ]
 )
-def varargs():
+def variadic_arguments():
     def f(*a):
         return sum(a) if a else torch.zeros(1), len(a)
 
@@ -306,7 +306,7 @@ def varargs():
 
 
 @case(inputs=[lambda: (tensor(1.0, 2.0),)] * 3)
-def default_tensor_arg():
+def tensor_as_default_argument():
     d = torch.ones(2)
 
     def f(x, y=d):
@@ -318,8 +318,8 @@ def default_tensor_arg():
 
 
 @case()
-def flip_state():
-    s = Bag(on=False)
+def state_alternates():
+    s = State(on=False)
 
     def f(x):
         s.on = not s.on
@@ -330,7 +330,7 @@ def flip_state():
 
 
 @case()
-def cycle_state():
+def state_cycles():
     it = itertools.cycle([1.0, 2.0, 3.0])
 
     def f(x):
@@ -340,7 +340,7 @@ def cycle_state():
 
 
 @case()
-def queue_state():
+def state_in_a_queue():
     q = collections.deque([1.0, 2.0], maxlen=2)
 
     def f(x):
@@ -352,10 +352,10 @@ def queue_state():
 
 
 @case()
-def id_compare():
+def comparison_of_ids():
     a = [1]
     b = [1]
-    s = Bag(x=a)
+    s = State(x=a)
 
     def f(x):
         s.x = b if s.x is a else a

@@ -1,4 +1,4 @@
-"""The table that the programs of this folder are entered into, and what they are written with."""
+"""The table of this folder's programs, and helpers to write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALLS: tuple[Inputs, ...] = (
 
 
 class Case(NamedTuple):
-    """A maker of a program, alterations of what it finds, and the inputs of its calls."""
+    """A factory of a program, changes of its state, and the inputs of its calls."""
 
     make: Callable[[], Program]
     changes: tuple[Callable[[Program], Any], ...]
@@ -29,7 +29,7 @@ CASES: dict[str, Case] = {}
 def case(
     *changes: Callable[[Program], Any], inputs: Sequence[Inputs] = CALLS, backward: bool = False
 ) -> Callable[[Callable[[], Program]], Callable[[], Program]]:
-    """Enters the maker of a program; ``changes`` take the program, whose state is ``.s``."""
+    """Registers the factory of a program; ``changes`` take the program, whose state is ``.s``."""
 
     def enter(make: Callable[[], Program]) -> Callable[[], Program]:
         CASES[make.__name__] = Case(make, changes, inputs, backward)
@@ -38,17 +38,17 @@ def case(
     return enter
 
 
-class Bag(types.SimpleNamespace):
-    """State of a program."""
+class State(types.SimpleNamespace):
+    """The state of a program."""
 
 
 def put(name: str, value: Any) -> Callable[[Program], None]:
-    """A change of one attribute of the state."""
+    """A change that sets one attribute of the state."""
     return lambda program: setattr(program.s, name, value)
 
 
-def own_globals(function: types.FunctionType, names: dict[str, Any]) -> types.FunctionType:
-    """The function with global names of its own."""
+def with_globals(function: types.FunctionType, names: dict[str, Any]) -> types.FunctionType:
+    """A copy of the function with additional globals."""
     return types.FunctionType(
         function.__code__,
         {**function.__globals__, **names},

@@ -1,4 +1,4 @@
-"""Classes and functions that change, special methods of users, numbers of NumPy's."""
+"""Mutated classes and functions, exceptions, generators, custom special methods, NumPy numbers."""
 
 import functools
 import operator
@@ -6,7 +6,7 @@ import operator
 import numpy as np
 import torch
 
-from tests.hostile.cases import Bag, case, own_globals, put
+from tests.hostile.cases import State, case, put, with_globals
 
 
 @case(lambda p: p.s.__dict__.pop("v"), lambda p: setattr(p.s, "k", 7.0))
@@ -28,18 +28,18 @@ def cached_property():
 
 
 @case(lambda p: p.__globals__.__setitem__("G", 4.0))
-def global_write():
+def global_variable_written():
     def f(x):
         global G
         y = x * G
         G = G * 0.5
         return y
 
-    return own_globals(f, {"G": 1.0})
+    return with_globals(f, {"G": 1.0})
 
 
 @case()
-def nonlocal_write():
+def nonlocal_variable_written():
     n = 0
 
     def f(x):
@@ -51,7 +51,7 @@ def nonlocal_write():
 
 
 @case()
-def nonlocal_tensor():
+def nonlocal_tensor_written():
     acc = torch.zeros(3)
 
     def f(x):
@@ -63,8 +63,8 @@ def nonlocal_tensor():
 
 
 @case(put("k", -1.0), put("k", 2.0))
-def exc_effects():
-    s = Bag(k=1.0, log=[])
+def exceptions_with_effects():
+    s = State(k=1.0, log=[])
 
     def f(x):
         try:
@@ -86,8 +86,8 @@ def exc_effects():
 
 
 @case(put("k", 1.0), put("k", -2.0))
-def exc_escapes():
-    s = Bag(k=-1.0, log=[])
+def escaping_exception():
+    s = State(k=-1.0, log=[])
 
     def f(x):
         s.log.append(1)
@@ -100,7 +100,7 @@ def exc_escapes():
 
 
 @case()
-def exc_chain():
+def chained_exceptions():
     def f(x):
         try:
             try:
@@ -114,7 +114,7 @@ def exc_chain():
 
 
 @case()
-def exc_group():
+def exception_group():
     def f(x):
         r = []
         try:
@@ -129,7 +129,7 @@ def exc_group():
 
 
 @case()
-def gen_close():
+def generator_close():
     log = []
 
     def g():
@@ -150,7 +150,7 @@ def gen_close():
 
 
 @case()
-def gen_throw():
+def generator_throw():
     log = []
 
     def g():
@@ -171,7 +171,7 @@ def gen_throw():
 
 
 @case()
-def gen_send_return():
+def generator_send_and_return():
     def g(x):
         tot = x
         while (v := (yield tot)) is not None:
@@ -193,7 +193,7 @@ def gen_send_return():
 
 
 @case()
-def gen_abandoned():
+def abandoned_generator():
     log = []
 
     def g():
@@ -213,7 +213,7 @@ def gen_abandoned():
 
 
 @case()
-def closure_made():
+def closure_created_inside():
     def f(x):
         n = [0]
 
@@ -275,7 +275,7 @@ def code_replaced():
     lambda p: setattr(type(p.s), "m", lambda s, x: x * 100),
     lambda p: setattr(type(p.s).__mro__[1], "z", 3.0),
 )
-def class_attrs():
+def class_attributes_changed():
     class B:
         z = 1.0
 
@@ -295,7 +295,7 @@ def class_attrs():
 
 
 @case(lambda p: setattr(p.s, "__class__", p.alt))
-def class_changed():
+def class_of_object_changed():
     class A:
         def m(s, x):
             return x * 2
@@ -336,8 +336,8 @@ def bases_changed():
 
 
 @case(put("k", 1.0))
-def user_eq():
-    s = Bag(k=2.0, n=0)
+def custom_eq():
+    s = State(k=2.0, n=0)
 
     class C:
         def __init__(q, v):
@@ -368,8 +368,8 @@ def user_eq():
 
 
 @case(put("b", False), put("b", True))
-def user_bool():
-    s = Bag(b=True, n=0)
+def custom_bool():
+    s = State(b=True, n=0)
 
     class C:
         def __bool__(q):
@@ -400,8 +400,8 @@ def user_bool():
 
 
 @case(put("i", 1), put("i", 2))
-def user_index():
-    s = Bag(i=0)
+def custom_index():
+    s = State(i=0)
 
     class C:
         def __index__(q):
@@ -434,8 +434,8 @@ def user_index():
 
 
 @case(put("k", 3.0), put("k", 0.25))
-def user_format():
-    s = Bag(k=2.0)
+def custom_format():
+    s = State(k=2.0)
 
     class C:
         def __format__(q, sp):
@@ -465,7 +465,7 @@ def user_format():
 
 @case(put("v", np.float64(3.0)), put("v", np.int32(3)), put("v", 3.0), put("v", np.bool_(True)))
 def numpy_scalars():
-    s = Bag(v=np.float32(2.0))
+    s = State(v=np.float32(2.0))
 
     def f(x):
         return x * float(s.v), s.v + 1, type(s.v * 2), x * s.v
@@ -500,7 +500,7 @@ def tensor_subclass():
 
 
 @case(lambda p: setattr(p.s, "k", 3.0))
-def tensor_attr():
+def attribute_on_tensor():
     t = torch.ones(3)
     t.k = 2.0
 

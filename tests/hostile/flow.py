@@ -1,9 +1,9 @@
-"""State that goes to and fro, generators, exceptions, contexts and closures."""
+"""Control flow: generators, exceptions, context managers, closures, and alternating state."""
 
 import torch
 from torch import nn
 
-from tests.hostile.cases import Bag, case
+from tests.hostile.cases import State, case
 
 
 @case(
@@ -12,8 +12,8 @@ from tests.hostile.cases import Bag, case
     lambda p: setattr(p.s, "m", nn.Dropout(0.9)),
     lambda p: setattr(p.s.m, "p", 0.1),
 )
-def module_mode():
-    s = Bag(m=nn.Dropout(0.5))
+def module_training_mode():
+    s = State(m=nn.Dropout(0.5))
 
     def f(x):
         return s.m(x)
@@ -27,7 +27,7 @@ def module_mode():
     lambda p: p.s.__setitem__(0, nn.Sigmoid()),
     lambda p: p.s.__delitem__(0),
 )
-def modulelist():
+def module_list():
     m = nn.ModuleList([nn.Identity(), nn.ReLU()])
 
     def f(x):
@@ -40,7 +40,7 @@ def modulelist():
 
 
 @case(lambda p: p.s.pop("a"), lambda p: p.s.__setitem__("b", nn.Parameter(torch.ones(3) * 5)))
-def paramdict():
+def parameter_dictionary():
     m = nn.ParameterDict({"a": torch.ones(3), "b": torch.ones(3) * 2})
 
     def f(x):
@@ -97,7 +97,7 @@ def two_generators_interleaved():
 
 
 @case()
-def gen_kept_outside():
+def generator_held_outside():
     def gen():
         i = 0
         while True:
@@ -113,7 +113,7 @@ def gen_kept_outside():
 
 
 @case()
-def gen_expression_state():
+def generator_expression_with_state():
     l = [1, 2]
 
     def f(x):
@@ -154,7 +154,7 @@ def try_in_loop():
 
 
 @case()
-def with_multiple():
+def several_context_managers():
     log = []
 
     class C:
@@ -180,7 +180,7 @@ def with_multiple():
 
 
 @case()
-def finally_return():
+def return_in_finally():
     def g(x):
         try:
             raise ValueError
@@ -209,7 +209,7 @@ def reraise():
 
 
 @case()
-def assert_msg():
+def assertion_message():
     def f(x):
         try:
             assert x.dim() == 2, f"dim {x.dim()}"
@@ -220,7 +220,7 @@ def assert_msg():
 
 
 @case()
-def lambda_defaults_loop():
+def lambda_defaults_in_loop():
     def f(x):
         fs = [lambda v, i=i: v * i for i in range(3)]
         gs = [lambda v: v * j for j in range(3)]
@@ -251,7 +251,7 @@ def class_scope():
 
 
 @case()
-def setitem_aug():
+def augmented_item_assignment():
     d = {"a": [1.0], "t": torch.zeros(3)}
 
     def f(x):
@@ -265,7 +265,7 @@ def setitem_aug():
 
 
 @case()
-def tuple_aug_error():
+def augmented_tuple_assignment_error():
     t = ([1],)
 
     def f(x):
@@ -279,7 +279,7 @@ def tuple_aug_error():
 
 
 @case()
-def star_expr_nested():
+def nested_star_expressions():
     def f(x):
         (a, (b, *c)), d = (1, (2, 3, 4)), [5]
         return x * a * b, c, {*c, *d}, [*c, *"ab"], {**{"q": 1}, **{"q": 2}}
@@ -288,7 +288,7 @@ def star_expr_nested():
 
 
 @case()
-def fstring_formats():
+def f_string_formats():
     v = 3.14159
 
     def f(x):
@@ -298,7 +298,7 @@ def fstring_formats():
 
 
 @case(lambda p: p.s.append(3))
-def sorted_stability():
+def sorting_stability():
     l = [2, 1]
 
     def f(x):

@@ -1,4 +1,4 @@
-"""Standard library, custom functions, sizes, imports and state of modules."""
+"""Standard library, custom autograd functions, imports, and state of modules and classes."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.hostile.cases import Bag, case, own_globals, put
+from tests.hostile.cases import State, case, put, with_globals
 from tests.programs import tensor
 
 
@@ -17,7 +17,7 @@ from tests.programs import tensor
         lambda: (lambda t: (t[1:], t[:2]))(tensor(1.0, 2.0, 3.0)),
     ]
 )
-def overlapping_args():
+def overlapping_arguments():
     def f(x, y):
         x.mul_(2)
         y.add_(1)
@@ -27,7 +27,7 @@ def overlapping_args():
 
 
 @case()
-def output_aliases():
+def aliasing_results():
     def f(x):
         y = x * 2
         v = y[1:]
@@ -37,7 +37,7 @@ def output_aliases():
 
 
 @case()
-def detach_share():
+def detached_tensor_shares_memory():
     def f(x):
         y = x * 2
         d = y.detach()
@@ -87,8 +87,8 @@ def custom_function():
         lambda: (tensor(2.0, 2.0, 3.0, grad=True),),
     ],
 )
-def custom_function_cfg():
-    s = Bag(k=2.0)
+def custom_function_with_configuration():
+    s = State(k=2.0)
 
     class Fn(torch.autograd.Function):
         @staticmethod
@@ -108,7 +108,7 @@ def custom_function_cfg():
 
 
 @case(put("s", "a"))
-def str_subclass():
+def subclasses_of_builtins():
     class Str(str):
         def __len__(q):
             return 7
@@ -122,7 +122,7 @@ def str_subclass():
             list.append(q, v)
             list.append(q, v)
 
-    s = Bag(s=Str("abc"), i=Int(3), l=L())
+    s = State(s=Str("abc"), i=Int(3), l=L())
 
     def f(x):
         s.l.append(1)
@@ -184,7 +184,7 @@ def import_inside():
     lambda p: setattr(math, "zz_test", 3.0) if not hasattr(math, "zz_test") else None,
     lambda p: setattr(math, "zz_test", 4.0),
 )
-def module_attr():
+def attribute_of_python_module():
     def f(x):
         return x * getattr(math, "zz_test", 1.0)
 
@@ -194,15 +194,15 @@ def module_attr():
 
 
 @case(lambda p: p.__globals__.__setitem__("len", lambda v: 7))
-def builtin_shadowed():
+def shadowed_builtin():
     def f(x):
         return x * len([1, 2])
 
-    return own_globals(f, {})
+    return with_globals(f, {})
 
 
 @case()
-def async_inside():
+def coroutine_inside():
     async def co(x):
         return x * 2
 
@@ -217,7 +217,7 @@ def async_inside():
 
 
 @case()
-def str_of_tensor_meta():
+def text_of_tensor_metadata():
     def f(x):
         return (
             x * x.dim(),
@@ -238,7 +238,7 @@ def str_of_tensor_meta():
 
 
 @case()
-def tensor_iter_unpack():
+def tensor_unpacking():
     def f(x):
         a, b, c = x
         return (
@@ -253,7 +253,7 @@ def tensor_iter_unpack():
 
 
 @case()
-def bool_tensor_steer():
+def boolean_tensor_decides_control_flow():
     def f(x):
         if x.sum() > 3:
             return x * 2
@@ -263,7 +263,7 @@ def bool_tensor_steer():
 
 
 @case()
-def item_list():
+def items_in_list():
     l = []
 
     def f(x):
@@ -275,7 +275,7 @@ def item_list():
 
 
 @case()
-def index_put_forms():
+def forms_of_index_put():
     def f(x):
         y = x.clone()
         y[y > 0] = 9
@@ -289,7 +289,7 @@ def index_put_forms():
 
 
 @case()
-def print_in_region():
+def print_inside():
     def f(x):
         print("", end="")
         return x * 2
@@ -298,7 +298,7 @@ def print_in_region():
 
 
 @case()
-def global_del():
+def global_variable_deleted():
     def f(x):
         global QQ
         QQ = x
@@ -306,11 +306,11 @@ def global_del():
         del QQ
         return y
 
-    return own_globals(f, {})
+    return with_globals(f, {})
 
 
 @case()
-def nested_functions_state():
+def nested_functions_with_state():
     def counter():
         n = 0
 
@@ -331,7 +331,7 @@ def nested_functions_state():
 
 
 @case()
-def memo_attr():
+def memoizing_attribute():
     def h(x):
         h.calls += 1
         return x * h.calls
@@ -346,7 +346,7 @@ def memo_attr():
 
 
 @case()
-def class_counter():
+def counter_on_class():
     class C:
         n = 0
         reg = []

@@ -1,4 +1,4 @@
-"""Descriptors, slots, weak references, views of dictionaries, metaclasses."""
+"""Descriptors, metaclasses, weak references, slots, dictionary views, data classes."""
 
 import collections
 import dataclasses
@@ -6,11 +6,11 @@ import enum
 import typing
 import weakref
 
-from tests.hostile.cases import Bag, case, put
+from tests.hostile.cases import State, case, put
 
 
 @case(put("k", 3.0))
-def descriptor_data():
+def data_descriptor():
     class D:
         def __init__(s):
             s.n = 0
@@ -36,7 +36,7 @@ def descriptor_data():
 
 
 @case()
-def descriptor_nondata_shadow():
+def shadowed_non_data_descriptor():
     class D:
         def __get__(s, o, c):
             return 5.0
@@ -58,7 +58,7 @@ def descriptor_nondata_shadow():
 
 
 @case(lambda p: p.s.__dict__.__setitem__("d", 7.0), lambda p: p.s.__dict__.pop("d"))
-def nondata_instance_shadow():
+def instance_attribute_shadows_descriptor():
     class D:
         def __get__(s, o, c):
             return 5.0
@@ -76,7 +76,7 @@ def nondata_instance_shadow():
 
 
 @case(lambda p: setattr(p.s, "k", 9.0), lambda p: p.s.__dict__.__setitem__("missing", 4.0))
-def getattr_dynamic():
+def dynamic_getattr():
     class C:
         def __getattr__(s, n):
             if n == "missing":
@@ -94,8 +94,8 @@ def getattr_dynamic():
 
 
 @case(lambda p: setattr(p.s, "other", 3.0))
-def getattr_default():
-    c = Bag(k=1.0)
+def getattr_with_default():
+    c = State(k=1.0)
 
     def f(x):
         return x * getattr(c, "other", 2.0)
@@ -105,7 +105,7 @@ def getattr_default():
 
 
 @case()
-def setattr_hook():
+def custom_setattr():
     class C:
         def __setattr__(s, n, v):
             object.__setattr__(s, n, v)
@@ -123,7 +123,7 @@ def setattr_hook():
 
 
 @case()
-def delattr_hook():
+def custom_delattr():
     class C:
         def __delattr__(s, n):
             s.deleted = n
@@ -141,7 +141,7 @@ def delattr_hook():
 
 
 @case(lambda p: setattr(type(p.s), "k", 4.0), lambda p: setattr(type(type(p.s)), "m", 4.0))
-def metaclass_attr():
+def metaclass_attribute():
     class M(type):
         m = 2.0
 
@@ -186,7 +186,7 @@ def metaclass_call():
 
 @case(lambda p: setattr(p.s, "k", 4.0))
 def metaclass_instancecheck():
-    s = Bag(k=2.0)
+    s = State(k=2.0)
 
     class M(type):
         def __instancecheck__(cls, o):
@@ -203,7 +203,7 @@ def metaclass_instancecheck():
 
 
 @case(lambda p: p.s.pop("a"), lambda p: p.s.update(a=3))
-def weakref_alive():
+def weak_reference():
     class Thing:
         k = 2.0
 
@@ -219,7 +219,7 @@ def weakref_alive():
 
 
 @case()
-def weakref_callback():
+def weak_reference_callback():
     class Thing:
         pass
 
@@ -236,7 +236,7 @@ def weakref_callback():
 
 
 @case()
-def weakvaluedict():
+def weak_value_dictionary():
     class Thing:
         def __init__(s, k):
             s.k = k
@@ -255,7 +255,7 @@ def weakvaluedict():
 
 
 @case(lambda p: p.s.update(z=5.0), lambda p: p.s.pop("a"))
-def dict_views():
+def dictionary_views():
     d = {"a": 1.0, "b": 2.0}
 
     def f(x):
@@ -273,7 +273,7 @@ def dict_views():
 
 
 @case()
-def dict_mutated_while_iter():
+def dictionary_mutated_during_iteration():
     d = {"a": 1.0, "b": 2.0}
 
     def f(x):
@@ -291,7 +291,7 @@ def dict_mutated_while_iter():
 
 
 @case()
-def list_mutated_while_iter():
+def list_mutated_during_iteration():
     l = [1.0, 2.0, 3.0]
 
     def f(x):
@@ -323,7 +323,7 @@ def slots():
 
 
 @case()
-def slots_del():
+def deleted_slots():
     class C:
         __slots__ = ("a", "b")
 
@@ -340,8 +340,8 @@ def slots_del():
 
 
 @case(lambda p: setattr(p.s, "k", -3.0))
-def walrus():
-    s = Bag(k=2.0, l=[])
+def assignment_expression():
+    s = State(k=2.0, l=[])
 
     def f(x):
         if (y := s.k * 2) > 0:
@@ -354,13 +354,13 @@ def walrus():
 
 
 @case(put("v", [1, 2]), put("v", {"a": 1.0, "b": 2}), put("v", 5), put("v", "q"), put("v", None))
-def match_stmt():
+def match_statement():
     @dataclasses.dataclass
     class P:
         a: float
         b: float
 
-    s = Bag(v=P(1.0, 2.0))
+    s = State(v=P(1.0, 2.0))
 
     def f(x):
         match s.v:
@@ -382,7 +382,7 @@ def match_stmt():
 
 
 @case(lambda p: setattr(p.s, "a", 3.0))
-def dataclass_():
+def data_class():
     @dataclasses.dataclass(order=True)
     class P:
         a: float
@@ -404,7 +404,7 @@ def dataclass_():
 
 
 @case()
-def dataclass_frozen():
+def frozen_data_class():
     @dataclasses.dataclass(frozen=True)
     class P:
         a: float
@@ -421,7 +421,7 @@ def dataclass_frozen():
 
 
 @case(put("c", 2), put("c", 99))
-def enums():
+def enumerations():
     class E(enum.Enum):
         A = 1
         B = 2
@@ -433,7 +433,7 @@ def enums():
     class Whole(enum.IntEnum):
         P = 3
 
-    s = Bag(c=1)
+    s = State(c=1)
 
     def f(x):
         try:
@@ -458,9 +458,9 @@ def enums():
 
 
 @case(lambda p: setattr(p.s, "t", p.s.t._replace(a=5.0)))
-def namedtuple_():
+def named_tuple():
     T = collections.namedtuple("T", "a b", defaults=[3.0])
-    s = Bag(t=T(1.0))
+    s = State(t=T(1.0))
 
     def f(x):
         t = s.t._replace(b=s.t.b + 1)
@@ -488,7 +488,7 @@ def typing_namedtuple():
 
 
 @case(lambda p: setattr(p.s, "_k", 5.0))
-def property_effect():
+def property_with_effect():
     class C:
         n = 0
         _k = 2.0

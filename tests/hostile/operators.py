@@ -1,4 +1,4 @@
-"""Destructors, grad mode, in-place operators, hooks, parametrisations, recursion."""
+"""Destructors, grad mode, in-place operators, hooks, recursion, classes created inside."""
 
 import abc
 import collections
@@ -10,12 +10,12 @@ import typing
 
 import torch
 
-from tests.hostile.cases import Bag, case, put
+from tests.hostile.cases import State, case, put
 from tests.programs import tensor
 
 
 @case()
-def del_in_region():
+def destructor_inside():
     log = []
 
     class D:
@@ -32,7 +32,7 @@ def del_in_region():
 
 
 @case()
-def del_at_return():
+def destructor_at_return():
     log = []
 
     class D:
@@ -51,14 +51,14 @@ def del_at_return():
 
 
 @case(lambda p: None)
-def del_outside_obj():
+def destructor_of_external_object():
     log = []
 
     class D:
         def __del__(s):
             log.append(1)
 
-    s = Bag(d=D())
+    s = State(d=D())
 
     def f(x):
         s.d = None
@@ -69,8 +69,8 @@ def del_outside_obj():
 
 
 @case(put("k", 3.0))
-def nograd_decorator():
-    s = Bag(k=2.0)
+def no_grad_decorator():
+    s = State(k=2.0)
     w = torch.ones(3, requires_grad=True)
 
     @torch.no_grad()
@@ -112,7 +112,7 @@ def enable_grad_inside():
 
 
 @case()
-def inplace_view():
+def in_place_on_view():
     def f(x):
         y = x * 1
         v = y[1:]
@@ -126,7 +126,7 @@ def inplace_view():
 
 
 @case()
-def inplace_arg_view():
+def in_place_on_view_of_argument():
     def f(x):
         v = x[::2]
         v.mul_(3)
@@ -142,7 +142,7 @@ def inplace_arg_view():
         lambda: (tensor(3.0, 2.0, 3.0), tensor(0.0, 1.0, 0.0)),
     ]
 )
-def out_arg():
+def out_argument():
     def f(x, o):
         r = torch.add(x, 1, out=o)
         return r is o, o
@@ -151,7 +151,7 @@ def out_arg():
 
 
 @case()
-def out_inside_resize():
+def out_argument_resized():
     def f(x):
         o = torch.empty(0)
         torch.mul(x, 2, out=o)
@@ -161,7 +161,7 @@ def out_inside_resize():
 
 
 @case()
-def resize_own():
+def new_tensor_resized():
     def f(x):
         y = x.clone()
         y.resize_(2)
@@ -173,7 +173,7 @@ def resize_own():
 
 
 @case()
-def set_own():
+def new_tensor_set():
     def f(x):
         y = x.clone()
         z = torch.zeros(3)
@@ -211,7 +211,7 @@ def requires_grad_changed():
     lambda p: p.s.resize_(4) if False else p.s.data.mul_(2),
     lambda p: setattr(p.s, "data", torch.ones(1)),
 )
-def data_changed():
+def data_attribute_changed():
     w = torch.ones(3)
 
     def f(x):
@@ -246,7 +246,7 @@ def tensor_hooks():
         lambda: (tensor(2.0, 2.0, 3.0, grad=True),),
     ],
 )
-def tensor_hooks_effect():
+def tensor_hooks_with_effects():
     log = []
 
     def f(x):
@@ -271,7 +271,7 @@ def recursion():
 
 @case(lambda p: setattr(p.s, "n", 5))
 def mutual_recursion():
-    s = Bag(n=3)
+    s = State(n=3)
 
     def a(x, n):
         return x if n == 0 else b(x * 2, n - 1)
@@ -301,7 +301,7 @@ def recursion_error():
 
 
 @case()
-def class_inside_abc():
+def abstract_class_inside():
     def f(x):
         class A(abc.ABC):
             @abc.abstractmethod
@@ -321,7 +321,7 @@ def class_inside_abc():
 
 
 @case()
-def class_inside_generic():
+def generic_class_inside():
     T = typing.TypeVar("T")
 
     def f(x):
@@ -335,7 +335,7 @@ def class_inside_generic():
 
 
 @case()
-def class_inside_dataclass():
+def data_class_inside():
     def f(x):
         @dataclasses.dataclass
         class P:
@@ -348,7 +348,7 @@ def class_inside_dataclass():
 
 
 @case()
-def class_inside_namedtuple():
+def named_tuple_class_inside():
     def f(x):
         T = collections.namedtuple("T", "a b")
         t = T(x, 2.0)
@@ -358,7 +358,7 @@ def class_inside_namedtuple():
 
 
 @case()
-def class_inside_enum():
+def enumeration_inside():
     def f(x):
         class E(enum.Enum):
             A = 2.0
@@ -369,7 +369,7 @@ def class_inside_enum():
 
 
 @case()
-def exitstack():
+def exit_stack():
     log = []
 
     @contextlib.contextmanager
@@ -393,7 +393,7 @@ def exitstack():
 
 
 @case()
-def contextmgr_swallow():
+def context_manager_suppresses_exception():
     class C:
         def __enter__(s):
             return 2.0
@@ -411,13 +411,13 @@ def contextmgr_swallow():
 
 
 @case()
-def suppress_redirect():
+def suppress_and_redirect_output():
     def f(x):
         with contextlib.suppress(KeyError):
             {}["a"]
         with contextlib.nullcontext(3.0) as k:
             x = x * k
-        with contextlib.closing(Bag(close=lambda: None)) as q:
+        with contextlib.closing(State(close=lambda: None)) as q:
             pass
         return x
 
@@ -427,7 +427,7 @@ def suppress_redirect():
 @case(
     lambda p: (p.g.__setitem__("G2", 5.0), p.h.cache_clear()), lambda p: p.g.__setitem__("G2", 7.0)
 )
-def lru_cache_global2():
+def cached_functions():
     ns = {"G2": 2.0, "functools": functools}
     exec("@functools.lru_cache\ndef h(n): return n*G2\ndef f(x): return x*h(3.0)\n", ns)
     f = ns["f"]
@@ -456,7 +456,7 @@ def lru_cache_global2():
 
 
 @case()
-def functools_wraps_partial():
+def wraps_and_partial():
     def deco(fn):
         @functools.wraps(fn)
         def w(*a, **k):

@@ -1,15 +1,15 @@
-"""Iteration, copying, standard containers, operators and classes of users."""
+"""Protocols: iteration, copying, standard containers, custom operators and classes."""
 
 import collections
 import copy
 import functools
 import itertools
 
-from tests.hostile.cases import Bag, case
+from tests.hostile.cases import State, case
 
 
 @case()
-def partialmethod_singledispatch():
+def partialmethod_and_singledispatch():
     class C:
         def m(s, x, k):
             return x * k
@@ -57,7 +57,7 @@ def total_ordering():
 
 
 @case(lambda p: p.s.append(4))
-def comprehension_all():
+def comprehensions():
     l = [1, 2, 3]
 
     def f(x):
@@ -104,7 +104,7 @@ def string_methods():
 
 
 @case()
-def copy_things():
+def copies():
     l = [[1.0], {"a": 2.0}]
 
     class C:
@@ -128,7 +128,7 @@ def copy_things():
 
 
 @case()
-def counter_defaultdict():
+def counter_and_defaultdict():
     c = collections.Counter("aab")
     d = collections.defaultdict(list)
     o = collections.OrderedDict(a=1, b=2)
@@ -147,7 +147,7 @@ def counter_defaultdict():
 
 
 @case()
-def chainmap_userdict():
+def chainmap_and_userdict():
     a = {"x": 1.0}
     b = {"y": 2.0}
     m = collections.ChainMap(a, b)
@@ -162,7 +162,7 @@ def chainmap_userdict():
 
 
 @case()
-def iter_protocol():
+def iteration_protocol():
     class It:
         def __init__(s, n):
             s.n = n
@@ -213,7 +213,7 @@ def iter_protocol():
 
 
 @case()
-def iter_sentinel_zip():
+def iterators_with_sentinel_and_zip():
     def f(x):
         n = iter([1, 2, 0, 3])
         r = list(iter(lambda: next(n), 0))
@@ -242,7 +242,7 @@ def zip_strict_error():
 
 
 @case()
-def operators_inplace_user():
+def custom_in_place_operators():
     class V:
         def __init__(s, v):
             s.v = v
@@ -290,7 +290,7 @@ def operators_inplace_user():
 
 
 @case()
-def unpack_errors():
+def unpacking_errors():
     def f(x):
         try:
             a, b = [1, 2, 3]
@@ -318,7 +318,7 @@ def unpack_errors():
 
 
 @case()
-def del_local_unbound():
+def deleted_local_variable():
     def f(x):
         y = x * 2
         del y
@@ -331,20 +331,20 @@ def del_local_unbound():
 
 
 @case(lambda p: p.s.__setitem__("v", 5))
-def locals_globals_vars():
+def locals_globals_and_vars():
     s = {"v": 3}
 
     def f(x):
         a = s["v"]
         l = locals()
-        return x * l["a"], sorted(l), vars(Bag(q=1)), "torch" in globals()
+        return x * l["a"], sorted(l), vars(State(q=1)), "torch" in globals()
 
     f.s = s
     return f
 
 
 @case()
-def eval_exec():
+def eval_and_exec():
     def f(x):
         y = eval("x*2", {"x": x})
         ns = {}
@@ -355,7 +355,7 @@ def eval_exec():
 
 
 @case()
-def type_three():
+def class_by_type_call():
     def f(x):
         C = type("C", (), {"k": 2.0, "m": lambda s, x: x * s.k})
         return C().m(x)
@@ -382,7 +382,7 @@ def init_subclass():
 
 
 @case()
-def super_kinds():
+def forms_of_super():
     class A:
         def m(s, x):
             return x + 1
@@ -416,7 +416,7 @@ def super_kinds():
 
 
 @case()
-def new_custom():
+def custom_new():
     class C:
         cache = {}
 

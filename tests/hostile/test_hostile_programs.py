@@ -1,19 +1,19 @@
-"""Programs as users of ill will would write them, each compared with eager over many calls."""
+"""Adversarial programs, each compared with eager over many calls and changes of state."""
 
 import pytest
 
-from tests.hostile import (  # noqa: F401 (enter their programs)
+from tests.hostile import (  # noqa: F401 (register their programs)
+    access_paths,
     arguments,
     classes,
     flow,
-    in_place,
     libraries,
     objects,
     operators,
-    own_methods,
     protocols,
+    special_methods,
+    tensors,
     torch_state,
-    ways,
 )
 from tests.hostile.cases import CASES
 from tests.programs import Twins
@@ -22,7 +22,7 @@ from tests.programs import Twins
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
-def test_every_call_leaves_what_eager_leaves(name):
+def test_every_call_equals_eager(name):
     case = CASES[name]
     twins = Twins(case.make)
     for i, inputs in enumerate(case.inputs):

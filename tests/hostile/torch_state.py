@@ -1,4 +1,4 @@
-"""Transforms, gradients, random numbers, modes and views."""
+"""State of torch: functorch transforms, gradients, random numbers, modes; built-in operations."""
 
 import contextvars
 import inspect
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.hostile.cases import Bag, case, put
+from tests.hostile.cases import State, case, put
 from tests.programs import tensor
 
 
 @case()
-def func_grad():
+def functorch_grad():
     def f(x):
         return torch.func.grad(lambda t: (t * t).sum())(x)
 
@@ -25,7 +25,7 @@ def func_grad():
 
 
 @case()
-def func_vjp():
+def functorch_vjp():
     def f(x):
         o, vj = torch.func.vjp(lambda t: t * t, x)
         return o, vj(torch.ones(3))[0]
@@ -34,7 +34,7 @@ def func_vjp():
 
 
 @case()
-def func_jacrev():
+def functorch_jacrev():
     def f(x):
         return torch.func.jacrev(lambda t: t * t)(x)
 
@@ -42,7 +42,7 @@ def func_jacrev():
 
 
 @case()
-def func_jvp():
+def functorch_jvp():
     def f(x):
         return torch.func.jvp(lambda t: t * t, (x,), (torch.ones(3),))
 
@@ -50,7 +50,7 @@ def func_jvp():
 
 
 @case()
-def func_hessian():
+def functorch_hessian():
     def f(x):
         return torch.func.hessian(lambda t: (t * t * t).sum())(x)
 
@@ -58,8 +58,8 @@ def func_hessian():
 
 
 @case(put("k", 4.0))
-def func_vmap():
-    s = Bag(k=2.0)
+def functorch_vmap():
+    s = State(k=2.0)
 
     def f(x):
         return torch.vmap(lambda t: t * s.k + 1)(x)
@@ -69,7 +69,7 @@ def func_vmap():
 
 
 @case(lambda p: p.s.weight.data.mul_(2))
-def func_call():
+def functional_call_of_module():
     m = nn.Linear(3, 1)
     with torch.no_grad():
         m.weight.fill_(0.5)
@@ -84,8 +84,8 @@ def func_call():
 
 
 @case(put("k", 4.0))
-def func_grad_closure():
-    s = Bag(k=2.0)
+def functorch_grad_with_closure():
+    s = State(k=2.0)
 
     def f(x):
         return torch.func.grad_and_value(lambda t, u: (t * u * s.k).sum(), argnums=1)(x, x + 1)
@@ -95,7 +95,7 @@ def func_grad_closure():
 
 
 @case()
-def func_vmap_grad():
+def functorch_vmap_of_grad():
     def f(x):
         return torch.vmap(torch.func.grad(lambda t: t.sin()))(x)
 
@@ -109,7 +109,7 @@ def func_vmap_grad():
         lambda: (tensor(2.0, 2.0, 3.0, grad=True),),
     ],
 )
-def p_grad_none():
+def parameter_gradient_none():
     w = torch.ones(3, requires_grad=True)
     w.grad = torch.ones(3)
 
@@ -122,7 +122,7 @@ def p_grad_none():
 
 
 @case()
-def grad_set_tensor():
+def gradient_set_to_tensor():
     w = torch.ones(3, requires_grad=True)
 
     def f(x):
@@ -134,7 +134,7 @@ def grad_set_tensor():
 
 
 @case()
-def zero_grad_train():
+def zero_grad_in_training():
     torch.manual_seed(0)
     m = nn.Linear(3, 1)
     opt = torch.optim.SGD(m.parameters(), lr=0.1)
@@ -151,7 +151,7 @@ def zero_grad_train():
 
 
 @case()
-def batchnorm_train():
+def batch_norm_in_training():
     m = nn.BatchNorm1d(3)
 
     def f(x):
@@ -162,7 +162,7 @@ def batchnorm_train():
 
 
 @case()
-def dropout_rng():
+def dropout_random_state():
     def f(x):
         return F.dropout(x, 0.5), torch.rand(2), torch.randn_like(x)
 
@@ -170,7 +170,7 @@ def dropout_rng():
 
 
 @case()
-def py_random():
+def python_random():
     r = random.Random(3)
 
     def f(x):
@@ -181,7 +181,7 @@ def py_random():
 
 
 @case()
-def seed_inside():
+def seeding_inside():
     def f(x):
         torch.manual_seed(3)
         return x + torch.rand(3)
@@ -200,7 +200,7 @@ def fork_rng():
 
 
 @case()
-def generator_obj():
+def generator_object():
     g = torch.Generator()
     g.manual_seed(1)
 
@@ -250,7 +250,7 @@ def inference_mode():
 
 
 @case()
-def warn_log():
+def warnings_and_logs():
     lg = logging.getLogger("qq.zz")
 
     def f(x):
@@ -262,7 +262,7 @@ def warn_log():
 
 
 @case()
-def contextvar():
+def context_variable():
     v = contextvars.ContextVar("v", default=1.0)
 
     def f(x):
@@ -275,7 +275,7 @@ def contextvar():
 
 
 @case(lambda p: p.s.append(2))
-def regex():
+def regular_expressions():
     l = ["a1b22"]
 
     def f(x):
@@ -290,7 +290,7 @@ def regex():
 
 
 @case()
-def inspect_sig():
+def inspected_signature():
     def h(a, b=2):
         return a
 
@@ -301,7 +301,7 @@ def inspect_sig():
 
 
 @case()
-def math_fns():
+def math_functions():
     def f(x):
         return (
             x * math.sqrt(4) * math.prod([1, 2, 3]),
@@ -319,7 +319,7 @@ def math_fns():
 
 
 @case()
-def sort_key():
+def sort_with_key():
     l = [3, 1, 2]
 
     def f(x):
@@ -333,7 +333,7 @@ def sort_key():
 
 
 @case()
-def list_ops():
+def list_operations():
     l = [1, 2, 3]
 
     def f(x):
@@ -351,7 +351,7 @@ def list_ops():
 
 
 @case()
-def set_ops():
+def set_operations():
     s = {1, 2}
 
     def f(x):
@@ -367,7 +367,7 @@ def set_ops():
 
 
 @case()
-def dict_ops():
+def dictionary_operations():
     d = {"a": 1}
 
     def f(x):
@@ -384,7 +384,7 @@ def dict_ops():
 
 
 @case()
-def bytes_ops():
+def bytes_operations():
     b = bytearray(b"abc")
 
     def f(x):
@@ -396,8 +396,8 @@ def bytes_ops():
 
 
 @case()
-def tensor_in_container():
-    s = Bag(l=[torch.ones(3)], d={"t": torch.zeros(3)})
+def tensors_in_containers():
+    s = State(l=[torch.ones(3)], d={"t": torch.zeros(3)})
 
     def f(x):
         s.l.append(x * 2)
@@ -419,7 +419,7 @@ def tensor_in_container():
         lambda: (lambda t: (t, t))(tensor(4.0, 2.0, 3.0)),
     ]
 )
-def aliased_args():
+def aliased_arguments():
     def f(x, y):
         x.add_(1)
         return y * 2, x is y

@@ -115,7 +115,7 @@ def test_graph_with_a_trace_is_compiled_in_full(tmp_path, lowered, monkeypatch):
     assert len(lowered) == 2
 
 
-def test_a_change_of_any_module_that_the_compiler_imports_is_another_key():
+def test_every_module_that_the_compiler_imports_is_part_of_the_key():
     """Only exceptions and logs decide nothing about the generated code."""
     package = Path(compiled_graph_cache.__file__).parents[2]
     used = set()

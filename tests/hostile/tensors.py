@@ -1,4 +1,4 @@
-"""Buffers, parameters, views, data types, sizes and numbers that vary."""
+"""Mutated tensors: buffers, parameters, views; dtypes; varying sizes and numbers."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from tests.programs import tensor
 
 
 @case()
-def slice_assign():
+def slice_assignment():
     l = [1, 2, 3, 4]
 
     def f(x):
@@ -23,7 +23,7 @@ def slice_assign():
 
 
 @case()
-def tensor_dict_key():
+def tensor_as_dictionary_key():
     d = {}
 
     def f(x):
@@ -52,7 +52,7 @@ def tensor_in_set():
 
 
 @case()
-def tensor_eq_in_list():
+def tensor_equality_in_list():
     a = torch.ones(3)
 
     def f(x):
@@ -63,7 +63,7 @@ def tensor_eq_in_list():
 
 
 @case()
-def tensor_hash_id():
+def hash_and_id_of_tensor():
     def f(x):
         return hash(x) == id(x), {id(x): 1}[id(x)]
 
@@ -71,7 +71,7 @@ def tensor_hash_id():
 
 
 @case()
-def tensor_attrs_setdel():
+def attributes_set_and_deleted_on_tensor():
     def f(x):
         x.foo = 3
         y = x * x.foo
@@ -97,7 +97,7 @@ def view_of_buffer():
 
 
 @case()
-def swap_buffers():
+def swapped_buffers():
     m = nn.Module()
     m.register_buffer("a", torch.zeros(3))
     m.register_buffer("b", torch.ones(3))
@@ -112,7 +112,7 @@ def swap_buffers():
 
 
 @case()
-def buffer_to_list():
+def buffer_converted_to_list():
     m = nn.Module()
     m.register_buffer("a", torch.zeros(3))
     hist = []
@@ -129,7 +129,7 @@ def buffer_to_list():
 
 
 @case()
-def register_inside():
+def modules_registered_inside():
     m = nn.Module()
 
     def f(x):
@@ -143,7 +143,7 @@ def register_inside():
 
 
 @case()
-def add_param_inside():
+def parameter_added_inside():
     m = nn.Module()
 
     def f(x):
@@ -156,7 +156,7 @@ def add_param_inside():
 
 
 @case()
-def train_eval_inside():
+def training_mode_changed_inside():
     m = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3))
 
     def f(x):
@@ -193,7 +193,7 @@ def retain_grad():
         lambda: (tensor(2.0, 2.0, 3.0, grad=True),),
     ],
 )
-def detach_mix():
+def mixed_detached_tensors():
     def f(x):
         y = x.detach() * 2
         z = x * y
@@ -210,7 +210,7 @@ def detach_mix():
         lambda: (tensor(2.0, 2.0, 3.0, grad=True),),
     ],
 )
-def autograd_grad_inside():
+def gradient_computed_inside():
     def f(x):
         y = (x * x * x).sum()
         (g,) = torch.autograd.grad(y, x, create_graph=True)
@@ -226,7 +226,7 @@ def autograd_grad_inside():
         lambda: (tensor(2.0, 2.0, 3.0, grad=True),),
     ],
 )
-def inplace_on_nonleaf():
+def in_place_on_non_leaf():
     def f(x):
         y = x * 2
         y.mul_(3)
@@ -245,7 +245,7 @@ def inplace_on_nonleaf():
         lambda: (tensor(2.0, 2.0, 3.0, grad=True),),
     ],
 )
-def leaf_inplace_error():
+def in_place_on_leaf_error():
     def f(x):
         try:
             x.add_(1)
@@ -256,7 +256,7 @@ def leaf_inplace_error():
 
 
 @case()
-def complex_dtype():
+def complex_numbers():
     def f(x):
         c = torch.complex(x, x * 2)
         return c.real, c.conj(), c.abs(), torch.view_as_real(c), c.imag + 1
@@ -265,7 +265,7 @@ def complex_dtype():
 
 
 @case()
-def bool_int_ops():
+def boolean_and_integer_operators():
     def f(x):
         m = x > 0
         return (
@@ -307,7 +307,7 @@ def as_strided():
 
 
 @case()
-def split_views_inplace():
+def split_views_mutated():
     def f(x):
         y = torch.cat([x, x])
         a, b = y.chunk(2)
@@ -320,7 +320,7 @@ def split_views_inplace():
 
 
 @case()
-def foreach():
+def foreach_operators():
     l = [torch.ones(3), torch.ones(3)]
 
     def f(x):
@@ -333,7 +333,7 @@ def foreach():
 
 
 @case()
-def einsum_meshgrid():
+def einsum_and_meshgrid():
     def f(x):
         return (
             torch.einsum("i,j->ij", x, x),
@@ -350,7 +350,7 @@ def einsum_meshgrid():
 
 
 @case()
-def seq_named_results():
+def named_tuple_results():
     def f(x):
         v, i = x.max(0)
         r = x.sort(descending=True)
@@ -360,7 +360,7 @@ def seq_named_results():
 
 
 @case()
-def size_arith():
+def size_arithmetic():
     def f(x):
         (n,) = x.shape
         s = x.size()
@@ -379,7 +379,7 @@ def size_arith():
 
 
 @case(inputs=[lambda n=n: (torch.arange(float(n)),) for n in (3, 4, 5, 3, 7, 2, 1, 0, 6)])
-def vary_sizes():
+def varying_sizes():
     def f(x):
         n = x.shape[0]
         if n % 2:
@@ -404,7 +404,7 @@ def vary_sizes():
         for n, k in ((3, 1), (4, 2), (5, 3), (6, 3), (9, -1), (3, 0), (3, 2.5), (3, True))
     ]
 )
-def vary_numbers():
+def varying_numbers():
     def f(x, k):
         y = x * k + k**2
         d = {k: 1}

@@ -1,16 +1,16 @@
-"""Special methods with effects, subclasses of containers, functions that are changed."""
+"""Special methods with effects, container subclasses, enumerations, mutated functions."""
 
 import collections
 import dataclasses
 import enum
 import operator
 
-from tests.hostile.cases import Bag, case, put
+from tests.hostile.cases import State, case, put
 
 
 @case(put("m", "b"), put("m", "a"))
-def dir_len_hash():
-    s = Bag(m="a", n=0)
+def special_methods_with_effects():
+    s = State(m="a", n=0)
 
     class C:
         def __len__(q):
@@ -90,7 +90,7 @@ def dir_len_hash():
 
 
 @case()
-def setitem_user_effects():
+def container_subclass_with_effects():
     log = []
 
     class L(list):
@@ -148,7 +148,7 @@ def setitem_user_effects():
 
 
 @case()
-def dict_subclass_missing():
+def dictionary_subclass_with_missing():
     class D(dict):
         def __missing__(s, k):
             s[k] = v = len(s)
@@ -173,7 +173,7 @@ def dict_subclass_missing():
 
 
 @case()
-def ordereddict_sub():
+def ordered_dictionary_subclass():
     class Thing(collections.OrderedDict):
         def __setitem__(s, k, v):
             super().__setitem__(k, v)
@@ -198,13 +198,13 @@ def ordereddict_sub():
 
 
 @case(put("v", 1.5))
-def frozen_slots_dataclass():
+def frozen_data_class_with_slots():
     @dataclasses.dataclass(frozen=True, slots=True)
     class P:
         a: float
         b: tuple = ()
 
-    s = Bag(v=2.0)
+    s = State(v=2.0)
 
     def f(x):
         p = P(s.v, (x,))
@@ -216,7 +216,7 @@ def frozen_slots_dataclass():
 
 
 @case()
-def enum_flags_members():
+def enumeration_members():
     class C(enum.Enum):
         A = (1, 2.0)
         B = (2, 3.0)
@@ -233,7 +233,7 @@ def enum_flags_members():
         def _missing_(cls, v):
             return cls.A
 
-    s = Bag(c=C.A)
+    s = State(c=C.A)
 
     def f(x):
         s.c = C.B if s.c is C.A else C.A
@@ -244,7 +244,7 @@ def enum_flags_members():
 
 
 @case()
-def str_enum():
+def string_enumeration():
     class E(enum.StrEnum):
         X = enum.auto()
         Y = enum.auto()
@@ -256,7 +256,7 @@ def str_enum():
 
 
 @case()
-def singleton_new():
+def singleton_by_new():
     class Sg:
         inst = None
 
@@ -277,7 +277,7 @@ def singleton_new():
 
 
 @case()
-def class_getitem_index():
+def class_getitem_and_index():
     class C:
         n = 0
 
@@ -293,7 +293,7 @@ def class_getitem_index():
 
 
 @case()
-def set_name_desc():
+def descriptor_set_name():
     class D:
         def __set_name__(s, o, n):
             s.n = "_" + n
@@ -320,8 +320,8 @@ def set_name_desc():
 
 
 @case(lambda p: setattr(p.s, "k", 5.0))
-def closure_cell_shared():
-    s = Bag(k=2.0)
+def shared_closure_cell():
+    s = State(k=2.0)
 
     def mk():
         n = 0
@@ -347,7 +347,7 @@ def closure_cell_shared():
 
 
 @case()
-def closure_escapes():
+def escaping_closure():
     fs = []
 
     def f(x):
@@ -365,7 +365,7 @@ def closure_escapes():
 
 
 @case()
-def func_attrs_and_name():
+def function_attributes_and_name():
     def g(x):
         return x
 
@@ -393,7 +393,7 @@ def defaults_changed_inside():
 
 
 @case()
-def type_attr_count():
+def counter_on_type():
     class C:
         n = 0
 
@@ -410,7 +410,7 @@ def type_attr_count():
 
 
 @case()
-def del_items():
+def deleted_items():
     d = {"a": 1, "b": 2, "c": 3}
     l = [1, 2, 3, 4]
 

@@ -1,4 +1,4 @@
-"""Ways from one object to another: dictionaries put in place of others, views, proxies, locks."""
+"""Unusual access paths: replaced attribute dictionaries, views, proxies, native code, locks."""
 
 import collections
 import functools
@@ -9,12 +9,12 @@ import weakref
 
 import torch
 
-from tests.hostile.cases import Bag, case
+from tests.hostile.cases import State, case
 from tests.programs import matrix, tensor
 
 
 @case(lambda p: setattr(p.s, "__dict__", {"a": 5.0, "b": 1.0}), lambda p: p.s.__dict__.clear())
-def dict_in_place_of_another():
+def attribute_dictionary_replaced():
     class Plain:
         a = 3.0
 
@@ -41,7 +41,7 @@ def _same_row(b):
     ]
     * 2
 )
-def views_and_their_base():
+def views_and_base():
     def f(a, b, c):
         c.add_(1)
         d = a * 2
@@ -61,7 +61,7 @@ def views_and_their_base():
     ]
     * 2
 )
-def one_list_twice():
+def shared_list():
     def f(a, b):
         a.append(b[0] * 2)
         b.append(a[-1] + 1)
@@ -141,7 +141,7 @@ def locks():
         def kept(self):
             return 3.0
 
-    shared, s = threading.RLock(), Bag(n=0)
+    shared, s = threading.RLock(), State(n=0)
 
     def f(x):
         own = threading.Lock()
@@ -156,7 +156,7 @@ def locks():
 
 
 @case()
-def queues_with_an_end():
+def queues_with_maximum_length():
     def f(x):
         items = collections.deque([x, x + 1, x + 2], maxlen=2)
         return sum(items), items.maxlen, items.copy().maxlen, len(items)
@@ -165,8 +165,8 @@ def queues_with_an_end():
 
 
 @case(lambda p: setattr(p.s, "most", 3), lambda p: setattr(p.s, "most", None))
-def queue_with_another_end():
-    s = Bag(most=2)
+def queue_with_changed_maximum_length():
+    s = State(most=2)
 
     def f(x):
         items = collections.deque([1, 2, 3], maxlen=s.most)
