@@ -33,8 +33,8 @@ from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.symbolic import varying_reads
-from magpy_like.monitor.symbolic.graph_lists import GraphList
-from magpy_like.monitor.symbolic.loop_ranges import Element
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
+from magpy_like.monitor.symbolic.lists.loop_ranges import Element
 from magpy_like.native import frame_set_operand
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode

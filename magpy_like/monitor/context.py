@@ -16,7 +16,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.suspension import Suspension
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.lifted_flags import LiftedFlags
-from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
+from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.symbolic.variation import Variation
 from magpy_like.monitor.torch_state import tensor_attributes
 from magpy_like.native import Monitor

@@ -39,7 +39,7 @@ from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
-    from magpy_like.monitor.symbolic.loop_windows import IndexedReads
+    from magpy_like.monitor.symbolic.lists.loop_windows import IndexedReads
 
     Token = tuple[Callable[..., Any], Any] | None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
+from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.torch_state.default_device import default_device
 from magpy_like.refgraph.plain_values import generator_states
 from magpy_like.torch_interop.current_gpu import current_gpu

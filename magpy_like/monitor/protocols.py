@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
-    from magpy_like.monitor.symbolic.graph_lists import GraphList
+    from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
     from magpy_like.refgraph import ShadowNode
     from magpy_like.split_points import SourcePosition
 

@@ -37,8 +37,8 @@ from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import enable_instruction_events, traceable_entry
 from magpy_like.monitor.suspension import CollectionSuspension
-from magpy_like.monitor.symbolic.graph_lists import inspected_lists
-from magpy_like.monitor.symbolic.lifted_number_rules import LIFTED_NUMBER_RULES
+from magpy_like.monitor.symbolic.lists.graph_lists import inspected_lists
+from magpy_like.monitor.symbolic.numbers.lifted_number_rules import LIFTED_NUMBER_RULES
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
 from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.native import (

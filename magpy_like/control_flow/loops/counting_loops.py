@@ -17,7 +17,7 @@ from magpy_like.bytecode.instruction_stream import Instruction, instruction_list
 from magpy_like.bytecode.post_dominators import can_reach
 from magpy_like.control_flow.loops.loop_description import Bounds, Comparison, LoopOffsets
 from magpy_like.monitor.context import Context
-from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset
+from magpy_like.monitor.symbolic.lists.loop_ranges import compute_lifted, constant_offset
 from magpy_like.split_points import LoopNotMergeable
 
 

@@ -24,7 +24,7 @@ from magpy_like.graph_operators.control_operators import for_loop
 from magpy_like.graph_operators.node_metadata import LIST, NUMBER, TWIN
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
-from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
+from magpy_like.monitor.symbolic.lists.loop_ranges import compute_lifted, trip_count
 from magpy_like.split_points import LoopNotMergeable
 
 

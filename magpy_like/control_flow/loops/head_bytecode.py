@@ -16,7 +16,7 @@ from magpy_like.control_flow.loops.loop_description import Bounds, LoopHead
 from magpy_like.control_flow.paths.captured_frames import capture_state, check_resumable, shift_of
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, reversed_bounds
+from magpy_like.monitor.symbolic.lists.loop_ranges import Element, compute_lifted, reversed_bounds
 from magpy_like.native import NULL
 from magpy_like.splitting.frame_state import FrameState
 

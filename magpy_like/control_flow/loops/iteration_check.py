@@ -24,7 +24,7 @@ from magpy_like.control_flow.paths.symbolic_sizes import check_twins
 from magpy_like.control_flow.paths.value_comparison import check_like, describe
 from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.monitor.symbolic.expressions import is_number
-from magpy_like.monitor.symbolic.loop_ranges import constant_offset
+from magpy_like.monitor.symbolic.lists.loop_ranges import constant_offset
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from magpy_like.monitor.symbolic.loop_ranges import Element
+from magpy_like.monitor.symbolic.lists.loop_ranges import Element
 from magpy_like.splitting.frame_state import FrameState
 
 Bounds: TypeAlias = tuple[int, int, int]

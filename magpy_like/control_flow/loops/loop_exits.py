@@ -26,7 +26,7 @@ from magpy_like.control_flow.paths.frame_locations import OperatorOutput
 from magpy_like.control_flow.paths.path_ends import PathEnd, begin_branch
 from magpy_like.graph_operators.control_operators import may_write
 from magpy_like.monitor.symbolic.expressions import GraphNumber
-from magpy_like.monitor.symbolic.graph_lists import GraphList
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
 from magpy_like.native import frame_locals
 from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import FrameState

@@ -33,10 +33,11 @@ from magpy_like.control_flow.paths.operator_tools import OperatorTools
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.symbolic import unbound_tensors, varying_reads
-from magpy_like.monitor.symbolic.graph_lists import GraphList, LiftedRange
-from magpy_like.monitor.symbolic.loop_ranges import Element, compute_lifted, index_element
-from magpy_like.monitor.symbolic.lower_bounds import MIRRORED
+from magpy_like.monitor.symbolic import varying_reads
+from magpy_like.monitor.symbolic.lists import unbound_tensors
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList, LiftedRange
+from magpy_like.monitor.symbolic.lists.loop_ranges import Element, compute_lifted, index_element
+from magpy_like.monitor.symbolic.numbers.lower_bounds import MIRRORED
 from magpy_like.native import frame_function, frame_set_operand
 from magpy_like.split_points import LoopNotMergeable, Split, source_location
 from magpy_like.splitting.frame_layout import UnresumableState

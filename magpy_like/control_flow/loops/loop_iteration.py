@@ -27,9 +27,9 @@ from magpy_like.control_flow.paths.value_comparison import describe
 from magpy_like.graph_operators.node_metadata import NUMBER, TWIN
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
-from magpy_like.monitor.symbolic.graph_lists import CarriedList, GraphList
-from magpy_like.monitor.symbolic.loop_ranges import ReversedRows
-from magpy_like.monitor.symbolic.loop_windows import IndexedReads
+from magpy_like.monitor.symbolic.lists.graph_lists import CarriedList, GraphList
+from magpy_like.monitor.symbolic.lists.loop_ranges import ReversedRows
+from magpy_like.monitor.symbolic.lists.loop_windows import IndexedReads
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import FrameState

@@ -20,8 +20,8 @@ from magpy_like.control_flow.loops.carried_containers import Path, part, put
 from magpy_like.control_flow.paths.symbolic_sizes import twin_of
 from magpy_like.control_flow.paths.value_comparison import check_like
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
-from magpy_like.monitor.symbolic.graph_lists import GraphList
-from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
+from magpy_like.monitor.symbolic.lists.loop_ranges import compute_lifted, trip_count
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import VersionCheck

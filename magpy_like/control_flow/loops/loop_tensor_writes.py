@@ -18,7 +18,11 @@ from torch import fx
 
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset, trip_count
+from magpy_like.monitor.symbolic.lists.loop_ranges import (
+    compute_lifted,
+    constant_offset,
+    trip_count,
+)
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
 from magpy_like.split_reasons import SplitCause

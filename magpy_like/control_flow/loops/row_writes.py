@@ -22,7 +22,7 @@ from magpy_like.control_flow.loops.loop_tensor_writes import (
 )
 from magpy_like.control_flow.paths.body_nodes import erase
 from magpy_like.graph_operators.node_metadata import TWIN, WRITTEN_SHAPE
-from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
+from magpy_like.monitor.symbolic.lists.loop_ranges import compute_lifted
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from magpy_like.monitor.isolated_runs import BranchRun
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.lifted_flags import BranchFlag
-from magpy_like.monitor.symbolic.loop_windows import IndexedReads
+from magpy_like.monitor.symbolic.lists.loop_windows import IndexedReads
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.split_reasons import SplitCause, SplitReason

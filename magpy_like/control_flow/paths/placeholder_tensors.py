@@ -12,7 +12,7 @@ from torch import fx
 from magpy_like.control_flow.paths.value_comparison import check_like
 from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.monitor.context import Context
-from magpy_like.monitor.symbolic.graph_lists import GraphList
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import MonitorWeakRef
 from magpy_like.split_points import LoopNotMergeable

@@ -66,8 +66,8 @@ from magpy_like.monitor.objects import attributes, object_addresses
 from magpy_like.monitor.objects.containers import any_hashes_in_python, hashes_in_python
 from magpy_like.monitor.operator_graph.failing_operators import may_succeed
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.lists.varying_lists import record_mutation
 from magpy_like.monitor.symbolic.symbolic_twin import hint
-from magpy_like.monitor.symbolic.varying_lists import record_mutation
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation

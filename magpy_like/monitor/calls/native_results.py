@@ -24,7 +24,7 @@ from magpy_like.monitor.operator_graph.data_dependent_sizes import declared_shap
 from magpy_like.monitor.region_entry import COMPILING_QUERIES
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
-from magpy_like.monitor.symbolic.unbound_tensors import unbind_into_list
+from magpy_like.monitor.symbolic.lists.unbound_tensors import unbind_into_list
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function

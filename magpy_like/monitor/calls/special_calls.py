@@ -41,9 +41,9 @@ from magpy_like.monitor.objects import exc_info, locks, object_addresses
 from magpy_like.monitor.operator_graph.constant_tensors import VALUE_READERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import COMPILING_QUERIES, needs_eager_answer
-from magpy_like.monitor.symbolic import unbound_tensors
 from magpy_like.monitor.symbolic.expressions import is_number
-from magpy_like.monitor.symbolic.graph_lists import JOINS, CarriedList, GraphList
+from magpy_like.monitor.symbolic.lists import unbound_tensors
+from magpy_like.monitor.symbolic.lists.graph_lists import JOINS, CarriedList, GraphList
 from magpy_like.monitor.symbolic.tensors_as_numbers import (
     dimension_arguments,
     read_number_arguments,

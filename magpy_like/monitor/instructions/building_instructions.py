@@ -15,7 +15,7 @@ from magpy_like.monitor.instructions.iteration_instructions import iterate
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.symbolic import tensor_formatting
-from magpy_like.monitor.symbolic.graph_lists import CarriedList
+from magpy_like.monitor.symbolic.lists.graph_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split

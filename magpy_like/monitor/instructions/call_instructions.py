@@ -24,8 +24,9 @@ from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup, locks
 from magpy_like.monitor.objects.containers import overrides_iteration
-from magpy_like.monitor.symbolic import loop_ranges, tensor_formatting, varying_reads
-from magpy_like.monitor.symbolic.lifted_number_rules import restore_originals
+from magpy_like.monitor.symbolic import tensor_formatting, varying_reads
+from magpy_like.monitor.symbolic.lists import loop_ranges
+from magpy_like.monitor.symbolic.numbers.lifted_number_rules import restore_originals
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split

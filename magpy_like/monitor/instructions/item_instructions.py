@@ -19,10 +19,11 @@ from magpy_like.monitor.instructions.step import Step, Token, finish_without_res
 from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, NATIVE_TYPES, is_compared_by_identity
-from magpy_like.monitor.symbolic import loop_windows, unbound_tensors, varying_lists, varying_reads
+from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import GraphNumber
-from magpy_like.monitor.symbolic.graph_lists import ENDS, CarriedList, GraphList
-from magpy_like.monitor.symbolic.loop_ranges import constant_offset
+from magpy_like.monitor.symbolic.lists import loop_windows, unbound_tensors, varying_lists
+from magpy_like.monitor.symbolic.lists.graph_lists import ENDS, CarriedList, GraphList
+from magpy_like.monitor.symbolic.lists.loop_ranges import constant_offset
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance

@@ -29,7 +29,8 @@ from magpy_like.monitor.objects.iterators import (
     peek,
     peekable_node,
 )
-from magpy_like.monitor.symbolic import loop_ranges, varying_reads
+from magpy_like.monitor.symbolic import varying_reads
+from magpy_like.monitor.symbolic.lists import loop_ranges
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import frame_set_operand

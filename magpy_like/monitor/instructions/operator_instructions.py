@@ -19,7 +19,7 @@ from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.symbolic import tensor_formatting
-from magpy_like.monitor.symbolic.graph_lists import CarriedList
+from magpy_like.monitor.symbolic.lists.graph_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split

@@ -16,7 +16,7 @@ from magpy_like.monitor.instructions.step import Step, Token, finish_without_res
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, NATIVE_TYPES
 from magpy_like.monitor.speculation import speculate_on_branch
-from magpy_like.monitor.symbolic.graph_lists import CarriedList
+from magpy_like.monitor.symbolic.lists.graph_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_mutable_class
 from magpy_like.split_points import Split

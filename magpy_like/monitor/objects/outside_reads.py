@@ -48,8 +48,8 @@ from magpy_like.split_points import EffectInsideOperator, Split, unknown_value_s
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
-    from magpy_like.monitor.symbolic.varying_lists import ListValue
+    from magpy_like.monitor.symbolic.lists.varying_lists import ListValue
+    from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
 
 
 ExceptionOrigin = tuple[

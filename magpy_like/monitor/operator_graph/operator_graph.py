@@ -37,7 +37,7 @@ from magpy_like.monitor.operator_graph.operator_arguments import (
 )
 from magpy_like.monitor.operator_graph.subgraphs import GraphControl
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
-from magpy_like.monitor.symbolic.graph_lists import CarriedList, GraphList, LiftedRange
+from magpy_like.monitor.symbolic.lists.graph_lists import CarriedList, GraphList, LiftedRange
 from magpy_like.monitor.symbolic.symbolic_forms import (
     SUBSCRIPTS,
     SYMBOLIC_FORMS,

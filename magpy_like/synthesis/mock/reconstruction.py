@@ -19,7 +19,7 @@ from torch import fx
 from torch.autograd.profiler import record_function
 
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.graph_lists import GraphList
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, is_plain, tensor_version

@@ -17,12 +17,12 @@ from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls import operator_calls
 from magpy_like.monitor.calls.call_inputs import visit_input
 from magpy_like.monitor.calls.lifted_calls import finish_computed
-from magpy_like.monitor.symbolic import varying_lists
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
-from magpy_like.monitor.symbolic.graph_lists import GraphList
 from magpy_like.monitor.symbolic.lifted_text import formatted, joined
-from magpy_like.monitor.symbolic.repeatable_calls import Function, lifted_call
-from magpy_like.monitor.symbolic.symbolic_numbers import ARITHMETIC
+from magpy_like.monitor.symbolic.lists import varying_lists
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
+from magpy_like.monitor.symbolic.numbers.repeatable_calls import Function, lifted_call
+from magpy_like.monitor.symbolic.numbers.symbolic_numbers import ARITHMETIC
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance

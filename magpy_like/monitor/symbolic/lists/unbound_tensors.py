@@ -17,8 +17,8 @@ from torch import fx
 
 from magpy_like.graph_operators.node_metadata import LIST
 from magpy_like.monitor.symbolic import varying_reads
-from magpy_like.monitor.symbolic.graph_lists import GraphList
-from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
+from magpy_like.monitor.symbolic.lists.loop_ranges import compute_lifted
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from magpy_like.monitor.symbolic.expressions import (
     GraphNumber,
     is_computable_at_entry,
 )
-from magpy_like.monitor.symbolic.graph_lists import GraphList
-from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
+from magpy_like.monitor.symbolic.lists.loop_ranges import compute_lifted
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:

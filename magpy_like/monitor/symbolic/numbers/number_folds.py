@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from magpy_like.monitor.symbolic.expressions import is_number, sum_of
-from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
-from magpy_like.monitor.symbolic.number_arithmetic import SELECTIONS, NumberArithmetic
-from magpy_like.monitor.symbolic.number_guards import NumberGuards
-from magpy_like.monitor.symbolic.symbolic_numbers import (
+from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
+from magpy_like.monitor.symbolic.numbers.number_arithmetic import SELECTIONS, NumberArithmetic
+from magpy_like.monitor.symbolic.numbers.number_guards import NumberGuards
+from magpy_like.monitor.symbolic.numbers.symbolic_numbers import (
     SymbolicNumbers,
     symbolic_max,
     symbolic_min,

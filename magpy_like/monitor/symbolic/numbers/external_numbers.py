@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.symbolic.expressions import EntryValue
-from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
+from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 

@@ -20,9 +20,9 @@ from magpy_like.monitor.symbolic.expressions import (
     is_liftable,
     is_number,
 )
-from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities, numbers_in
-from magpy_like.monitor.symbolic.lower_bounds import LowerBounds
-from magpy_like.monitor.symbolic.speculated_values import SpeculatedValues
+from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities, numbers_in
+from magpy_like.monitor.symbolic.numbers.lower_bounds import LowerBounds
+from magpy_like.monitor.symbolic.numbers.speculated_values import SpeculatedValues
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
 from magpy_like.split_reasons import SplitReason

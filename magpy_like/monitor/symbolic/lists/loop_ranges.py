@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.symbolic.graph_lists import GraphList, LiftedRange
+from magpy_like.monitor.symbolic.lists.graph_lists import GraphList, LiftedRange
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
 

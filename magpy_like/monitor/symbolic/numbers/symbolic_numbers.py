@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor.symbolic.expressions import Expression, Untranslatable, is_number
-from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
-from magpy_like.monitor.symbolic.number_guards import NumberGuards
+from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
+from magpy_like.monitor.symbolic.numbers.number_guards import NumberGuards
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.symbolic.expressions import GraphNumber
-from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
-from magpy_like.monitor.symbolic.number_arithmetic import NumberArithmetic
-from magpy_like.monitor.symbolic.speculated_values import SpeculatedValues
-from magpy_like.monitor.symbolic.symbolic_numbers import SymbolicNumbers
+from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
+from magpy_like.monitor.symbolic.numbers.number_arithmetic import NumberArithmetic
+from magpy_like.monitor.symbolic.numbers.speculated_values import SpeculatedValues
+from magpy_like.monitor.symbolic.numbers.symbolic_numbers import SymbolicNumbers
 from magpy_like.monitor.symbolic.symbolic_twin import has_dynamic_form
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
