@@ -50,6 +50,7 @@ SWEPT = (
     "synthesis",
     "monitor",
     "records",
+    "torch_interop",
     "refgraph",
     "hostile",
     "corpus",

@@ -1,4 +1,4 @@
-"""Which record a call runs, what happens when none fits, and what is told about it."""
+"""Dispatch of calls to records, misses, and their reports."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ def dispatcher(fast):
     return fast._magpy_dispatcher
 
 
-def test_records_are_kept_for_each_way_a_program_runs():
+def test_each_path_of_a_program_has_a_record():
     fast = magpy.compile(scale, backend="eager", dynamic=False)
     for n in (2, 3, 2, 3, 2):
         assert_same(fast(tensor(1, 2), n), tensor(n, 2 * n))
@@ -48,7 +48,7 @@ def test_program_without_operators_has_a_record_without_a_graph():
     assert magpy.cache_info(fast) == (1, 2, 2, 0)
 
 
-def test_limit_of_records_gives_one_warning_and_runs_eagerly():
+def test_limit_of_records_warns_once_and_runs_eagerly():
     def scale(x, name):
         return x * len(name)
 
@@ -58,14 +58,14 @@ def test_limit_of_records_gives_one_warning_and_runs_eagerly():
         warnings.simplefilter("always")
         for n in range(config.record_limit + 4):
             assert_same(fast(x, "a" * n), scale(x, "a" * n))
-    told = [w for w in caught if "magpy_like" in str(w.message)]
-    assert len(told) == 1
-    text = str(told[0].message)
+    messages = [w for w in caught if "magpy_like" in str(w.message)]
+    assert len(messages) == 1
+    text = str(messages[0].message)
     assert "scale" in text and "eagerly" in text and "args[1]" in text
     info = magpy.cache_info(fast)
     assert info.records == config.record_limit and info.hits == 0
     assert_same(fast(x, "aaa"), scale(x, "aaa"))
-    assert magpy.cache_info(fast).hits == 1, "records that are there still serve"
+    assert magpy.cache_info(fast).hits == 1, "existing records still serve"
 
 
 MISSES = {
@@ -78,7 +78,7 @@ MISSES = {
 
 
 @pytest.mark.parametrize("name", MISSES)
-def test_miss_has_a_reason_in_words(name):
+def test_miss_has_a_readable_reason(name):
     recorded, called, reason = MISSES[name]
     fast = magpy.compile(lambda x, n=2: x * n, backend="eager")
     fast(*recorded())
@@ -86,7 +86,7 @@ def test_miss_has_a_reason_in_words(name):
     assert reason in why and why.startswith("not ")
 
 
-def test_limit_that_threads_reach_together_gives_one_warning():
+def test_limit_reached_by_several_threads_warns_once():
     fast = magpy.compile(lambda x, s: x + len(s), backend="eager")
     start = threading.Barrier(4)
 
@@ -106,7 +106,7 @@ def test_limit_that_threads_reach_together_gives_one_warning():
     assert sum("eagerly" in str(w.message) for w in caught) == 1
 
 
-def test_miss_over_a_modules_state_has_a_reason():
+def test_miss_on_a_modules_state_has_a_reason():
     model = torch.nn.Dropout(0.5)
     fast = magpy.compile(model, backend="eager")
     fast(matrix())
@@ -115,7 +115,7 @@ def test_miss_over_a_modules_state_has_a_reason():
     assert "training" in why and "False" in why
 
 
-def test_miss_over_torchs_modes_has_a_reason():
+def test_miss_on_torchs_modes_has_a_reason():
     fast = magpy.compile(scale, backend="eager")
     fast(tensor(1), 2)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_miss_over_torchs_modes_has_a_reason():
     assert "grad" in why
 
 
-def test_program_that_splits_runs_by_segments():
+def test_program_that_splits_runs_in_segments():
     def calls(x):
         y = native(x * 2)
         return y * y
@@ -133,10 +133,10 @@ def test_program_that_splits_runs_by_segments():
         assert_same(fast(tensor(i, 2)), calls(tensor(i, 2)))
     info = magpy.cache_info(fast)
     assert info.hits == 5
-    assert info.graphs >= 2, "one before the split, one behind it"
+    assert info.graphs >= 2, "one before the split, one after it"
 
 
-def test_split_that_cannot_be_cut_ends_the_tries():
+def test_split_that_cannot_be_resumed_ends_recording():
     def halves(x):
         while x.sum() > 1:
             yield x
@@ -151,7 +151,7 @@ def test_split_that_cannot_be_cut_ends_the_tries():
     assert magpy.cache_info(fast) == (0, 6, 0, 0), "a generator's frame belongs to its object"
 
 
-def test_backend_gets_the_graph_and_example_inputs_and_its_result_is_used():
+def test_backend_receives_graph_and_example_inputs_and_its_result_is_used():
     seen = []
 
     def backend(graph, inputs):
@@ -177,7 +177,7 @@ def test_mode_and_options_reach_a_backend_that_takes_them():
     assert seen == {"mode": "fast", "options": {"a": 1}}
 
 
-def test_backend_that_fails_is_told_of_and_the_program_runs():
+def test_backend_that_fails_is_reported_and_the_program_runs():
     def backend(graph, inputs):
         raise RuntimeError("cannot compile this")
 
@@ -210,7 +210,7 @@ def test_unknown_backend_is_named_with_those_that_exist():
         magpy.compile(scale, backend=3)
 
 
-def test_guard_that_meets_an_object_it_cannot_read_is_a_miss():
+def test_guard_that_cannot_read_an_object_misses():
     class Hostile:
         def __len__(self):
             raise RuntimeError("do not look")
@@ -241,7 +241,7 @@ def test_new_record_and_miss_are_logged(caplog):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
-def test_a_result_that_collects_gradients_of_its_own_does_so(backend):
+def test_result_that_is_a_new_leaf_stays_a_leaf(backend):
     def made(x):
         kept = torch.zeros(3)
         kept.requires_grad_()
@@ -254,54 +254,54 @@ def test_a_result_that_collects_gradients_of_its_own_does_so(backend):
             assert mine.is_leaf is theirs.is_leaf
 
 
-# --- programs that raise because they hear that they are compiled --------------------------------
+# --- programs that raise because ``is_compiling`` is true -----------------------------------------
 
 
-def only_native(x):
+def refuses_compilation(x):
     noise = torch.rand(2)
     if torch.compiler.is_compiling():
         raise ValueError("not in here")
     return x * 2 + noise
 
 
-def test_a_program_that_raises_only_because_it_hears_that_it_is_compiled_runs_natively():
-    fast = magpy.compile(only_native, backend="eager")
+def test_program_that_raises_only_if_is_compiling_is_true_runs_natively():
+    fast = magpy.compile(refuses_compilation, backend="eager")
     for _ in range(4):
         torch.manual_seed(3)
-        expected = only_native(torch.ones(2))
+        expected = refuses_compilation(torch.ones(2))
         after = torch.get_rng_state()
         torch.manual_seed(3)
         assert torch.equal(fast(torch.ones(2)), expected)
         assert torch.equal(torch.get_rng_state(), after)
-    assert magpy.cache_info(fast).hits >= 2, "it is recorded without"
+    assert magpy.cache_info(fast).hits >= 2, "later recordings answer False"
 
 
-def test_what_a_program_has_done_before_it_raised_is_not_done_twice():
+def test_effects_before_the_exception_happen_once():
     log = []
 
     def program(x):
         log.append(len(log))
-        return only_native(x)
+        return refuses_compilation(x)
 
     fast = magpy.compile(program, backend="eager")
     with pytest.raises(ValueError, match="not in here"):
         fast(torch.ones(2))
     assert log == [0]
     torch.manual_seed(3)
-    expected = only_native(torch.ones(2))
+    expected = refuses_compilation(torch.ones(2))
     torch.manual_seed(3)
-    assert torch.equal(fast(torch.ones(2)), expected), "from then on it does not hear it"
+    assert torch.equal(fast(torch.ones(2)), expected), "later recordings answer False"
     assert log == [0, 1]
 
 
-def test_a_program_that_raises_in_any_case_goes_on_to_hear_that_it_is_compiled():
-    heard = []
+def test_program_that_raises_in_any_case_still_sees_is_compiling_true():
+    answers = []
 
     def program(x, limit):
-        told = torch.compiler.is_compiling()
+        compiling = torch.compiler.is_compiling()
         if x.shape[0] > limit:
             raise ValueError("too long")
-        heard.append(told)
+        answers.append(compiling)
         return x + 1
 
     fast = magpy.compile(program, backend="eager")
@@ -309,4 +309,4 @@ def test_a_program_that_raises_in_any_case_goes_on_to_hear_that_it_is_compiled()
         with pytest.raises(ValueError, match="too long"):
             fast(torch.ones(2), 1)
     assert torch.equal(fast(torch.ones(2), 5), torch.full((2,), 2.0))
-    assert heard == [True]
+    assert answers == [True]

@@ -1,4 +1,4 @@
-"""A compiled function under forward-mode differentiation and under functorch's transforms."""
+"""Compiled functions under forward-mode differentiation and functorch transforms."""
 
 import pytest
 import torch
@@ -23,18 +23,18 @@ def tangent_of(function, x, w, tangent):
 @pytest.mark.parametrize("backend", ["magpy", "aot_eager"])
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_tangents_go_through(backend, warm, requires_grad):
+def test_tangents_propagate(backend, warm, requires_grad):
     x, w, tangent = inputs()
     w.requires_grad_(requires_grad)
     fast = magpy.compile(program, backend=backend)
     if warm:
         fast(x, w)
     for _ in range(3):
-        wanted = tangent_of(program, x, w, tangent)
-        torch.testing.assert_close(tangent_of(fast, x, w, tangent), wanted)
+        expected = tangent_of(program, x, w, tangent)
+        torch.testing.assert_close(tangent_of(fast, x, w, tangent), expected)
 
 
-def test_tangents_of_what_a_program_reads_go_through():
+def test_tangents_of_external_tensors_propagate():
     x, w, tangent = inputs()
     held = {"w": w}
     fast = magpy.compile(lambda x: x @ held["w"])
@@ -47,7 +47,7 @@ def test_tangents_of_what_a_program_reads_go_through():
 
 
 @pytest.mark.parametrize("backend", ["magpy", "aot_eager"])
-def test_a_program_that_opens_a_level_and_is_split_inside_of_it(backend):
+def test_program_that_splits_inside_a_dual_level(backend):
     def split(x, w, tangent):
         y = x.sin() * 2
         with forward_ad.dual_level():
@@ -60,13 +60,13 @@ def test_a_program_that_opens_a_level_and_is_split_inside_of_it(backend):
             result = (found * 2 + primal).cos()
         return result, y
 
-    given = inputs()
+    arguments = inputs()
     fast = magpy.compile(split, backend=backend)
     for _ in range(3):
-        torch.testing.assert_close(fast(*given), split(*given))
+        torch.testing.assert_close(fast(*arguments), split(*arguments))
 
 
-def test_calls_under_transforms_are_native_and_leave_the_function_to_be_recorded():
+def test_calls_under_transforms_run_natively_and_do_not_prevent_recording():
     x, w, tangent = inputs()
     fast = magpy.compile(program, fullgraph=True)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Misses generalise: what has varied is lifted, and nothing else."""
+"""Generalisation at misses: values that varied are lifted, and no others."""
 
 import warnings
 
@@ -18,10 +18,10 @@ def scaled(x, s):
     return x * s + x.shape[0]
 
 
-def test_second_size_makes_a_record_for_all_sizes_of_that_dimension():
+def test_second_size_yields_a_record_for_all_sizes_of_the_dimension():
     twins = Twins(lambda: scaled)
     twins.call(sized((4, 3), 2), hit=False)
-    assert lifted(twins) == [[]], "nothing has varied yet"
+    assert lifted(twins) == [[]], "no value has varied yet"
     twins.call(sized((6, 3), 2), hit=False)
     assert lifted(twins) == [["args[0].size(0)"]], "the first record is covered by the second"
     for rows in (4, 9, 2):
@@ -29,7 +29,7 @@ def test_second_size_makes_a_record_for_all_sizes_of_that_dimension():
     twins.call(sized((4, 5), 2), hit=False, why="the other dimension has not varied before")
     assert lifted(twins) == [["args[0].size(0)", "args[0].size(1)"]]
     twins.call(sized((7, 8), 2), hit=True)
-    twins.call(sized((1, 8), 2), hit=False, why="1 is a size like no other")
+    twins.call(sized((1, 8), 2), hit=False, why="1 is a special size")
 
 
 def test_numbers_are_lifted_one_by_one():
@@ -68,7 +68,7 @@ def test_comparison_of_a_lifted_number_keeps_the_outcome_not_the_value():
     twins.call(sized((4,), 8.5), hit=True)
 
 
-def test_number_that_keeps_sizes_leaves_them_known():
+def test_number_that_affects_no_size_keeps_sizes_static():
     def program(x, s):
         y = torch.cat([x, x]) * s
         return y.sum(0) / y.shape[0] if y.shape[0] > 6 else y.mean(0)
@@ -77,12 +77,12 @@ def test_number_that_keeps_sizes_leaves_them_known():
     twins.call(sized((4, 3), 0.5), hit=False)
     twins.call(sized((5, 3), 1.5), hit=False)
     (record,) = magpy.api._dispatcher(twins.compiled).records
-    assert not record.speculates, "the guard knows the branch"
+    assert not record.speculates, "the guard determines the branch"
     twins.call(sized((9, 3), 2.5), hit=True)
     twins.call(sized((3, 3), 2.5), hit=False)
 
 
-def test_number_that_decides_sizes_is_not_taken_for_a_constant():
+def test_number_that_determines_sizes_is_not_constant():
     def program(x, step):
         y = torch.arange(0, 2, step)
         return x.sum() + y, y.shape[0] * 2, len(y) + x.shape[0]
@@ -100,7 +100,7 @@ def test_dynamic_false_never_generalises():
     assert lifted(twins) == [[]] * 4
 
 
-def test_threshold_says_how_many_records_there_are_before():
+def test_generalise_after_is_the_number_of_records_before_generalisation():
     twins = Twins(lambda: scaled, options={"generalise_after": 3})
     for rows in (4, 5, 6):
         twins.call(sized((rows, 3), 2), hit=False)
@@ -109,14 +109,14 @@ def test_threshold_says_how_many_records_there_are_before():
     assert lifted(twins) == [["args[0].size(0)"]], "it covers all of them"
 
 
-def test_limit_of_records_is_an_option_and_says_once_what_could_not_be_generalised():
+def test_record_limit_is_an_option_and_warns_once_of_values_not_generalised():
     twins = Twins(lambda: lambda x, name: x * len(name), options={"record_limit": 2})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i in range(5):
             twins.call(sized((2,), "a" * i), hit=False)
-    told = [str(w.message) for w in caught if "magpy_like" in str(w.message)]
-    assert len(told) == 1 and "2 records" in told[0] and "args[1]" in told[0]
+    messages = [str(w.message) for w in caught if "magpy_like" in str(w.message)]
+    assert len(messages) == 1 and "2 records" in messages[0] and "args[1]" in messages[0]
 
 
 @pytest.mark.parametrize("options", [{"record_limit": 0}, {"generalise_after": "1"}])
@@ -125,7 +125,7 @@ def test_limits_are_positive_numbers(options):
         magpy.compile(scaled, options=options)
 
 
-def test_options_of_a_backend_reach_it_without_the_limits():
+def test_backend_receives_its_options_without_the_limits():
     seen = []
 
     def backend(graph, inputs, *, options=None):
@@ -138,7 +138,7 @@ def test_options_of_a_backend_reach_it_without_the_limits():
     assert seen == [None, {"fast": True}]
 
 
-def test_record_that_another_one_does_not_cover_stays():
+def test_record_that_no_other_covers_is_kept():
     def program(x, mode):
         return x * 2 if mode == "double" else x - x.shape[0]
 
@@ -150,7 +150,7 @@ def test_record_that_another_one_does_not_cover_stays():
     twins.call(sized((4,), "double"), hit=True)
 
 
-def test_record_of_another_layout_stays():
+def test_record_of_another_layout_is_kept():
     twins = Twins(lambda: lambda x: x * 2)
     twins.call(lambda: (torch.ones(4, 6).t(),), hit=False)
     twins.call(lambda: (torch.ones(7, 4),), hit=False)
@@ -158,7 +158,7 @@ def test_record_of_another_layout_stays():
     twins.call(lambda: (torch.ones(5, 4),), hit=True)
 
 
-def test_marked_dimension_varies_from_the_first_call_on():
+def test_marked_dimension_is_dynamic_from_the_first_call():
     def inputs(rows, mark=False):
         def make():
             x = torch.ones(rows, 3)
@@ -175,7 +175,7 @@ def test_marked_dimension_varies_from_the_first_call_on():
     twins.call(lambda: (torch.ones(4, 5), 2), hit=False, why="only one dimension is marked")
 
 
-def test_marked_dimension_that_the_program_fixes_is_an_error():
+def test_marked_dimension_that_is_specialized_is_an_error():
     def program(x):
         return x * 2 if x.shape[0] == 4 else x
 
@@ -195,7 +195,7 @@ def test_marked_dimension_of_size_one_is_an_error():
         magpy.compile(lambda x: x * 2, backend="eager")(x)
 
 
-def test_explanation_lists_what_is_lifted_and_what_was_generalised():
+def test_explanation_lists_lifted_and_generalised_values():
     fast = magpy.compile(scaled, backend="eager")
     fast(torch.ones(4, 3), 2)
     fast(torch.ones(5, 3), 3)
@@ -207,7 +207,7 @@ def test_explanation_lists_what_is_lifted_and_what_was_generalised():
     assert magpy.explain(scaled, torch.ones(4, 3), 2).lifted == []
 
 
-def test_batches_of_a_model_need_one_further_record():
+def test_varying_batch_sizes_of_a_model_need_one_more_record():
     def make():
         torch.manual_seed(0)
         return torch.nn.Sequential(
@@ -219,7 +219,7 @@ def test_batches_of_a_model_need_one_further_record():
         twins.call(lambda b=batch: (torch.ones(b, 3, 8, 8),), hit=i > 1, backward=True)
 
 
-def test_text_with_a_size_in_it_grows_without_being_looked_at():
+def test_unused_text_with_a_size_in_it_is_not_specialized():
     def program(x):
         hint = "increase it."
         hint += f" It is {x.shape[0]} now."
@@ -233,7 +233,7 @@ def test_text_with_a_size_in_it_grows_without_being_looked_at():
         twins.call(sized((rows, 3)), hit=i > 1)
 
 
-def test_general_record_takes_the_place_of_one_for_a_single_number_at_an_attribute():
+def test_general_record_replaces_the_record_for_one_number_in_an_attribute():
     class Settings:
         def __init__(self, longest):
             self.longest = longest
@@ -245,7 +245,7 @@ def test_general_record_takes_the_place_of_one_for_a_single_number_at_an_attribu
     twins.call(lambda: (torch.ones(3), Settings(7)), hit=False)
     twins.call(lambda: (torch.ones(4), Settings(9)), hit=False)
     twins.call(lambda: (torch.ones(3), Settings(7)), hit=True)
-    assert len(lifted(twins)) == 1, "the first one is covered"
+    assert len(lifted(twins)) == 1, "the first record is covered"
 
 
 def _selected(x):
@@ -262,16 +262,16 @@ def _selected_in_columns(x):
     return found.sum(1)
 
 
-def test_a_size_that_data_decides_varies_behind_a_split_at_once():
+def test_data_dependent_size_is_lifted_after_a_split_from_the_first_call():
     twins = Twins(lambda: _selected)
     twins.call(one(1.0, 2.0, -3.0, -4.0), hit=False)
     for values in ((1.0, 2.0, 3.0, -1.0), (1.0, 2.0, 3.0, 4.0), (1.0, 4.0, -1.0, -2.0)):
         twins.call(one(*values), hit=True)
     for values in ((1.0, -2.0, -3.0, -1.0), (-1.0, -2.0, -3.0, -4.0)):
-        twins.call(one(*values), hit=False, why="0 and 1 are sizes like no others")
+        twins.call(one(*values), hit=False, why="0 and 1 are special sizes")
 
 
-def test_it_does_so_while_another_dimension_is_marked():
+def test_data_dependent_size_is_lifted_while_another_dimension_is_marked():
     marked = torch.ones(3, 3)
     magpy.mark_dynamic(marked, 0)
     twins = Twins(lambda: _selected)
@@ -279,7 +279,7 @@ def test_it_does_so_while_another_dimension_is_marked():
     twins.call(one(1.0, 2.0, 3.0, -1.0), hit=True)
 
 
-def test_another_dimension_than_the_first_varies_once_it_has_varied():
+def test_data_dependent_size_of_another_dimension_is_lifted_once_it_varies():
     twins = Twins(lambda: _selected_in_columns)
 
     def columns(*values):
@@ -290,7 +290,7 @@ def test_another_dimension_than_the_first_varies_once_it_has_varied():
     twins.call(columns(1.0, 2.0, 3.0, 4.0), hit=True)
 
 
-def test_a_size_that_varies_before_a_split_varies_behind_it_at_once():
+def test_size_lifted_before_a_split_is_lifted_after_it():
     def program(x):
         y = torch.cat([x, x]) + 1
         with open("/dev/null", "w") as log:
@@ -305,7 +305,7 @@ def test_a_size_that_varies_before_a_split_varies_behind_it_at_once():
     assert magpy.cache_info(twins.compiled).misses == 2
 
 
-def test_dynamic_false_lets_no_size_vary_behind_a_split():
+def test_dynamic_false_lifts_no_size_after_a_split():
     twins = Twins(lambda: _selected, dynamic=False)
     twins.call(one(1.0, 2.0, -3.0, -4.0), hit=False)
     twins.call(one(1.0, 2.0, 3.0, -1.0), hit=False)
@@ -322,13 +322,13 @@ GENERATED = {
 
 
 @pytest.mark.parametrize("kind", GENERATED)
-def test_sizes_that_a_generator_hands_out_vary(kind):
+def test_sizes_yielded_by_a_generator_are_lifted(kind):
     twins = Twins(lambda: GENERATED[kind])
     for i, rows in enumerate((4, 5, 9, 7)):
         twins.call(sized((rows, 3)), hit=i > 1)
 
 
-def test_a_generator_that_raises_does_so_where_it_is_used_up():
+def test_generator_raises_where_it_is_consumed():
     def program(x):
         made = []
 
@@ -352,7 +352,7 @@ def test_a_generator_that_raises_does_so_where_it_is_used_up():
 
 
 class _Averages(torch.nn.Module):
-    """Keeps running averages in a list and a dictionary, as losses do that weigh by frequency."""
+    """Keeps running averages in a list and a dictionary, as losses weighted by frequency do."""
 
     def __init__(self):
         super().__init__()
@@ -367,7 +367,7 @@ class _Averages(torch.nn.Module):
         return x * self.last["total"]
 
 
-def test_numbers_that_are_rewritten_in_containers_do_not_miss():
+def test_numbers_overwritten_in_containers_do_not_miss():
     twins = Twins(_Averages)
     for i in range(6):
         twins.call(one(1.0 + i, -2.0, 3.0 / (i + 1)), hit=i > 1)
@@ -381,7 +381,7 @@ def test_numbers_that_are_rewritten_in_containers_do_not_miss():
         twins.call(one(1.0, 2.0, 3.0))
 
 
-def test_an_element_that_was_read_only_is_guarded_beside_rewritten_ones():
+def test_element_only_read_is_guarded_next_to_overwritten_ones():
     class Scaled(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -408,20 +408,20 @@ class _KeepsItsLast(torch.nn.Module):
 
     def forward(self, x):
         y = x * 2
-        self.last = y  # the module asks whether it is a parameter
+        self.last = y  # the module checks whether it is a parameter
         isinstance(y, torch.nn.Parameter)
         return getattr(y, "_marked", 0), getattr(y, "size")(0), getattr(y, "shape"), y  # noqa: B009
 
 
-def test_a_module_that_keeps_a_result_does_not_fix_its_sizes():
+def test_module_that_keeps_a_result_does_not_specialize_its_sizes():
     twins = Twins(_KeepsItsLast)
     for i, rows in enumerate((4, 5, 9, 7)):
         twins.call(sized((rows, 3)), hit=i > 1)
     twins.call(sized((4, 2)), hit=False)
 
 
-def _in_turns(compiled, sizes, others):
-    """Calls with one of ``others``, then with the next one, and so on."""
+def _alternate(compiled, sizes, others):
+    """Calls with each of ``others`` in turn."""
     for i, size in enumerate(sizes):
         x = torch.full((size, 3), 0.5)
         other = others[i % len(others)]
@@ -434,12 +434,14 @@ def _in_turns(compiled, sizes, others):
     [(lambda x: x + 1, lambda x: x * 2), (torch.sin, torch.cos), (0, 1)],
     ids=["functions", "builtins", "modes"],
 )
-def test_a_record_for_all_sizes_leaves_those_for_other_objects_and_modes(others):
+def test_record_for_all_sizes_keeps_records_for_other_objects_and_modes(others):
     def program(x, other):
         return other(x) * 2 if callable(other) else x * 2
 
     fast = magpy.compile(program, backend="eager")
-    for result, other in _in_turns(fast, range(3, 13), others):
+    for result, other in _alternate(fast, range(3, 13), others):
         size = result.shape[0]
         assert torch.equal(result, program(torch.full((size, 3), 0.5), other))
-    assert magpy.cache_info(fast).hits == 7, "the first, and then one of each for all sizes"
+    assert magpy.cache_info(fast).hits == 7, (
+        "misses: the first call, then one for all sizes of each object"
+    )

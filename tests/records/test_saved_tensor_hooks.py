@@ -1,4 +1,4 @@
-"""A compiled function under hooks on the tensors that a backward pass needs."""
+"""Compiled functions under hooks on saved tensors."""
 
 import copy
 
@@ -10,7 +10,7 @@ import magpy_like as magpy
 
 
 def block():
-    # In float64: the weights in front of a batch norm have gradients that cancel to rounding.
+    # In float64: gradients of the weights before a batch norm cancel to rounding errors.
     torch.manual_seed(0)
     layers = torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Tanh()
     return torch.nn.Sequential(*layers).double()
@@ -23,7 +23,7 @@ def inputs():
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("warm", [False, True])
-def test_compiled_block_that_is_computed_again_for_the_backward_pass(backend, reentrant, warm):
+def test_checkpointed_compiled_block_is_recomputed_in_the_backward_pass(backend, reentrant, warm):
     eager, found = block(), []
     target = copy.deepcopy(eager)
     compiled = magpy.compile(target, backend=backend)
@@ -38,7 +38,7 @@ def test_compiled_block_that_is_computed_again_for_the_backward_pass(backend, re
         torch.testing.assert_close(actual, expected)
 
 
-def test_hooks_are_given_what_eager_gives_them():
+def test_hooks_receive_eagers_saved_tensors():
     eager, found = block(), []
     compiled = magpy.compile(copy.deepcopy(eager), backend="magpy")
     compiled(inputs()).sum().backward()
@@ -55,8 +55,8 @@ def test_hooks_are_given_what_eager_gives_them():
     assert found[1] == found[0]
 
 
-def test_hooks_that_the_program_sets_itself_are_given_what_eager_gives_them():
-    """It is split there; a compiled graph in between would save other things."""
+def test_hooks_set_by_the_program_receive_eagers_saved_tensors():
+    """The program splits at the hooks; a compiled graph between them would save other tensors."""
 
     def program(x, packed):
         def pack(tensor):

@@ -1,5 +1,7 @@
-"""Steps of training, with the backward pass and an optimizer of torch's inside: whatever happens to
-model and optimizer between two steps, both become what eager makes of them, bit by bit."""
+"""Training steps with the backward pass and an optimizer of torch inside, compared with eager mode.
+
+Whatever happens to model and optimizer between two steps, both equal eager's, bit by bit.
+"""
 
 import copy
 
@@ -41,7 +43,7 @@ def accumulated(model, optimizer, x, y):
     return total
 
 
-def by_gradients(model, optimizer, x, y):
+def with_autograd_grad(model, optimizer, x, y):
     parameters = list(model.parameters())
     loss = F.mse_loss(model(x), y)
     gradients = torch.autograd.grad(loss, parameters)
@@ -51,7 +53,7 @@ def by_gradients(model, optimizer, x, y):
     return loss.item()
 
 
-def by_closure(model, optimizer, x, y):
+def with_a_closure(model, optimizer, x, y):
     def evaluated():
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)
@@ -61,17 +63,17 @@ def by_closure(model, optimizer, x, y):
     return optimizer.step(evaluated).detach()
 
 
-WAYS = [step, clipped, accumulated, by_gradients, by_closure]
+STEP_FUNCTIONS = [step, clipped, accumulated, with_autograd_grad, with_a_closure]
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "SGD of Nesterov": lambda p: torch.optim.SGD(
+    "SGD with Nesterov momentum": lambda p: torch.optim.SGD(
         p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
     ),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
-    "Adam of several tensors": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
-    "SGD in one kernel": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "Adam, foreach": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
@@ -80,7 +82,7 @@ OPTIMIZERS = {
 }
 
 
-def trained(seed=0):
+def new_model(seed=0):
     torch.manual_seed(seed)
     layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
     return torch.nn.Sequential(*layers)
@@ -92,31 +94,31 @@ def batches(count):
     return [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(count)]
 
 
-def left(model, optimizer):
-    """Parameters, gradients, and the optimizer's state, as numbers."""
+def final_state(model, optimizer):
+    """Parameters, gradients and the optimizer's state, as numbers."""
     parameters = list(model.parameters())
     gradients = [None if p.grad is None else p.grad.tolist() for p in parameters]
     state = optimizer.state_dict()
-    of_each = {
+    state_by_parameter = {
         at: {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
         for at, found in state["state"].items()
     }
-    return [p.tolist() for p in parameters], gradients, of_each, state["param_groups"]
+    return [p.tolist() for p in parameters], gradients, state_by_parameter, state["param_groups"]
 
 
 def run(call, make, between=lambda model, optimizer, i: None, steps=STEPS):
-    """What each step has returned and left."""
-    model = trained()
+    """The result of each step and the state after it."""
+    model = new_model()
     optimizer, outcomes = make(model.parameters()), []
     for i, (x, y) in enumerate(batches(steps)):
         between(model, optimizer, i)
         result = call(model, optimizer, x, y)
-        outcomes.append((str(result), left(model, optimizer)))
+        outcomes.append((str(result), final_state(model, optimizer)))
     return outcomes
 
 
 def check(program, make, between=lambda model, optimizer, i: None, steps=STEPS):
-    """Steps are eager's; returns how many of them were hits."""
+    """Asserts that all steps equal eager's; returns the number of hits."""
     fast = magpy.compile(program, backend="eager")
     found, expected = run(fast, make, between, steps), run(program, make, between, steps)
     for i, (ours, eagers) in enumerate(zip(found, expected, strict=True)):
@@ -125,13 +127,13 @@ def check(program, make, between=lambda model, optimizer, i: None, steps=STEPS):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_hit_from_the_third_on(name):
+def test_steps_hit_from_the_third_call_on(name):
     assert check(step, OPTIMIZERS[name]) == STEPS - 2
 
 
-@pytest.mark.parametrize("program", WAYS)
+@pytest.mark.parametrize("program", STEP_FUNCTIONS)
 @pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
-def test_ways_to_make_a_step(program, name):
+def test_each_step_function_equals_eager(program, name):
     assert check(program, OPTIMIZERS[name]) >= STEPS - 2
 
 
@@ -139,11 +141,11 @@ def advance(optimizer):
     optimizer.step()
 
 
-def test_compiled_steps_are_eagers_but_for_rounding():
+def test_compiled_steps_equal_eagers_up_to_rounding():
     fast = magpy.compile(advance, options={"strict": True})
     pairs = []
     for call in (fast, advance):
-        model = trained()
+        model = new_model()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for x, y in batches(4):
             optimizer.zero_grad()
@@ -154,53 +156,53 @@ def test_compiled_steps_are_eagers_but_for_rounding():
     assert magpy.cache_info(fast).hits == 2
 
 
-def loaded(model, optimizer, i):
+def load_state(model, optimizer, i):
     if i == 3:
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     elif i == 4:
-        model.load_state_dict(trained(seed=2).state_dict())
+        model.load_state_dict(new_model(seed=2).state_dict())
 
 
-def frozen(model, optimizer, i):
+def freeze_a_layer(model, optimizer, i):
     model[0].weight.requires_grad_(i not in (3, 4))
 
 
-def grown(model, optimizer, i):
+def add_a_layer(model, optimizer, i):
     if i == 3:
         torch.manual_seed(3)
         model.append(torch.nn.Linear(2, 2))
         optimizer.add_param_group({"params": list(model[3].parameters()), "lr": 0.05})
 
 
-def slower(model, optimizer, i):
+def lower_the_rate(model, optimizer, i):
     optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
 
 
-def decayed(model, optimizer, i):
+def set_weight_decay(model, optimizer, i):
     optimizer.param_groups[0]["weight_decay"] = 0.0 if i < 3 else 0.3
 
 
-def forgotten(model, optimizer, i):
+def clear_the_state(model, optimizer, i):
     if i == 3:
         optimizer.state.clear()
     elif i == 4:
         del optimizer.state[model[0].bias]
 
 
-def counted_otherwise(model, optimizer, i):
+def change_the_step_counter(model, optimizer, i):
     for state in optimizer.state.values():
         if i == 3 and "step" in state:
             state["step"].fill_(100.0)
 
 
-def watched(model, optimizer, i):
+def register_a_hook(model, optimizer, i):
     if i == 3:
         halve = lambda *_: model[0].weight.data.mul_(0.5)  # noqa: E731
         optimizer.register_step_post_hook(halve)
 
 
-def swapped(model, optimizer, i):
-    """The state of each of two parameters of one form goes to the other."""
+def swap_states(model, optimizer, i):
+    """Exchanges the optimizer states of two parameters of the same form."""
     if i == 3:
         model.append(torch.nn.Linear(2, 2))
         model.append(torch.nn.Linear(2, 2))
@@ -216,28 +218,38 @@ def swapped(model, optimizer, i):
         state[one], state[other] = state[other], state[one]
 
 
-BETWEEN = [loaded, frozen, grown, slower, decayed, forgotten, counted_otherwise, watched, swapped]
+CHANGES = [
+    load_state,
+    freeze_a_layer,
+    add_a_layer,
+    lower_the_rate,
+    set_weight_decay,
+    clear_the_state,
+    change_the_step_counter,
+    register_a_hook,
+    swap_states,
+]
 
 
-@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("between", CHANGES)
 @pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
-def test_changes_between_steps_are_noticed(between, name):
+def test_changes_between_steps_must_miss(between, name):
     assert check(step, OPTIMIZERS[name], between, steps=8) >= 1
 
 
-@pytest.mark.parametrize("name", ["Adam", "SGD in one kernel"])
-def test_gradients_that_are_scaled_are_looked_through_for_infinities(name):
-    """Where there are some, the step is left out and the scale is halved."""
+@pytest.mark.parametrize("name", ["Adam", "SGD, fused"])
+def test_gradient_scaler_checks_gradients_for_infinities(name):
+    """With infinities, the step is skipped and the scale is halved."""
 
     def scaled(call):
-        model = trained()
+        model = new_model()
         optimizer, outcomes = OPTIMIZERS[name](model.parameters()), []
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
         for i, (x, y) in enumerate(batches(12)):
             if i in (4, 5, 9):
                 x[0] = torch.inf
             result = call(model, optimizer, scaler, x, y)
-            outcomes.append((str(result), left(model, optimizer), scaler.state_dict()))
+            outcomes.append((str(result), final_state(model, optimizer), scaler.state_dict()))
         return outcomes
 
     def program(model, optimizer, scaler, x, y):
@@ -254,14 +266,14 @@ def test_gradients_that_are_scaled_are_looked_through_for_infinities(name):
     assert magpy.cache_info(fast).hits >= 2
 
 
-def test_two_optimizers_take_turns():
+def test_two_optimizers_alternate():
     def alternating(call):
-        models = [trained(), trained(seed=1)]
+        models = [new_model(), new_model(seed=1)]
         optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
         outcomes = []
         for i, (x, y) in enumerate(batches(8)):
             result = call(models[i % 2], optimizers[i % 2], x, y)
-            outcomes.append((str(result), *map(left, models, optimizers)))
+            outcomes.append((str(result), *map(final_state, models, optimizers)))
         return outcomes
 
     fast = magpy.compile(step, backend="eager")
@@ -269,26 +281,27 @@ def test_two_optimizers_take_turns():
     assert magpy.cache_info(fast).hits > 0
 
 
-def test_step_alone_serves_any_optimizer_of_the_same_form():
-    """Nothing fixes the parameters then: their states are found by way of each of them."""
+def test_compiled_optimizer_step_serves_any_optimizer_of_the_same_form():
+    """The parameters are no fixed objects then: access paths to their states go through each of
+    them."""
 
     fast = magpy.compile(advance, backend="eager", fullgraph=True)
     for seed in range(4):
         pairs = []
         for call in (fast, advance):
-            model = trained(seed)
+            model = new_model(seed)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             for x, y in batches(4):
                 optimizer.zero_grad()
                 F.mse_loss(model(x), y).backward()
                 call(optimizer)
-            pairs.append(left(model, optimizer))
+            pairs.append(final_state(model, optimizer))
         assert pairs[0] == pairs[1]
     assert magpy.cache_info(fast).misses == 2
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_rate_that_a_schedule_changes_is_lifted(inside):
+def test_learning_rate_changed_by_a_scheduler_is_lifted(inside):
     def scheduled(model, optimizer, scheduler, x, y):
         loss = step(model, optimizer, x, y)
         if inside:
@@ -296,7 +309,7 @@ def test_rate_that_a_schedule_changes_is_lifted(inside):
         return loss
 
     def rates(call):
-        model = trained()
+        model = new_model()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         outcomes = []
@@ -305,7 +318,7 @@ def test_rate_that_a_schedule_changes_is_lifted(inside):
             if not inside:
                 scheduler.step()
             state = {k: v for k, v in scheduler.state_dict().items() if k != "_get_lr_called_step"}
-            outcomes.append((str(result), left(model, optimizer), str(state)))
+            outcomes.append((str(result), final_state(model, optimizer), str(state)))
         return outcomes
 
     fast = magpy.compile(scheduled, backend="eager")
@@ -313,8 +326,8 @@ def test_rate_that_a_schedule_changes_is_lifted(inside):
     assert magpy.cache_info(fast).hits >= 5
 
 
-def test_what_an_optimizer_refuses_it_refuses_when_compiled():
-    """torch's optimizers check less where they hear that they are compiled."""
+def test_compiled_optimizer_raises_eagers_assertions():
+    """Torch's optimizers check less where ``is_compiling`` is true."""
 
     def program(optimizer):
         optimizer.step()
@@ -327,7 +340,7 @@ def test_what_an_optimizer_refuses_it_refuses_when_compiled():
             call(optimizer)
 
 
-def test_label_in_a_profile_is_another_one_at_every_call():
+def test_profiler_label_is_recorded_once_at_every_call():
     def program(x):
         with torch.autograd.profiler.record_function("outer"):
             x = x * 2
@@ -344,12 +357,14 @@ def test_label_in_a_profile_is_another_one_at_every_call():
     assert len(seen) == 3 and magpy.cache_info(fast).hits == 2
 
 
-def test_step_does_not_ask_whether_a_device_captures(monkeypatch):
-    """On a GPU it would split there; what it looks for changes nothing."""
-    asked = []
-    ask = torch.accelerator.current_accelerator
+def test_optimizer_step_skips_the_query_for_device_capture(monkeypatch):
+    """On a GPU the program would split there, and the result has no effect."""
+    queries = []
+    query = torch.accelerator.current_accelerator
     monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda *a, **k: asked.append(1) or ask(*a, **k)
+        torch.accelerator,
+        "current_accelerator",
+        lambda *a, **k: queries.append(1) or query(*a, **k),
     )
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.Adam([weight])
@@ -357,4 +372,4 @@ def test_step_does_not_ask_whether_a_device_captures(monkeypatch):
     for _ in range(3):
         weight.grad = torch.ones(2)
         fast(optimizer)
-    assert not asked and magpy.cache_info(fast).hits == 1
+    assert not queries and magpy.cache_info(fast).hits == 1

@@ -1,4 +1,5 @@
-"""Operators that no backend takes as they are meant: they run as recorded, the rest is compiled."""
+"""Operators that no backend can compile: they run as recorded, and the graphs around them are
+compiled."""
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tests.compare import assert_same
 
 
 class Rounded(torch.autograd.Function):
-    """Reads a value in its forward pass."""
+    """Reads a tensor's value in its forward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -23,7 +24,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Positive(torch.autograd.Function):
-    """Gives as many elements as the values say."""
+    """Returns a data-dependent number of elements."""
 
     @staticmethod
     def forward(ctx, x):
@@ -64,8 +65,8 @@ class Strict(torch.autograd.Function):
         return g * 2
 
 
-class Counting:
-    """A backend that runs its graphs as they are, and keeps them."""
+class GraphCollector:
+    """A backend that runs its graphs uncompiled and keeps them."""
 
     def __init__(self):
         self.graphs = []
@@ -79,7 +80,7 @@ class Counting:
 
 
 def compare(program, *calls, backend="magpy", grad=True):
-    """Each call with eager's: results, what arguments became, gradients, random state."""
+    """Compares each call with eager mode: results, mutated arguments, gradients, random state."""
     fast = magpy.compile(program, backend=backend)
     for values in calls:
         seen = []
@@ -102,14 +103,14 @@ def inputs(count=3, size=6):
 
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
-def test_what_lies_around_a_function_that_reads_values_is_compiled(backend):
+def test_graphs_around_a_function_that_reads_values_are_compiled(backend):
     program = lambda x: (Rounded.apply(x.sin() + 1) * 2).cos()
     info = compare(program, *inputs(), backend=backend)
     assert (info.hits, info.records, info.graphs) == (2, 1, 1)
 
 
-def test_the_backend_is_given_everything_but_the_function():
-    backend = Counting()
+def test_backend_receives_all_operators_but_the_function():
+    backend = GraphCollector()
     compare(lambda x: (Rounded.apply(x.sin()) * 2).cos(), *inputs(), backend=backend)
     assert len(backend.graphs) == 2
     names = [target if isinstance(target, str) else target.__name__ for target in backend.targets()]
@@ -117,14 +118,14 @@ def test_the_backend_is_given_everything_but_the_function():
 
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
-def test_sizes_that_a_function_makes_from_values(backend):
+def test_function_with_data_dependent_sizes(backend):
     many = inputs(12, size=14)
     assert len({int((x > 0).sum()) for x in many}) > 4
     info = compare(lambda x: Positive.apply(x.exp() - 1) * 2, *many, backend=backend)
     assert info.hits == len(many) - 1
 
 
-def test_results_in_a_tuple():
+def test_function_that_returns_a_tuple():
     def program(x):
         half, other = Halves.apply(x * 2)
         return half.exp(), other + half
@@ -132,7 +133,7 @@ def test_results_in_a_tuple():
     assert compare(program, *inputs()).hits == 2
 
 
-def test_a_result_that_shares_memory_or_not_is_written_in_place():
+def test_in_place_write_to_a_result_that_may_be_a_view():
     def program(x):
         y = x * 2
         z = SameOrCopy.apply(y)
@@ -144,7 +145,7 @@ def test_a_result_that_shares_memory_or_not_is_written_in_place():
     assert info.hits == 3
 
 
-def test_an_error_in_the_function_comes_through():
+def test_exception_of_the_function_propagates():
     program = lambda x: Strict.apply(x + 1).sin()
     fast = magpy.compile(program)
     for _ in range(2):
@@ -155,8 +156,9 @@ def test_an_error_in_the_function_comes_through():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_recomputes_as_it_does_in_eager_mode(reentrant):
-    """Batch norm counts twice, dropout draws the same again, parameters get gradients."""
+def test_checkpoint_recomputes_as_in_eager_mode(reentrant):
+    """Batch norm updates its statistics twice, dropout repeats its draws, parameters receive
+    gradients."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -172,7 +174,7 @@ def test_a_checkpoint_recomputes_as_it_does_in_eager_mode(reentrant):
     torch.manual_seed(0)
     model, twin = Model().double(), Model().double()
     twin.load_state_dict(model.state_dict())
-    backend = Counting()
+    backend = GraphCollector()
     for runs in (magpy.compile(model), magpy.compile(model, backend=backend)):
         for x in torch.randn(3, 5, 6, dtype=torch.float64):
             seen = []
@@ -188,15 +190,15 @@ def test_a_checkpoint_recomputes_as_it_does_in_eager_mode(reentrant):
     assert len(backend.graphs) == 2
 
 
-def test_each_size_has_a_record_of_its_own():
+def test_each_size_has_its_own_record():
     def program(x):
         return (Rounded.apply(x.sin()) * x.shape[0]).cos()
 
     assert compare(program, *(torch.randn(n) for n in (3, 4, 5, 6, 4, 3))).hits == 2
 
 
-def test_a_function_under_a_checkpoint_fills_the_program_s_own_list():
-    """Once more in the backward pass."""
+def test_checkpointed_function_appends_to_a_new_list():
+    """The backward pass appends once more."""
 
     def program(x):
         seen = []
@@ -215,14 +217,14 @@ def test_a_function_under_a_checkpoint_fills_the_program_s_own_list():
         assert_same(*pairs)
 
 
-def test_a_tensor_that_takes_part_in_gradients_is_told_so_again():
-    """As transformers do with embeddings under gradient checkpointing."""
+def test_requires_grad_on_a_tensor_that_requires_grad_has_no_effect():
+    """As transformers does with embeddings under gradient checkpointing."""
 
     def program(x):
         y = x.sin().requires_grad_(True).cos()
         return y.exp().requires_grad_()
 
-    backend = Counting()
+    backend = GraphCollector()
     run = magpy.compile(program, backend=backend)
     for needed in (True, True, False, False):
         pairs = []

@@ -1,4 +1,4 @@
-"""MagPy's worked example: the program of Figure 9 gives Figures 7, 10 and 11, step by step.
+"""MagPy's worked example: the program of Figure 9 and its Figures 7, 10 and 11, step by step.
 
 def f(x, y, z):
     x[0] += y
@@ -32,7 +32,7 @@ def edges(node, version):
 
 
 class Figure7:
-    """The updates of the figure, told to a RefGraph one after the other."""
+    """The updates of the figure, applied to a RefGraph one after the other."""
 
     def __init__(self):
         self.graph = RefGraph()
@@ -75,7 +75,7 @@ def after(steps):
     return figure
 
 
-def test_step_1_has_nodes_for_what_was_read_only():
+def test_step_1_has_nodes_for_variables_that_were_read():
     graph = after(1).graph
     assert [node.type.__name__ for node in graph][1:] == ["list", "Tensor", "float"]
     assert edges(graph.external, 0) == {"local 'x'": 1, "local 'y'": 3}
@@ -84,12 +84,12 @@ def test_step_1_has_nodes_for_what_was_read_only():
     assert all(len(node.versions) == 1 for node in graph)
 
 
-def test_step_2_gives_the_tensor_a_version_and_leaves_the_list():
+def test_step_2_adds_a_version_to_the_tensor_but_not_to_the_list():
     graph = after(2).graph
     assert [len(node.versions) for node in graph] == [1, 1, 2, 1]
 
 
-def test_step_3_gives_the_list_a_version_with_the_new_element():
+def test_step_3_adds_a_version_with_the_new_element_to_the_list():
     graph = after(3).graph
     x, product = graph.get_node_by_id(1), graph.get_node_by_id(4)
     assert len(x.versions) == 2
@@ -98,13 +98,13 @@ def test_step_3_gives_the_list_a_version_with_the_new_element():
     assert product.existed is False
 
 
-def test_step_4_makes_a_tuple_that_is_independent_of_the_list():
+def test_step_4_creates_a_tuple_independent_of_the_list():
     graph = after(4).graph
     a = graph.get_node_by_id(5)
     assert edges(a, 0) == {"item 0": 2, "item 1": 4}
     assert edges(graph.external, 0) == {"local 'x'": 1, "local 'y'": 3}
     assert edges(graph.external, -1) == {"local 'x'": 1, "local 'y'": 3, "local 'a'": 5}
-    assert len(graph.get_node_by_id(1).versions) == 2, "making the tuple changes no list"
+    assert len(graph.get_node_by_id(1).versions) == 2, "creating the tuple does not change the list"
 
 
 def test_figure_11a_guards_x_its_element_and_y():
@@ -112,14 +112,14 @@ def test_figure_11a_guards_x_its_element_and_y():
     assert [node.node_id for node in nodes] == [EXTERNAL, 1, 3, 2]
 
 
-def test_figure_11b_mocks_what_was_made_and_left_and_what_was_changed():
+def test_figure_11b_mocks_new_and_changed_variables():
     nodes = get_mock_nodes(after(4).graph)
-    made, changed = {4, 5}, {EXTERNAL, 1, 2}
-    assert {node.node_id for node in nodes} == made | changed
+    new, changed = {4, 5}, {EXTERNAL, 1, 2}
+    assert {node.node_id for node in nodes} == new | changed
     assert [node.node_id for node in nodes if not node.existed] == [5, 4]
 
 
-def test_lazily_read_relation_belongs_to_every_version():
+def test_relation_read_late_belongs_to_every_version():
     figure = after(3)
     graph = figure.graph
     x = graph.get_node_by_id(1)
@@ -153,7 +153,7 @@ def monitored(program):
     return run.context.recording
 
 
-def test_monitor_meets_x_its_element_and_y_but_not_z():
+def test_monitor_records_x_its_element_and_y_but_not_z():
     for program in (line_2, lines_2_and_3, lines_2_to_4):
         graph = monitored(program).refs
         assert edges(graph.external, 0).keys() >= {"local 0", "local 1"}
@@ -162,11 +162,13 @@ def test_monitor_meets_x_its_element_and_y_but_not_z():
         y = graph.get_node_by_id(edges(graph.external, 0)["local 1"])
         assert x.type is list and y.first.value == 2.0
         assert graph.get_node_by_id(edges(x, 0)["item 0"]).type is torch.Tensor
-        met = {n.node_id for n in get_guard_nodes(graph) if n.type in (list, torch.Tensor, float)}
-        assert met == {x.node_id, y.node_id, edges(x, 0)["item 0"]}
+        guarded = {
+            n.node_id for n in get_guard_nodes(graph) if n.type in (list, torch.Tensor, float)
+        }
+        assert guarded == {x.node_id, y.node_id, edges(x, 0)["item 0"]}
 
 
-def test_monitor_gives_the_list_a_version_when_it_is_appended_to():
+def test_monitor_adds_a_version_to_the_list_on_append():
     versions = []
     for program in (line_2, lines_2_and_3, lines_2_to_4):
         graph = monitored(program).refs
@@ -187,17 +189,17 @@ def test_figure_10_operator_graph_adds_and_multiplies():
     assert product.args[0] in (add, load) and product.args[1] == 2.0
     ((_, shadow_id),) = recording.operators.nodes.inputs
     x = recording.refs.get_node_by_id(edges(recording.refs.external, 0)["local 0"])
-    assert edges(x, 0)["item 0"] == shadow_id, "the graph knows where to load its input from"
+    assert edges(x, 0)["item 0"] == shadow_id, "the input is loaded from x[0]"
 
 
-def test_figures_11c_and_11d_the_generated_guard_and_mock_behave_as_the_program():
+def test_figures_11c_and_11d_guard_and_mock_behave_as_the_program():
     twins = Twins(lambda: lines_2_to_4)
-    given = lambda *rest, n=1: lambda: ([torch.ones(3, 3)] * n, *rest)
-    twins.call(given(2.0, 3.0), hit=False)
-    twins.call(given(2.0, 3.0), hit=True)
-    twins.call(given(2.0, 99.0), hit=True)  # z was never read
-    twins.call(given(4.0, 3.0), hit=False)
-    twins.call(given(2.0, 3.0, n=2), hit=False)
+    arguments = lambda *rest, n=1: lambda: ([torch.ones(3, 3)] * n, *rest)
+    twins.call(arguments(2.0, 3.0), hit=False)
+    twins.call(arguments(2.0, 3.0), hit=True)
+    twins.call(arguments(2.0, 99.0), hit=True)  # z was never read
+    twins.call(arguments(4.0, 3.0), hit=False)
+    twins.call(arguments(2.0, 3.0, n=2), hit=False)
     twins.call(lambda: ((torch.ones(3, 3),), 2.0, 3.0), hit=False)
 
 
@@ -224,7 +226,7 @@ def test_text_shows_nodes_versions_and_edges():
     ]
 
 
-def test_text_shows_what_was_looked_for_and_not_found():
+def test_text_shows_absent_keys():
     graph = RefGraph()
     table = graph.read(graph.external, local("d"), {})
     graph.read_absent(table, Relation(RelationKind.KEY, "k"))
@@ -241,7 +243,7 @@ def test_dot_has_a_record_per_node_and_an_edge_per_reference():
     assert "  n0:v1 -> n5 [label=\"local 'a'\"];" in dot
 
 
-def test_dot_escapes_what_dot_would_read_as_structure():
+def test_dot_escapes_special_characters():
     graph = RefGraph()
     graph.read(graph.external, local('a"|b'), "{<x>}", plain=True)
     dot = to_dot(graph)

@@ -1,4 +1,5 @@
-"""Torch traces in one thread at a time, and no other thread records what it finds meanwhile."""
+"""Tracing in one thread at a time; calls of other threads meanwhile run natively and are not
+recorded."""
 
 import threading
 
@@ -11,31 +12,31 @@ from magpy_like.compiler import compile_fx
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from tests.compare import assert_same
 
-together = 0
-most_together = 0
-meeting = threading.Event()
+active = 0
+max_active = 0
+both_arrived = threading.Event()
 
 
-def wait_for_company():
-    """Longer than another thread needs to come here too, unless it is kept out."""
-    global together, most_together
-    together += 1
-    most_together = max(most_together, together)
-    if together > 1:
-        meeting.set()
-    meeting.wait(0.2)
-    together -= 1
+def wait_for_another_thread():
+    """Waits longer than another thread needs to arrive here, unless the lock excludes it."""
+    global active, max_active
+    active += 1
+    max_active = max(max_active, active)
+    if active > 1:
+        both_arrived.set()
+    both_arrived.wait(0.2)
+    active -= 1
 
 
 def waiting_graph():
     graph = fx.Graph()
     x = graph.placeholder("x")
-    graph.call_function(wait_for_company)
+    graph.call_function(wait_for_another_thread)
     graph.output((graph.call_function(torch.sin, (x,)),))
     return fx.GraphModule(nn.Module(), graph)
 
 
-def in_threads(*work):
+def run_in_threads(*work):
     threads = [threading.Thread(target=one) for one in work]
     for thread in threads:
         thread.start()
@@ -44,18 +45,18 @@ def in_threads(*work):
 
 
 @pytest.mark.filterwarnings("error::magpy_like.compiler.compiler_errors.MagpyWarning")
-def test_graphs_are_traced_one_after_the_other():
+def test_graphs_are_traced_one_at_a_time():
     call, found = nn.Module.__call__, {}
 
     def work(key):
         found[key] = compile_fx(waiting_graph(), [torch.ones(key)])(torch.ones(key))
 
-    in_threads(lambda: work(2), lambda: work(3))
-    assert most_together == 1 and nn.Module.__call__ is call
+    run_in_threads(lambda: work(2), lambda: work(3))
+    assert max_active == 1 and nn.Module.__call__ is call
     assert_same(found, {key: (torch.ones(key).sin(),) for key in found})
 
 
-def held_by_another_thread(meanwhile):
+def while_another_thread_traces(meanwhile):
     has_begun, may_end = threading.Event(), threading.Event()
 
     def trace():
@@ -71,33 +72,33 @@ def held_by_another_thread(meanwhile):
     thread.join()
 
 
-def normalised(x):
-    return x / x.norm() * disturbed(1)
+def normalized(x):
+    return x / x.norm() * interrupted(1)
 
 
-def disturbed(number):
-    for _ in range(DISTURBANCES.pop() if DISTURBANCES else 0):
-        held_by_another_thread(lambda: None)
+def interrupted(number):
+    for _ in range(INTERRUPTIONS.pop() if INTERRUPTIONS else 0):
+        while_another_thread_traces(lambda: None)
     return number
 
 
-DISTURBANCES = []
-magpy.annotate(disturbed, pure_closure=True)
+INTERRUPTIONS = []
+magpy.annotate(interrupted, pure_closure=True)
 
 
 def test_calls_run_natively_while_another_thread_traces():
-    fast = magpy.compile(normalised, backend="eager", fullgraph=True)
-    held_by_another_thread(lambda: assert_same(fast(torch.ones(4)), torch.full((4,), 0.5)))
+    fast = magpy.compile(normalized, backend="eager", fullgraph=True)
+    while_another_thread_traces(lambda: assert_same(fast(torch.ones(4)), torch.full((4,), 0.5)))
     assert magpy.cache_info(fast)[:3] == (0, 1, 0)
     fast(torch.ones(4))
     fast(torch.ones(4))
     assert magpy.cache_info(fast)[:3] == (1, 2, 1)
 
 
-def test_runs_during_which_another_thread_has_traced_are_not_recorded_nor_given_up_for():
-    fast = magpy.compile(normalised, backend="eager", fullgraph=True)
+def test_runs_interrupted_by_another_threads_trace_are_not_recorded_and_do_not_count_as_failures():
+    fast = magpy.compile(normalized, backend="eager", fullgraph=True)
     for count in range(1, 6):
-        DISTURBANCES.append(1)
+        INTERRUPTIONS.append(1)
         assert_same(fast(torch.ones(4)), torch.full((4,), 0.5))
         assert magpy.cache_info(fast)[:3] == (0, count, 0)
     fast(torch.ones(4))
