@@ -96,14 +96,9 @@ def _result(graph: Graph) -> torch.Tensor:
     aten.full.default, aten.full_like.default, aten.new_full.default, prims.full.default
 )  # fmt: skip
 def full_(graph: Graph, like: Any, *args: Any, **kwargs: Any) -> Box:
-    value = kwargs.get("fill_value", args[-1] if args else None)
     meta = _result(graph)
-    if graph.origin is not None and graph.origin.target is prims.full.default:
-        value = args[0]
-    elif graph.origin is not None and graph.origin.target is aten.new_full.default:
-        value = args[1]
-    else:
-        value = args[0]
+    is_new_full = graph.origin is not None and graph.origin.target is aten.new_full.default
+    value = args[1] if is_new_full else args[0]
     if isinstance(value, Box):
         raise Unsupported("aten.full", "fill value in a tensor")
     return full(graph, meta.shape, value, meta.dtype, meta.device)
