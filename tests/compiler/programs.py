@@ -93,7 +93,7 @@ def kernels(function: Callable[..., Any], *args: Any) -> list[Kernel]:
     return [step for step in schedule(function, *args).steps if isinstance(step, Kernel)]
 
 
-def through_aten(function: Callable[..., Any], *args: Any) -> list[str]:
+def aten_fallbacks(function: Callable[..., Any], *args: Any) -> list[str]:
     """The operators of the inference graph of ``function`` that have no lowering."""
     found: list[str] = []
     original = Graph.run
@@ -114,5 +114,5 @@ def through_aten(function: Callable[..., Any], *args: Any) -> list[str]:
 
 __all__ = [
     "Graph", "compile_fx", "compiled", "kernels", "same", "same_gradients", "schedule", "seeded",
-    "through_aten",
+    "aten_fallbacks",
 ]  # fmt: skip

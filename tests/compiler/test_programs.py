@@ -347,7 +347,7 @@ INDEXING = {
     "scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], x, "amax"),
     "index_put": lambda x, i: x.index_put((i,), x[0]),
     "index_add": lambda x, i: x.index_add(0, i, x[:2]),
-    "index_add in the middle": lambda x, i: x[None].index_add(1, i, x[None]),
+    "index_add along an inner dimension": lambda x, i: x[None].index_add(1, i, x[None]),
     "index_add of a scalar": lambda x, i: x[0, 0].index_add(0, i[1] + 0, x[0, 1]),
     "index_copy": lambda x, i: x.index_copy(0, i, x[:2]),
     "index_copy of a scalar": lambda x, i: x[:, 0].index_copy(0, i[1] + 0, x[0, 1]),

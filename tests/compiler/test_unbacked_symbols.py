@@ -14,16 +14,16 @@ X, WEIGHT = seeded(4, 6), seeded(4, 6, seed=1)
 NUMBERS = [torch.tensor(n) for n in ([1, 3, 0, 6], [9, 9, 9, 9], [0, 2, 1, -1], [5, 1, 1, 1],
                                      [3, 3, 3, 1])]  # fmt: skip
 PROGRAMS = {
-    "a slice that ends where a tensor says": lambda x, n: x[:, : n.max()].exp(),
-    "a slice that starts where a tensor says": lambda x, n: x[:, n.min() - 4 :].exp(),
-    "a slice that is a view": lambda x, n: x[: n[3]],
-    "two slices, joined": lambda x, n: torch.cat([x[:, : n.max()], x[:, n.max() :]], 1).exp(),
-    "a mask": lambda x, n: x[n > 2] * 2,
-    "a mask, and a size that it may not have": lambda x, n: x[n > 2] + WEIGHT[:2],
-    "the size of a mask": lambda x, n: x * x[n > 2].size(0),
-    "an item": lambda x, n: x * n.max().item(),
-    "an element from the end": lambda x, n: x[n > 2].select(0, -2).exp(),
-    "repetitions": lambda x, n: torch.repeat_interleave(x, n.abs(), 0) * 2,
+    "slice with data-dependent end": lambda x, n: x[:, : n.max()].exp(),
+    "slice with data-dependent start": lambda x, n: x[:, n.min() - 4 :].exp(),
+    "slice as a view": lambda x, n: x[: n[3]],
+    "two slices, concatenated": lambda x, n: torch.cat([x[:, : n.max()], x[:, n.max() :]], 1).exp(),
+    "mask": lambda x, n: x[n > 2] * 2,
+    "mask added to a fixed size": lambda x, n: x[n > 2] + WEIGHT[:2],
+    "size of a mask": lambda x, n: x * x[n > 2].size(0),
+    "item": lambda x, n: x * n.max().item(),
+    "element from the end": lambda x, n: x[n > 2].select(0, -2).exp(),
+    "repeat_interleave": lambda x, n: torch.repeat_interleave(x, n.abs(), 0) * 2,
 }
 
 
@@ -87,15 +87,15 @@ def test_views_of_data_dependent_size_share_memory(program):
 
 
 def test_captured_graph_is_not_modified():
-    graph = fx.symbolic_trace(PROGRAMS["a slice that ends where a tensor says"])
+    graph = fx.symbolic_trace(PROGRAMS["slice with data-dependent end"])
     compile_fx(graph, [X, NUMBERS[0]])
     assert operator.getitem in {node.target for node in graph.graph.nodes}
 
 
 #: Reads from tensors that may be empty; eager raises then.
 GATHERS = {
-    "an index": lambda x, n: x[n > 2][n[1:2] * 0].exp(),
-    "a negative index": lambda x, n: x[n > 2][n[1:2] * 0 - 1].exp(),
+    "index": lambda x, n: x[n > 2][n[1:2] * 0].exp(),
+    "negative index": lambda x, n: x[n > 2][n[1:2] * 0 - 1].exp(),
     "gather": lambda x, n: torch.gather(x[n > 2], 0, n[:, None] * 0).exp(),
     "index_select": lambda x, n: torch.index_select(x[n > 2], 0, n * 0).exp(),
     "embedding": lambda x, n: torch.nn.functional.embedding(n * 0, x[n > 2]).exp(),

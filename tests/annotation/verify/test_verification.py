@@ -11,51 +11,51 @@ from magpy_like.annotation.verify import Result, verification, verify
 from tests.annotation.verify import planted
 
 WRONG = {
-    "pure though every call gives another result": (
+    "pure, but every call returns another result": (
         "{names: [counts], kinds: [function], pure_closure: true}",
         "pure_closure",
     ),
-    "pure though it depends on the process": (
+    "pure, but depends on the process": (
         "{names: [working_directory], pure_closure: true}",
         "pure_closure",
     ),
-    "pure though it draws random numbers": (
+    "pure, but draws random numbers": (
         "{names: [draws], pure_closure: true}",
         "pure_closure",
     ),
-    "pure by value though it gives an identity": (
+    "pure by value, but returns an identity": (
         "{names: [identity], pure_closure: true}",
         "pure_closure",
     ),
-    "not in place though it appends": (
+    "not in place, but appends": (
         "{names: [appends], pure_closure: true, inputs: {0: ALL, 1: NONE}}",
         "not in_place",
     ),
-    "not in place though it changes a tensor": (
+    "not in place, but mutates a tensor": (
         "{names: [doubles_in_place], as_op_node: true}",
         "not in_place",
     ),
-    "reads nothing though it shows the value": (
+    "reads nothing, but returns the value": (
         "{names: [looks_at], pure_closure: true, inputs: {0: TYPE}}",
         "value_read[0]: TYPE",
     ),
-    "reads the length though it shows the elements": (
+    "reads the length, but returns the elements": (
         "{names: [looks_at], pure_closure: true, inputs: {0: LENGTH}}",
         "value_read[0]: LENGTH",
     ),
-    "reads the type though it shows the length": (
+    "reads the type, but returns the length": (
         "{names: [length], pure_closure: true, inputs: {0: TYPE}}",
         "value_read[0]: TYPE",
     ),
-    "reads the elements though it shows what they hold": (
+    "reads the elements, but returns their contents": (
         "{names: [copy_of_first], pure_closure: true, inputs: {0: ELEMENTS}}",
         "value_read[0]: ELEMENTS",
     ),
-    "gives its input though it gives an element": (
+    "returns its input, but returns an element": (
         "{names: [first], pure_closure: true, output: {relation: {kind: SELF, of: 0}}}",
         "relation: SELF",
     ),
-    "gives an element though it gives a copy of one": (
+    "returns an element, but returns a copy": (
         "{names: [copy_of_first], pure_closure: true, output: {relation: {kind: ELEMENT, of: 0}}}",
         "relation: ELEMENT",
     ),
@@ -69,15 +69,15 @@ WRONG = {
         " output: {relation: {kind: ATTRIBUTE, of: 0, key: 1, value: 1, access: write}}}",
         "relation: ATTRIBUTE",
     ),
-    "an operator though it reads a tensor into Python": (
+    "an operator, but reads a tensor into Python": (
         "{names: [largest], as_op_node: true}",
         "shape_from_data",
     ),
-    "an operator of known shape though a mask decides it": (
+    "an operator of known shape, but a mask determines it": (
         "{names: [positive], as_op_node: true}",
         "shape_from_data",
     ),
-    "metadata though it reads the data": (
+    "metadata, but reads the data": (
         "{names: [largest], pure_closure: true, inputs: {0: TYPE}}",
         "value_read[0]: TYPE",
     ),

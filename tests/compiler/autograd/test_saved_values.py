@@ -14,7 +14,7 @@ def by_columns(t):
     return t.t().contiguous().t()
 
 
-LAYOUTS = {"dense": lambda t: t * 1, "by columns": by_columns, "with gaps": with_gaps}
+LAYOUTS = {"dense": lambda t: t * 1, "column-major": by_columns, "with gaps": with_gaps}
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 

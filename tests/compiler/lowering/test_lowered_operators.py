@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import same, same_gradients, seeded, through_aten
+from tests.compiler.programs import aten_fallbacks, same, same_gradients, seeded
 
 pytestmark = pytest.mark.cpu  # lowerings and results for special values depend on the device
 
@@ -32,12 +32,12 @@ def test_cdist_equals_eager():
 
     same_gradients(both, a.double(), b.double())
     same_gradients(own, a[1].double())
-    assert not through_aten(both, a, b)
+    assert not aten_fallbacks(both, a, b)
     # Falls back to ATen where that is faster.
-    assert through_aten(both, a[..., :5], b[..., :5]) == ["aten._cdist_forward.default"]
+    assert aten_fallbacks(both, a[..., :5], b[..., :5]) == ["aten._cdist_forward.default"]
     same_gradients(both, a[..., :5], b[..., :5])
-    assert through_aten(own, a[1]) == ["aten._pdist_forward.default"]
-    assert not through_aten(lambda x: torch.pdist(x, 3.0) + torch.pdist(x, 0.5), a[1])
+    assert aten_fallbacks(own, a[1]) == ["aten._pdist_forward.default"]
+    assert not aten_fallbacks(lambda x: torch.pdist(x, 3.0) + torch.pdist(x, 0.5), a[1])
 
 
 def test_cdist_of_special_values_equals_eager():
@@ -84,8 +84,8 @@ def test_complex_numbers_are_stored_as_pairs():
     same(lambda z: (torch.view_as_complex(torch.view_as_real(z)[1:] + 1) * 2, z.conj().imag * 2), z)
     same(lambda x: torch.complex(x + 1, x), seeded(0, 3))
     same_gradients(lambda x: torch.view_as_real(torch.view_as_complex(x * 2)).sin(), seeded(3, 2))
-    assert not through_aten(lambda x: torch.view_as_real(torch.polar(x, x * 2)), x)
-    assert not through_aten(lambda z: torch.view_as_real(z).exp(), z)
+    assert not aten_fallbacks(lambda x: torch.view_as_real(torch.polar(x, x * 2)), x)
+    assert not aten_fallbacks(lambda z: torch.view_as_real(z).exp(), z)
 
 
 def test_parts_of_complex_tensors_are_mutated_in_place():
@@ -106,7 +106,7 @@ def test_frexp_equals_eager(dtype):
     if dtype == torch.float64:
         x = torch.cat([x, torch.tensor([5e-324, 1e-310, 1e308], dtype=dtype)])
     same(lambda x: (*torch.frexp(x), torch.frexp(x * 3)[1] + 1), x)
-    assert not through_aten(torch.frexp, x)
+    assert not aten_fallbacks(torch.frexp, x)
 
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -140,7 +140,7 @@ def test_histc_equals_eager():
     same(lambda x: torch.histc(x * 2, 5, -1, 1), seeded(20, 31).double())
     same(lambda x: torch.histc(x, 4, 0, 1), torch.empty(0))
     same(lambda x: torch.histc(x * 1e38, 5, -3e38, 3e38), x)  # the width overflows float32
-    assert not through_aten(lambda x: torch.histc(x, 5, -1, 1), x)
+    assert not aten_fallbacks(lambda x: torch.histc(x, 5, -1, 1), x)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -161,7 +161,7 @@ def test_index_put_with_masks_equals_eager(accumulate):
         )  # fmt: skip
 
     same(function, x)
-    assert not through_aten(function, x)
+    assert not aten_fallbacks(function, x)
     values_of_rows = seeded(int(rows.sum()), 1, 6)  # one for each selected row
     same(lambda x, v: torch.index_put(x, (rows,), v, accumulate), x, values_of_rows)
     same_gradients(lambda x, v: torch.index_put(x, (rows,), v, accumulate), x, seeded(5, 6))
@@ -176,7 +176,7 @@ def test_index_fill_in_any_layout_equals_eager():
         same(lambda x, i: x.index_fill(-2, i, x.sum()), given, at)
         same_gradients(lambda x: x.index_fill(1, at, 3) * x, given)
     same(lambda x, i: x.index_fill(0, i, 7), torch.tensor(5.0), torch.tensor([0]))
-    assert not through_aten(lambda x, i: x.index_fill(0, i, 3), x.t(), at)
+    assert not aten_fallbacks(lambda x, i: x.index_fill(0, i, 3), x.t(), at)
 
 
 def test_empty_tensors_equal_eager():
@@ -199,7 +199,7 @@ def test_rrelu_equals_eager():
     same(lambda x: F.rrelu(x.t()), seeded(3, 4))
     same_gradients(lambda x: F.rrelu(x, 0.1, 0.4), seeded(40))
     same_gradients(lambda x: F.rrelu(x, 0.1, 0.4, training=True), seeded(40))
-    assert not through_aten(lambda x: F.rrelu(x), x)
+    assert not aten_fallbacks(lambda x: F.rrelu(x), x)
 
 
 def test_resize_equals_eager():

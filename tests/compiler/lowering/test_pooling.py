@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import compiled, same, same_gradients, seeded, through_aten
+from tests.compiler.programs import aten_fallbacks, compiled, same, same_gradients, seeded
 
 pytestmark = pytest.mark.cpu  # measured there: which windows fall back to ATen
 
@@ -72,10 +72,10 @@ def test_pooling_of_empty_batches_equals_eager():
 def test_some_large_windows_fall_back_to_aten():
     """Maxima alone are a reduction; for indices and overlapping windows, ATen is faster."""
     x = image(1, 2, 30, 33)
-    assert not through_aten(lambda x: F.adaptive_max_pool2d(x, 1), x)
-    assert not through_aten(lambda x: F.adaptive_avg_pool2d(x, (2, 3)), x)
-    assert through_aten(lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True), x)
-    assert through_aten(lambda x: F.max_pool2d(x, 13, 1, 6), x)
+    assert not aten_fallbacks(lambda x: F.adaptive_max_pool2d(x, 1), x)
+    assert not aten_fallbacks(lambda x: F.adaptive_avg_pool2d(x, (2, 3)), x)
+    assert aten_fallbacks(lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True), x)
+    assert aten_fallbacks(lambda x: F.max_pool2d(x, 13, 1, 6), x)
 
 
 def test_fractional_max_pooling_equals_eager():
@@ -97,6 +97,6 @@ def test_fractional_max_pooling_equals_eager():
         torch.manual_seed(0)
         actual = compiled(pooled)(given, volume)
         torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
-    assert through_aten(lambda *tensors: pooled(*tensors), x, volume) == ["aten.rand.default"]
+    assert aten_fallbacks(lambda *tensors: pooled(*tensors), x, volume) == ["aten.rand.default"]
     same_gradients(lambda x: F.fractional_max_pool2d(x, 3, (6, 5)).sin(), x)
     same_gradients(lambda x: F.fractional_max_pool3d(x, 2, (4, 5, 3)).sin(), volume)

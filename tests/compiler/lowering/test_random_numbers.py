@@ -39,11 +39,11 @@ DRAWS = {
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
     "feature dropout": lambda x: F.dropout1d(x[None], 0.3, training=True),
     "dropout of a transposed tensor": lambda x: F.dropout(x.t(), 0.4),
-    "dropout of what was transposed on the way": lambda x: F.dropout(
+    "dropout of a transposed intermediate": lambda x: F.dropout(
         F.layer_norm((x * 2).t(), (6,)).t().tanh(), 0.4
     ),
     "dropout of an expanded tensor": lambda x: F.dropout(x[:1].expand(6, 10), 0.4),
-    "drawn for nothing": lambda x: (x + 1, torch.empty_like(x).normal_())[0],
+    "unused draw": lambda x: (x + 1, torch.empty_like(x).normal_())[0],
 }
 
 

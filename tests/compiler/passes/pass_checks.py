@@ -15,7 +15,7 @@ def aten_graph(function, *inputs, functional=True, sizes="fake"):
     return make_fx(wrapped, tracing_mode=sizes)(*inputs)
 
 
-def names(gm):
+def operator_names(gm):
     """The operators that the graph calls, in order, without overload names."""
     return [
         node.target._opname if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
@@ -28,7 +28,7 @@ def clones(inputs):
     return [i.detach().clone().requires_grad_(i.requires_grad) for i in inputs]
 
 
-def optimised(function, *inputs, inference=True, functional=True):
+def optimised_graph(function, *inputs, inference=True, functional=True):
     """The graph of ``function`` after all passes; asserts that its results equal ``function``'s."""
     gm = aten_graph(function, *inputs, functional=functional)
     gm = passes.run(gm, inference=inference)

@@ -86,7 +86,7 @@ DIFFERENT = {
         (lambda x, y: (x.add_(1), y * 2)[1], *[X.clone()] * 2),
     ),
     "structure": ((lambda x: (x * 2, x + 1), X), (lambda x: (x * 2, (x + 1,)), X)),
-    "mode of rounding": (
+    "rounding mode": (
         (lambda x: torch.div(x, 5, rounding_mode="floor"), X - 6),
         (lambda x: torch.div(x, 5, rounding_mode="trunc"), X - 6),
     ),

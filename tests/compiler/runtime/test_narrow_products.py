@@ -11,7 +11,7 @@ from magpy_like.compiler.passes.cleanup import matrix_products
 from magpy_like.compiler.runtime import captured_graph_cache, narrow_products
 from magpy_like.disk_cache import cpp_compiler
 from tests.compiler import programs
-from tests.compiler.passes.pass_checks import names, optimised
+from tests.compiler.passes.pass_checks import operator_names, optimised_graph
 
 WIDE, DEEP = 1024, 256
 ROWS = torch.randn(4, DEEP)
@@ -60,7 +60,7 @@ def used_kernels(monkeypatch):
     ids=range(6),
 )
 def test_products_of_few_rows_use_narrow_kernels(function):
-    found = names(optimised(function, ROWS, WEIGHTS, BIAS))
+    found = operator_names(optimised_graph(function, ROWS, WEIGHTS, BIAS))
     assert "product" in found
     assert not {"mm", "addmm", "add"} & set(found)
 
@@ -77,12 +77,15 @@ def test_products_of_few_rows_use_narrow_kernels(function):
     ids=range(5),
 )
 def test_other_products_use_libraries(function):
-    assert "product" not in names(optimised(function, ROWS, WEIGHTS, BIAS))
+    assert "product" not in operator_names(optimised_graph(function, ROWS, WEIGHTS, BIAS))
 
 
 def test_products_of_few_rows_use_the_blas_of_the_processors_vendor(monkeypatch):
     monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: True)
-    assert names(optimised(lambda a, b: F.linear(a, b), ROWS, WEIGHTS)) == ["t", "mm"]
+    assert operator_names(optimised_graph(lambda a, b: F.linear(a, b), ROWS, WEIGHTS)) == [
+        "t",
+        "mm",
+    ]
 
 
 LAYOUTS = {

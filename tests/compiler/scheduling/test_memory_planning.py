@@ -56,8 +56,8 @@ def test_softmax_overwrites_its_input_after_the_last_read():
         lambda a, b: (p := a @ b).cumsum(1) * p,
         lambda a, b: ((p := a @ b).view(-1)[: SIZE * SIZE].view(SIZE, SIZE) + 1, p.amax()),
     ],
-    ids=["returned", "transposed", "flipped", "broadcast", "rolled", "reduced", "joined", "shared",
-         "gathered", "arguments", "scanned", "seen twice"],
+    ids=["returned", "transposed", "flipped", "broadcast", "rolled", "reduced", "concatenated",
+         "shared", "gathered", "arguments", "scanned", "viewed twice"],
 )  # fmt: skip
 def test_buffers_with_other_readers_are_not_overwritten(function):
     # Differences of large sums lose accuracy.

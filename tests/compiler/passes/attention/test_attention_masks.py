@@ -30,19 +30,19 @@ def expanded(x):
 
 
 REMOVABLE = {
-    "true everywhere": (expanded, False),
-    "zeros are added": (lambda x: torch.zeros(LENGTH, LENGTH, device=x.device), False),
-    "a triangle": (triangle, True),
+    "all true": (expanded, False),
+    "all zeros": (lambda x: torch.zeros(LENGTH, LENGTH, device=x.device), False),
+    "triangle": (triangle, True),
     "positions": (positions, True),
 }
 EFFECTIVE = {
-    "strictly earlier, the first row sees nothing": lambda x: triangle(x, -1),
-    "one later": lambda x: triangle(x, 1),
-    "of values": lambda x: x[0, 0, :, :LENGTH] > -99,
-    "drawn": lambda x: torch.rand(LENGTH, LENGTH, device=x.device) > -1,
-    "something is added": lambda x: torch.full((LENGTH, LENGTH), -0.5, device=x.device).triu(),
-    "written to before": lambda x: (m := expanded(x).clone(), m.logical_and_(triangle(x)))[0],
-    "a window of it is written to": lambda x: (
+    "strict triangle": lambda x: triangle(x, -1),
+    "triangle shifted by one": lambda x: triangle(x, 1),
+    "from values": lambda x: x[0, 0, :, :LENGTH] > -99,
+    "random": lambda x: torch.rand(LENGTH, LENGTH, device=x.device) > -1,
+    "nonzero addend": lambda x: torch.full((LENGTH, LENGTH), -0.5, device=x.device).triu(),
+    "mutated": lambda x: (m := expanded(x).clone(), m.logical_and_(triangle(x)))[0],
+    "mutated window": lambda x: (
         m := torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device),
         m[1:].logical_and_(triangle(x)[1:]),
     )[0],

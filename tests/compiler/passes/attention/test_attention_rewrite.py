@@ -202,11 +202,11 @@ def overflow(q, k, v, grad):
 NONFINITE = {
     "NaN key": assign(("k", 0, 0, 5), value=math.nan),
     "infinite key": assign(("k", 0, 0, 5), value=INF),
-    "NaN key, seen by nobody": assign(("k", 0, 0, 6), value=math.nan),
+    "NaN key, hidden from all queries": assign(("k", 0, 0, 6), value=math.nan),
     "NaN query": assign(("q", 0, 0, 3), value=math.nan),
     "NaN value": assign(("v", 0, 0, 5), value=math.nan),
     "overflow": overflow,
-    "all that one sees is -inf": assign(("k", 0, 0, 0), value=-INF),
+    "only visible score is -inf": assign(("k", 0, 0, 0), value=-INF),
     "infinite gradient": assign(("grad", 0, 0, 2), value=INF),
     "NaN gradient": assign(("grad", 0, 0, 2), value=math.nan),
 }
@@ -330,20 +330,18 @@ def test_in_place_addition_to_scores_is_rewritten():
 SIMILAR_GRAPHS = {
     "another dimension": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
     "probabilities returned": lambda q, k, v: (p := (q @ k.mT).softmax(-1)) @ v + p.sum(),
-    "scores read again": lambda q, k, v: (s := q @ k.mT).softmax(-1) @ v + s.sum(),
+    "scores with another reader": lambda q, k, v: (s := q @ k.mT).softmax(-1) @ v + s.sum(),
     "values on the left": lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1).mT,
     "another function": lambda q, k, v: (q @ k.mT).sigmoid() @ v,
-    "a tensor for scale": lambda q, k, v: ((q @ k.mT) * v.sum()).softmax(-1) @ v,
-    "a mild fill": lambda q, k, v: (
+    "tensor scale": lambda q, k, v: ((q @ k.mT) * v.sum()).softmax(-1) @ v,
+    "moderate fill value": lambda q, k, v: (
         (q @ k.mT).masked_fill(k.sum(-1)[:, :, None] > 0, -2.0).softmax(-1) @ v
     ),
-    "a floor division": lambda q, k, v: (
-        torch.div(q @ k.mT, 2, rounding_mode="floor").softmax(-1) @ v
-    ),
+    "floor division": lambda q, k, v: torch.div(q @ k.mT, 2, rounding_mode="floor").softmax(-1) @ v,
     "negated": lambda q, k, v: (-(q @ k.mT)).softmax(-1) @ v,
     "double softmax": lambda q, k, v: (q @ k.mT).softmax(-1).softmax(-1) @ v,
     "other values": lambda q, k, v: (q @ k.mT).softmax(-1) @ v[..., :4],
-    "one head's keys for all": lambda q, k, v: (q @ k[:, :1].mT).softmax(-1) @ v,
+    "keys of one head for all": lambda q, k, v: (q @ k[:, :1].mT).softmax(-1) @ v,
 }
 
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from magpy_like.compiler import passes
 from tests.compiler.codegen.triton.fake_gpu import traced
-from tests.compiler.passes.pass_checks import names
+from tests.compiler.passes.pass_checks import operator_names
 from tests.compiler.programs import same, same_gradients, seeded
 
 SIZES = (2, 4, 6, 6), (5, 4, 3, 3), (5,)
@@ -12,7 +12,7 @@ SIZES = (2, 4, 6, 6), (5, 4, 3, 3), (5,)
 
 def convolutions(function, *sizes):
     gm = passes.run(traced(function, *sizes), inference=False)
-    return [n for n in gm.graph.nodes if "convolution" in str(n.target)], names(gm)
+    return [n for n in gm.graph.nodes if "convolution" in str(n.target)], operator_names(gm)
 
 
 def test_bias_becomes_a_separate_addition():

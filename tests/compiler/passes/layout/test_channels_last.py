@@ -11,7 +11,7 @@ from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
 )
-from tests.compiler.passes.pass_checks import aten_graph, names, optimised
+from tests.compiler.passes.pass_checks import aten_graph, operator_names, optimised_graph
 from tests.compiler.programs import compiled, same, seeded, tensors
 from tests.seeding import seed
 
@@ -32,8 +32,8 @@ def strides(gm, name):
 
 
 def test_large_image_is_copied_once_and_its_readers_keep_the_layout():
-    gm = optimised(block, IMAGE, WEIGHT, NEXT)
-    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    gm = optimised_graph(block, IMAGE, WEIGHT, NEXT)
+    assert operator_names(gm).count("clone") == 2  # to channels last, and the result back
     assert strides(gm, "relu")[1] == 1
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
     assert all(n.meta["val"].is_contiguous() for n in output.all_input_nodes)
@@ -54,8 +54,8 @@ def test_indexing_of_an_image_keeps_its_layout(take):
         return F.conv2d(take(F.conv2d(x, w), i, j), v)
 
     inputs = IMAGE, WEIGHT, NEXT, ROWS, COLUMNS
-    gm = optimised(function, *inputs)
-    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    gm = optimised_graph(function, *inputs)
+    assert operator_names(gm).count("clone") == 2  # to channels last, and the result back
     for node in gm.graph.nodes:
         if "index" in str(node.target) or "convolution" in str(node.target):
             assert node.meta["val"].stride(1) == 1
@@ -75,8 +75,8 @@ def test_indexing_of_an_image_keeps_its_layout(take):
 )
 def test_other_convolutions_keep_their_layout(image, weight):
     convolve = F.conv2d if image.dim() == 4 else F.conv1d
-    gm = optimised(convolve, image, weight)
-    assert "clone" not in names(gm)
+    gm = optimised_graph(convolve, image, weight)
+    assert "clone" not in operator_names(gm)
     same(convolve, image, weight)
 
 
@@ -86,7 +86,7 @@ def test_convolution_with_more_weights_than_pixels_keeps_its_layout():
         return F.conv2d(y, v), F.conv2d(y, v[:1])
 
     many = seeded(64, 6, 3, 3)
-    gm = optimised(function, IMAGE, WEIGHT, many)
+    gm = optimised_graph(function, IMAGE, WEIGHT, many)
     first, last, few = (n for n in gm.graph.nodes if "convolution" in str(n.target))
     assert [n.args[0].meta["val"].stride(1) == 1 for n in (first, last, few)] == [True, False, True]
     same(function, IMAGE, WEIGHT, many, rtol=1e-4, atol=1e-4)
@@ -97,7 +97,7 @@ def test_varying_sizes_become_channels_last_without_guards():
     (image, *_) = (n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
     guards = list(image.fake_mode.shape_env.guards)
     gm = passes.run(gm, inference=True)
-    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    assert operator_names(gm).count("clone") == 2  # to channels last, and the result back
     assert strides(gm, "relu")[1] == 1
     assert image.fake_mode.shape_env.guards == guards
     for inputs in (IMAGE, IMAGE[:1, :, :, :40].contiguous()):
@@ -228,7 +228,7 @@ def test_random_numbers_are_drawn_in_the_traced_layout():
         y = F.conv2d(x, w)
         return y + torch.rand_like(y)
 
-    gm = optimised(function, IMAGE, WEIGHT)
+    gm = optimised_graph(function, IMAGE, WEIGHT)
     assert strides(gm, "rand")[1] != 1
 
 
@@ -289,7 +289,7 @@ def test_forward_and_backward_pass_have_the_same_layout(monkeypatch):
     compiled(block)(*(t.clone().requires_grad_() for t in (IMAGE, WEIGHT, NEXT)))
     (gm,) = found
     convolutions = [n for n in gm.graph.nodes if "convolution" in str(n.target)]
-    assert names(gm).count("convolution_backward") == 2 and len(convolutions) == 4
+    assert operator_names(gm).count("convolution_backward") == 2 and len(convolutions) == 4
     for node in convolutions:
         image = node.args["backward" in str(node.target)]
         assert image.meta["val"].stride(1) == 1
