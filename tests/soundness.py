@@ -142,7 +142,7 @@ def _outcome(test: Callable[[], Any], run: Run, seconds: float = 600) -> tuple[s
         about_records = isinstance(error, AssertionError) and _BOOKKEEPING.search(line)
         return "bookkeeping" if about_records else "answer", f"{type(error).__name__}: {line}"
     except _Endless:
-        return "answer", "it does not end"
+        return "answer", "it exceeds the time limit"
     return "right", ""
 
 
@@ -273,7 +273,7 @@ class Sweep:
         names = pyfuncitem._fixtureinfo.argnames
         arguments = {name: pyfuncitem.funcargs[name] for name in names}
         if getattr(pyfuncitem.obj, "is_hypothesis_test", False):
-            _write(Finding(pyfuncitem.nodeid, "it generates its programs"))
+            _write(Finding(pyfuncitem.nodeid, "it runs generated programs"))
             return True
         _write(Finding(pyfuncitem.nodeid, _DEAD))
         try:
@@ -302,9 +302,9 @@ class Sweep:
             return finding
         after, line = _outcome(test, again)
         if "answer" in (before, after):
-            finding.why_not = line or "its answer is another one the second time"
+            finding.why_not = line or "its result differs in the second run"
         elif list(map(_form, run.checks)) != list(map(_form, again.checks)):
-            finding.why_not = "other checks are made the second time"
+            finding.why_not = "its checks differ in the second run"
         else:
             force = functools.partial(_outcome, test, seconds=seconds)
             self._force(finding, force, run, [(n, run.checks[n]) for n in failed])

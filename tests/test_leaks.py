@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 
 class Tracked(torch.Tensor):
-    """A tensor that can be told from all others in the census of Python objects."""
+    """A subclass of tensors that can be counted separately among Python objects."""
 
 
 class Logged(torch.nn.Module):

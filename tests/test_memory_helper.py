@@ -32,13 +32,13 @@ def test_peak_leaves_out_what_was_there_before():
     assert 4 * MEGA <= peak_bytes(lambda: x + 1) < 4 * MEGA + 64  # and the number 1
 
 
-def test_bytes_left_are_those_that_outlive_the_call():
+def test_leaked_bytes_are_those_that_outlive_the_call():
     kept = []
     assert leaked_bytes(lambda: block(3)) == 0
     assert leaked_bytes(lambda: kept.append(block(3))) == 3 * MEGA
 
 
-def test_census_sees_a_tensor_that_a_frame_keeps():
+def test_count_objects_includes_tensors_held_by_frames():
     def generator():
         kept = torch.ones(3)
         yield kept
