@@ -69,7 +69,7 @@ def random_program(x, w):
     return torch.nn.functional.dropout(x.exp() * w, 0.5), x * w
 
 
-@pytest.mark.parametrize("function", [random_program, view], ids=["ours", "AOTAutograd's"])
+@pytest.mark.parametrize("function", [random_program, view], ids=["compiled", "AOTAutograd"])
 def test_unsupported_tangents_of_gradients_raise(function):
     x, w, tangent = inputs(requires_grad=True)
     result, _ = traced(function, x, w)(x, w)

@@ -10,11 +10,11 @@ def with_gaps(t):
     return torch.cat([t, t], 1)[:, : t.shape[1]]
 
 
-def by_columns(t):
+def column_major(t):
     return t.t().contiguous().t()
 
 
-LAYOUTS = {"dense": lambda t: t * 1, "column-major": by_columns, "with gaps": with_gaps}
+LAYOUTS = {"dense": lambda t: t * 1, "column-major": column_major, "with gaps": with_gaps}
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 

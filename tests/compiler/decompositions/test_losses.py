@@ -72,17 +72,17 @@ def test_multilabel_targets_are_marked_as_in_eager():
 @pytest.mark.cpu  # a failed check leaves a GPU unusable
 @REDUCTIONS
 @pytest.mark.parametrize("number", [-0.1, 1.1, torch.nan, torch.inf])
-@pytest.mark.parametrize("which", ["input", "target"])
-def test_binary_cross_entropy_of_non_probabilities_raises(which, number, reduction):
+@pytest.mark.parametrize("argument", ["input", "target"])
+def test_binary_cross_entropy_of_non_probabilities_raises(argument, number, reduction):
     def loss(x, target):
         return F.binary_cross_entropy(x, target, reduction=reduction)
 
     x, target = torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0.0, 1.0, 1.0])
     fast = compiled(loss)
     torch.testing.assert_close(fast(x, target), loss(x, target))
-    (x if which == "input" else target)[1] = number
+    (x if argument == "input" else target)[1] = number
     for call in (loss, fast):
-        with pytest.raises(RuntimeError, match=f"of {which} should be between 0 and 1"):
+        with pytest.raises(RuntimeError, match=f"of {argument} should be between 0 and 1"):
             call(x, target)
 
 

@@ -136,7 +136,7 @@ def test_exponents_of_one_half_equal_eager(exponent, dtype):
 def test_histc_equals_eager():
     x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(500), torch.linspace(-3, 3, 61)])
     limits = ((3, 0, 10), (10, -1, 1), (1, 0, 1), (7, -2.5, 2))
-    same(lambda x: [torch.histc(x, *given) for given in limits], x)
+    same(lambda x: [torch.histc(x, *options) for options in limits], x)
     same(lambda x: torch.histc(x * 2, 5, -1, 1), seeded(20, 31).double())
     same(lambda x: torch.histc(x, 4, 0, 1), torch.empty(0))
     same(lambda x: torch.histc(x * 1e38, 5, -3e38, 3e38), x)  # the width overflows float32
@@ -171,10 +171,10 @@ def test_index_put_with_masks_equals_eager(accumulate):
 def test_index_fill_in_any_layout_equals_eager():
     """torch 2.11's decomposition fails to trace with strides that are not contiguous."""
     at, x = torch.tensor([2, -1, 2]), seeded(4, 6)
-    for given in (x, x.t(), x[:, 1:5], x.chunk(2, 1)[1].t()):
-        same(lambda x, i: x.index_fill(1, i, 3) * 2, given, at)
-        same(lambda x, i: x.index_fill(-2, i, x.sum()), given, at)
-        same_gradients(lambda x: x.index_fill(1, at, 3) * x, given)
+    for tensor_ in (x, x.t(), x[:, 1:5], x.chunk(2, 1)[1].t()):
+        same(lambda x, i: x.index_fill(1, i, 3) * 2, tensor_, at)
+        same(lambda x, i: x.index_fill(-2, i, x.sum()), tensor_, at)
+        same_gradients(lambda x: x.index_fill(1, at, 3) * x, tensor_)
     same(lambda x, i: x.index_fill(0, i, 7), torch.tensor(5.0), torch.tensor([0]))
     assert not aten_fallbacks(lambda x, i: x.index_fill(0, i, 3), x.t(), at)
 

@@ -91,11 +91,11 @@ def test_fractional_max_pooling_equals_eager():
     special = image(2, 3, 11, 9)
     special[0, 1, 3:6, 2:5] = NAN
     special[1, 2] = -float("inf")
-    for given in (x, special):
+    for images in (x, special):
         torch.manual_seed(0)
-        expected = pooled(given, volume)
+        expected = pooled(images, volume)
         torch.manual_seed(0)
-        actual = compiled(pooled)(given, volume)
+        actual = compiled(pooled)(images, volume)
         torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     assert aten_fallbacks(lambda *tensors: pooled(*tensors), x, volume) == ["aten.rand.default"]
     same_gradients(lambda x: F.fractional_max_pool2d(x, 3, (6, 5)).sin(), x)

@@ -113,8 +113,8 @@ def _caller(op: Any, leaves: list[Any], spec: Any, positions: list[int]) -> Any:
 
     def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         filled = list(constant)
-        for place, tensor in zip(positions, tensors, strict=True):
-            filled[place] = tensor
+        for position, tensor in zip(positions, tensors, strict=True):
+            filled[position] = tensor
         first, args, kwargs = pytree.tree_unflatten(filled, spec)
         result = pytree.tree_leaves(op(first, *args, **kwargs))
         return [leaf for leaf in result if isinstance(leaf, torch.Tensor)]

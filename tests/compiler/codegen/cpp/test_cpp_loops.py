@@ -210,11 +210,11 @@ def test_large_inputs_are_transposed_in_blocks():
     same(add_transposed, torch.randn(1030, 1040), torch.randn(1040, 1030))
 
 
-@pytest.mark.parametrize("place", [(0, 3, 4), (0, 29, 9), (0, 0, 0)])
-def test_nan_is_the_extremum_of_a_reduction_over_two_loops(place):
+@pytest.mark.parametrize("index", [(0, 3, 4), (0, 29, 9), (0, 0, 0)])
+def test_nan_is_the_extremum_of_a_reduction_over_two_loops(index):
     """The rows are parts of longer rows, so two loops reduce them, and either may read NaN."""
     x = torch.randn(2, 30, 40)
-    x[place] = float("nan")
+    x[index] = float("nan")
     same(lambda x: (x[:, :, :10].amax((1, 2)), x[:, :, :10].amin(), x[:, :10].amax((0, 2))), x)
     same(lambda x: (x.permute(2, 0, 1)[:10].amin((0, 2)) * 2, x[:, :, ::3].max()), x)
     same(lambda x: F.adaptive_max_pool2d(x, (1, 2)), x)
