@@ -250,20 +250,7 @@ class IsolatedRun:
             if is_plain(value):
                 continue
             if is_instance(value, torch.Tensor):
-                if (self.beside and operation in _DISTINGUISHES_FAKE) or (
-                    position == written and operation not in _ITEM_SETTERS
-                ):
-                    raise Split(
-                        SplitReason.ISOLATED_EFFECT,
-                        f"calls {name}, which inspects or changes the Python object of a tensor",
-                        name,
-                    )
-                if operation in _CHANGES_OBJECTS and not self.owns_tensor(value):
-                    raise Split(
-                        SplitReason.ISOLATED_EFFECT,
-                        f"calls {name}, which changes an external tensor",
-                        name,
-                    )
+                self._check_tensor_argument(operation, name, value, position == written)
                 continue
             if position == written and relation is not None:
                 _, key, stored = resolve_relation(relation, args, kwargs)
@@ -275,6 +262,24 @@ class IsolatedRun:
             if position == written or annotation.input(position).in_place:
                 self.require_own(value, "changes")
             self.consume(value)
+
+    def _check_tensor_argument(
+        self, operation: Any, name: str, tensor: torch.Tensor, is_written: bool
+    ) -> None:
+        """Raises Split: an operation distinguishes a fake tensor or changes its Python object."""
+        distinguishes = self.beside and operation in _DISTINGUISHES_FAKE
+        if distinguishes or (is_written and operation not in _ITEM_SETTERS):
+            raise Split(
+                SplitReason.ISOLATED_EFFECT,
+                f"calls {name}, which inspects or changes the Python object of a tensor",
+                name,
+            )
+        if operation in _CHANGES_OBJECTS and not self.owns_tensor(tensor):
+            raise Split(
+                SplitReason.ISOLATED_EFFECT,
+                f"calls {name}, which changes an external tensor",
+                name,
+            )
 
     def check_attribute(self, name: str) -> None:
         """Check a read of a tensor's attribute.

@@ -66,53 +66,71 @@ def get_item(context: Context, source: Any, key: Any, step: Step | None = None) 
             derived := random_draws.repeat_array_call(context, operator.getitem, (source, key), {})
         ) is not None:
             return derived
-    if not is_plain(key):
-        rec.inspections.visit(key, ValueRead.ALL)
-        rec.inspections.record_comparison(key)
-        if is_instance(key, torch.Tensor) and not is_instance(
-            lookup_in_type(type(source), "__getitem__"), types.FunctionType
-        ):
-            if not is_instance(source, dict):
-                raise Split(
-                    SplitReason.TENSOR_VALUE_READ, "uses a tensor as an index of a Python container"
-                )
-            for other in dict.keys(source):  # tensors are compared by identity
-                rec.inspections.record_comparison(other)
+    _inspect_key(context, source, key)
     if is_instance(source, type):
         return None
     source = rec.inspections.unwrap_proxy(source)
     if is_instance(source, CONTAINERS):
-        if type(source) not in CONTAINERS:
-            getter = class_lookup.read_class(rec, type(source), "__getitem__")
-            if is_instance(getter, types.FunctionType):
-                return None
-        if is_instance(key, slice):
-            varying_reads.substitute(context, source)
-        taken = varying_lists.read_item(context, source, key)
-        if taken is not None:
-            return taken
-        read_calls.read_item(rec, source, key)
-        node = rec.variables.node(source)
-        if node is None or step is None:
-            return None
-        found_by = is_plain(key) or is_compared_by_identity(key)
-        if is_instance(source, dict) and found_by and dict.__contains__(source, key):
-            found = dict.__getitem__(source, key)
-            return varying_reads.lift_read(
-                context, step, node, Relation(RelationKind.KEY, rec.variables.key(key)), found
-            )
-        if is_instance(source, list | tuple) and type(key) is int:
-            at = key if key >= 0 else key + len(source)
-            if 0 <= at < len(source):
-                return varying_reads.lift_read(
-                    context, step, node, Relation(RelationKind.ITEM, at), source[at]
-                )
-    elif type(source) not in NATIVE_TYPES:
+        return _get_from_container(context, source, key, step)
+    if type(source) not in NATIVE_TYPES:
         class_lookup.read_class(rec, type(source), "__getitem__")
         if rec.variables.node(source) is not None and not is_instance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
             rec.inspections.visit(source, ValueRead.ALL)
+    return None
+
+
+def _inspect_key(context: Context, source: Any, key: Any) -> None:
+    """Record that native code hashes or compares a key.
+
+    Raises:
+        Split: a tensor is the index of a sequence.
+    """
+    rec = context.recording
+    if is_plain(key):
+        return
+    rec.inspections.visit(key, ValueRead.ALL)
+    rec.inspections.record_comparison(key)
+    if is_instance(key, torch.Tensor) and not is_instance(
+        lookup_in_type(type(source), "__getitem__"), types.FunctionType
+    ):
+        if not is_instance(source, dict):
+            raise Split(
+                SplitReason.TENSOR_VALUE_READ, "uses a tensor as an index of a Python container"
+            )
+        for other in dict.keys(source):  # tensors are compared by identity
+            rec.inspections.record_comparison(other)
+
+
+def _get_from_container(context: Context, source: Any, key: Any, step: Step | None) -> Token:
+    """Record a read of an element of a built-in container or an instance of a subclass."""
+    rec = context.recording
+    if type(source) not in CONTAINERS:
+        getter = class_lookup.read_class(rec, type(source), "__getitem__")
+        if is_instance(getter, types.FunctionType):
+            return None
+    if is_instance(key, slice):
+        varying_reads.substitute(context, source)
+    taken = varying_lists.read_item(context, source, key)
+    if taken is not None:
+        return taken
+    read_calls.read_item(rec, source, key)
+    node = rec.variables.node(source)
+    if node is None or step is None:
+        return None
+    found_by = is_plain(key) or is_compared_by_identity(key)
+    if is_instance(source, dict) and found_by and dict.__contains__(source, key):
+        found = dict.__getitem__(source, key)
+        return varying_reads.lift_read(
+            context, step, node, Relation(RelationKind.KEY, rec.variables.key(key)), found
+        )
+    if is_instance(source, list | tuple) and type(key) is int:
+        at = key if key >= 0 else key + len(source)
+        if 0 <= at < len(source):
+            return varying_reads.lift_read(
+                context, step, node, Relation(RelationKind.ITEM, at), source[at]
+            )
     return None
 
 
