@@ -1,4 +1,4 @@
-"""A program that looks along a way relies on where it leads: the way is guarded."""
+"""Access paths: a program that follows one relies on the objects along it."""
 
 import collections
 import functools
@@ -26,7 +26,7 @@ def _reads_dictionary(holder, x):
 
 
 @pytest.mark.parametrize("reads", [_reads_attribute, _reads_dictionary])
-def test_instance_given_another_dictionary_is_noticed(reads):
+def test_replaced_instance_dictionary_must_miss(reads):
     def make():
         holder = Holder()
 
@@ -43,7 +43,7 @@ def test_instance_given_another_dictionary_is_noticed(reads):
     )
 
 
-def test_module_given_the_dictionary_of_another_is_noticed():
+def test_module_with_another_modules_dictionary_must_miss():
     def make():
         torch.manual_seed(0)
         return torch.nn.Linear(3, 3)
@@ -65,7 +65,7 @@ def _view_and_base():
     return base, base[0]
 
 
-def test_what_a_tensor_is_a_view_of():
+def test_base_of_a_view_is_guarded():
     check(
         lambda a, b: (b._base is a, a.sum() + b),
         _view_and_base,
@@ -73,7 +73,7 @@ def test_what_a_tensor_is_a_view_of():
     )
 
 
-def test_whether_a_tensor_is_a_view():
+def test_is_view_is_guarded():
     check(
         lambda a: (a._is_view(), a * 2),
         lambda: (torch.ones(2, 3)[1:],),
@@ -81,9 +81,9 @@ def test_whether_a_tensor_is_a_view():
     )
 
 
-def test_most_items_of_a_queue():
-    def queue(most):
-        return lambda: (collections.deque([1, 2], maxlen=most), tensor(1.0, 2.0))
+def test_maxlen_of_a_deque_is_guarded():
+    def queue(maxlen):
+        return lambda: (collections.deque([1, 2], maxlen=maxlen), tensor(1.0, 2.0))
 
     def program(items, x):
         return x * (items.maxlen or 7)
@@ -91,7 +91,7 @@ def test_most_items_of_a_queue():
     check_results(lambda: program, queue(2), queue(5), queue(None))
 
 
-def test_attribute_of_what_a_weak_proxy_hides_is_read_anew():
+def test_attribute_behind_a_weak_proxy_is_read_at_each_call():
     def make():
         holder = Holder()
         proxy = weakref.proxy(holder)
@@ -106,7 +106,7 @@ def test_attribute_of_what_a_weak_proxy_hides_is_read_anew():
     check_results(make, one(), one(2.0))
 
 
-def test_object_of_a_class_written_in_c_is_not_made_by_a_mock():
+def test_object_of_a_native_class_is_not_created_by_a_mock():
     def program(x):
         reverse = functools.cmp_to_key(lambda a, b: b - a)
         return x * 2, reverse(1) < reverse(2), sorted([3, 1, 2], key=reverse)
@@ -114,7 +114,7 @@ def test_object_of_a_class_written_in_c_is_not_made_by_a_mock():
     check_results(lambda: program, one(), one(2.0))
 
 
-OUT_OF_SIGHT = {
+NATIVE_CALLS = {
     "running sums": lambda x: list(itertools.accumulate([x, x * 2, x])),
     "running products": lambda x: list(itertools.accumulate([x, x * 2], torch.mul, initial=x)),
     "running results of a function": lambda x: list(
@@ -128,12 +128,12 @@ OUT_OF_SIGHT = {
 Pair = collections.namedtuple("Pair", "first second")
 
 
-@pytest.mark.parametrize("name", OUT_OF_SIGHT)
-def test_native_code_that_goes_through_tensors_or_calls_methods_is_recorded(name):
-    check(OUT_OF_SIGHT[name], one())
+@pytest.mark.parametrize("name", NATIVE_CALLS)
+def test_native_code_that_iterates_over_tensors_or_calls_methods_is_recorded(name):
+    check(NATIVE_CALLS[name], one())
 
 
-def test_named_tuple_from_outside_with_a_field_replaced():
+def test_external_named_tuple_with_a_replaced_field():
     check(lambda pair, x: pair._replace(second=x * 2), lambda: (Pair(1, 2), tensor(1.0)))
 
 
@@ -142,7 +142,7 @@ class Index(int):
         return 100
 
 
-def test_number_of_a_class_of_its_own_that_is_always_the_same_one():
+def test_number_of_an_int_subclass_in_a_closure():
     index = Index(3)
     check(lambda x: (x * (index + 1), x[:index], range(index), [1, 2, 3, 4][index]), one())
 
@@ -156,13 +156,13 @@ class Hidden:
 
 
 class Refusing(dict):
-    """A dictionary that answers in Python, which storing an attribute does not ask."""
+    """A dictionary with overridden methods, which storing an attribute does not call."""
 
     def __setitem__(self, key, value):
-        raise AssertionError("asked")
+        raise AssertionError("called")
 
     def pop(self, *args):
-        raise AssertionError("asked")
+        raise AssertionError("called")
 
     update = pop
 
@@ -198,7 +198,7 @@ def test_attributes_are_stored_where_python_stores_them(make):
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_attributes_of_an_instance_that_is_made_are_stored_where_python_stores_them():
+def test_attributes_of_a_new_instance_are_stored_where_python_stores_them():
     def program(x):
         box = Hidden()
         box.new = x * 2

@@ -1,5 +1,5 @@
-"""Values, keys and arrays that are equal but not the same, and what native code knows of others:
-every call gives what eager gives, after whatever change."""
+"""Values that are equal but distinct, and dependences through native code: every call equals
+eager's after any change."""
 
 import contextlib
 import functools
@@ -63,7 +63,7 @@ def _read_only(array):
     return array
 
 
-APART = {
+DISTINCT_VALUES = {
     "zeros of both signs as keys": (_divided_by_keys, [lambda: {0.0: 1}, lambda: {-0.0: 1}]),
     "zeros in keys that are tuples": (
         lambda x, found: [x / key[0] for key in found],
@@ -105,9 +105,9 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("what", APART)
-def test_values_that_are_equal_only_have_records_of_their_own(what):
-    program, values = APART[what]
+@pytest.mark.parametrize("name", DISTINCT_VALUES)
+def test_equal_but_distinct_values_have_records_of_their_own(name):
+    program, values = DISTINCT_VALUES[name]
     check_results(lambda: program, *[lambda make=make: (_x(), make()) for make in values])
 
 
@@ -132,11 +132,11 @@ def _cleared_and_filled(x, found):
 @pytest.mark.parametrize(
     "program", [_by_another_key, _by_another_kind_of_number, _cleared_and_filled]
 )
-def test_key_that_took_the_place_of_an_equal_one_is_left(program):
+def test_key_that_replaces_an_equal_one_is_kept(program):
     check_results(lambda: program, lambda: (_x(), {1: 5}), lambda: (_x(), {1: 6}))
 
 
-def test_member_that_took_the_place_of_an_equal_one_is_left():
+def test_member_that_replaces_an_equal_one_is_kept():
     def program(x, found):
         found.remove(1)
         found.add(True)
@@ -145,7 +145,7 @@ def test_member_that_took_the_place_of_an_equal_one_is_left():
     check_results(lambda: program, lambda: (_x(), {1, 2}))
 
 
-# --- numbers that are read in two ways ------------------------------------------------------------
+# --- numbers read through two access paths --------------------------------------------------------
 
 
 class _Holder:
@@ -153,7 +153,7 @@ class _Holder:
         self.v, self.entries, self.table = v, [v, 0.5], {"v": v}
 
 
-WAYS = {
+TWO_READS = {
     "getattr, then the attribute": lambda x, o: x * (getattr(o, "v") * 2) + o.v,
     "the attribute, then getattr": lambda x, o: x * o.v + getattr(o, "v") * 2,
     "object's own getter": lambda x, o: x * object.__getattribute__(o, "v") + o.v,
@@ -167,14 +167,14 @@ WAYS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*not recorded any more")
-@pytest.mark.parametrize("way", WAYS)
-def test_number_that_varies_counts_however_it_is_read(way):
+@pytest.mark.parametrize("name", TWO_READS)
+def test_varying_number_is_guarded_on_all_access_paths(name):
     values = [lambda v=v: (_x(), _Holder(v)) for v in (1.0, 2.0, 3.0, 1.0, 7.0)]
-    check_results(lambda: WAYS[way], *values)
+    check_results(lambda: TWO_READS[name], *values)
 
 
 @pytest.mark.filterwarnings("ignore:.*not recorded any more")
-def test_counter_that_was_read_before_it_counts():
+def test_counter_read_before_its_increment_is_guarded():
     def make():
         state = types.SimpleNamespace(steps=1)
 
@@ -188,11 +188,11 @@ def test_counter_that_was_read_before_it_counts():
     check_results(make, *[lambda: (_x(),)] * 3)
 
 
-# --- what native or annotated code knows ----------------------------------------------------------
+# --- dependences through native or annotated code -------------------------------------------------
 
 
 def _with(**state):
-    """A maker's decorator: the program is given a namespace of its own as its first argument."""
+    """Decorator: the program receives a namespace with this state as its first argument."""
 
     def enter(program):
         def make():
@@ -252,12 +252,12 @@ def _names_class_of_instance(s, x):
 
 
 @_with(function=_function)
-def _looks_at_defaults(s, x):
+def _inspects_defaults(s, x):
     return x * inspect.signature(s.function).parameters["b"].default
 
 
 @_with(function=_function)
-def _looks_at_annotations(s, x):
+def _inspects_annotations(s, x):
     return x * len(typing.get_type_hints(s.function)["a"].__name__)
 
 
@@ -277,19 +277,19 @@ def _other_factor(program):
     program.state.factor = 5
 
 
-KNOWN = [
+HIDDEN_DEPENDENCES = [
     (_substitutes, _other_factor),
     (_encodes, _other_factor),
     (_decodes, _other_factor),
     (_names_class, _longer_name),
     (_names_class_of_instance, _longer_name),
-    (_looks_at_defaults, _other_defaults),
-    (_looks_at_annotations, _other_annotation),
+    (_inspects_defaults, _other_defaults),
+    (_inspects_annotations, _other_annotation),
 ]
 
 
-@pytest.mark.parametrize(("make", "change"), KNOWN, ids=lambda f: f.__name__)
-def test_change_of_what_a_call_depends_on_is_noticed(make, change):
+@pytest.mark.parametrize(("make", "change"), HIDDEN_DEPENDENCES, ids=lambda f: f.__name__)
+def test_change_of_a_hidden_dependence_must_miss(make, change):
     twins = Twins(make)
     for i in range(3):
         twins.call(lambda: (_x(),), why=f"call {i}")
@@ -298,7 +298,7 @@ def test_change_of_what_a_call_depends_on_is_noticed(make, change):
         twins.call(lambda: (_x(),), why=f"call {i} after the change")
 
 
-def test_native_method_that_needs_its_class_lies_on_the_stack_at_a_split():
+def test_native_method_of_a_pattern_is_on_the_operand_stack_at_a_split():
     found = re.compile("[ ]*").match
 
     def program(x, _match=found):
@@ -338,7 +338,7 @@ def _imports_by_name(x):
 
 
 @pytest.mark.parametrize("program", [_imports, _imports_name, _imports_by_name])
-def test_module_that_took_the_place_of_another_is_found(program):
+def test_replaced_module_is_imported(program):
     compiled = magpy.compile(program, backend="eager")
     for k in (2.0, 3.0, 2.0):
         with _module(k=k):
@@ -346,7 +346,7 @@ def test_module_that_took_the_place_of_another_is_found(program):
                 assert_same(compiled(_x()), _x() * k)
 
 
-def test_how_numpy_takes_errors_is_noticed():
+def test_error_handling_of_numpy_is_guarded():
     @magpy.compile(backend="eager")
     def program(x):
         try:
@@ -361,7 +361,7 @@ def test_how_numpy_takes_errors_is_noticed():
                 assert_same(program(_x()), expected)
 
 
-# --- what a program makes -------------------------------------------------------------------------
+# --- new objects ----------------------------------------------------------------------------------
 
 
 class _Text(str):
@@ -422,7 +422,7 @@ def _instance_with_an_empty_slot(x):
     return half
 
 
-MADE = [
+NEW_OBJECTS = [
     lambda x: (_Text("a"), _Whole(3), _Broken(2.5), _Bytes(b"q"), x),
     lambda x: _Doubled([x]).natively(),
     _partial_with_attributes,
@@ -431,14 +431,14 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize("program", MADE)
-def test_object_is_made_with_all_that_it_has(program):
+@pytest.mark.parametrize("program", NEW_OBJECTS)
+def test_new_object_is_reconstructed_with_its_whole_state(program):
     twins = check_results(lambda: program, lambda: (_x(),))
     assert magpy.cache_info(twins.compiled).hits == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*not recorded any more")
-def test_objects_end_that_a_call_before_has_left():
+def test_object_kept_by_the_previous_call_is_finalized():
     def make():
         log, state = [], types.SimpleNamespace(kept=None)
 
@@ -457,21 +457,21 @@ def test_objects_end_that_a_call_before_has_left():
         twins.call(lambda: (_x(),), why=f"call {i}")
 
 
-# --- classes that answer for their instances ------------------------------------------------------
+# --- classes with overridden attribute access -----------------------------------------------------
 
 
-class _Listens:
+class _LogsReads:
     def __init__(self, v):
         object.__setattr__(self, "v", v)
-        object.__setattr__(self, "heard", [])
+        object.__setattr__(self, "reads", [])
 
     def __getattribute__(self, name):
-        object.__getattribute__(self, "heard").append(name)
+        object.__getattribute__(self, "reads").append(name)
         return object.__getattribute__(self, name)
 
 
-class _ListensToSlots(_Listens):
-    __slots__ = ("v", "heard")
+class _LogsReadsOfSlots(_LogsReads):
+    __slots__ = ("v", "reads")
 
 
 class _Claims:
@@ -495,16 +495,16 @@ class _Computes:
         return object.__getattribute__(self, name)
 
 
-@pytest.mark.parametrize("cls", [_Listens, _ListensToSlots])
-def test_an_instance_hears_of_the_program_alone(cls):
+@pytest.mark.parametrize("cls", [_LogsReads, _LogsReadsOfSlots])
+def test_getattribute_of_an_instance_sees_only_reads_of_the_program(cls):
     compiled = magpy.compile(lambda x, o: x * o.v, backend="eager")
     for v in (1.0, 2.0, 1.0, 2.0):
-        given = cls(v)
-        assert_same(compiled(_x(), given), _x() * v)
-        assert object.__getattribute__(given, "heard") == ["v"]
+        argument = cls(v)
+        assert_same(compiled(_x(), argument), _x() * v)
+        assert object.__getattribute__(argument, "reads") == ["v"]
 
 
-def test_an_instance_that_claims_to_be_a_dictionary_is_none():
+def test_instance_that_claims_to_be_a_dictionary_is_not_treated_as_one():
     compiled = magpy.compile(
         lambda x, o: x * (o.v if isinstance(o, dict) else 5) * (type(o) is _Claims),
         backend="eager",
@@ -514,7 +514,7 @@ def test_an_instance_that_claims_to_be_a_dictionary_is_none():
 
 
 @pytest.mark.filterwarnings("ignore:.*not recorded any more")
-def test_numbers_that_a_getter_in_python_reads_count():
+def test_numbers_read_by_getattribute_are_guarded():
     compiled = magpy.compile(lambda x, o: x * o.doubled + o.v, backend="eager")
     for v in (1.0, 2.0, 1.0, 3.0):
         assert_same(compiled(_x(), _Computes(v)), _x() * 2 * v + v)
@@ -531,7 +531,7 @@ def _keeps_text_of_exception(x, k):
         return x, str(error), repr(error)
 
 
-HELD = {
+READ_BY_NATIVE_CODE = {
     "an exception": _keeps_text_of_exception,
     "deep containers": lambda x, k: (x, str([[[[[[k]]]]]]), json.dumps({"a": {"b": [[[k]]]}})),
     "a namespace": lambda x, k: (x, str(types.SimpleNamespace(k=k))),
@@ -542,12 +542,12 @@ HELD = {
 
 
 @pytest.mark.filterwarnings("ignore:.*not recorded any more")
-@pytest.mark.parametrize("where", HELD)
-def test_number_that_varies_counts_when_native_code_finds_it_in(where):
-    check_results(lambda: HELD[where], *[lambda k=k: (_x(), k) for k in (2, 3, 4, 2)])
+@pytest.mark.parametrize("name", READ_BY_NATIVE_CODE)
+def test_varying_number_that_native_code_reads_is_guarded(name):
+    check_results(lambda: READ_BY_NATIVE_CODE[name], *[lambda k=k: (_x(), k) for k in (2, 3, 4, 2)])
 
 
-def test_warning_that_is_an_exception_at_some_calls_is_caught_at_those():
+def test_warning_filter_that_raises_is_guarded():
     @magpy.compile(backend="eager")
     def program(x):
         try:

@@ -1,4 +1,4 @@
-"""What fixed objects hold is watched natively: a change of it, and nothing else, is noticed."""
+"""The native watch: contents of fixed objects."""
 
 import collections
 
@@ -22,7 +22,7 @@ class Leaf(Middle):
 
 
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.defaultdict])
-def test_number_of_entries_of_a_dictionary(kind):
+def test_size_of_a_dictionary_is_watched(kind):
     hooks = kind()
     watch = Watch()
     watch.size(hooks, 0)
@@ -34,7 +34,7 @@ def test_number_of_entries_of_a_dictionary(kind):
     assert watch()
 
 
-def test_number_of_entries_beside_the_keys_and_an_entry():
+def test_size_keys_and_an_entry_of_a_dictionary_are_watched():
     entries = {"a": 1, "b": 2}
     watch = Watch()
     watch.size(entries, 2)
@@ -45,10 +45,10 @@ def test_number_of_entries_beside_the_keys_and_an_entry():
     assert watch()
     del entries["a"]
     entries["a"] = 1
-    assert not watch()  # in another order
+    assert not watch()  # in a different order
 
 
-def test_what_super_finds_behind_a_class():
+def test_attribute_found_by_super_is_watched():
     watch = Watch()
     watch.place(Leaf, ("act", Leaf), Base.act, False)
     assert watch()
@@ -67,12 +67,12 @@ def test_what_super_finds_behind_a_class():
     assert watch()
 
 
-def test_what_super_does_not_find():
+def test_absence_of_an_attribute_of_super_is_watched():
     class Alone:
         pass
 
     watch = Watch()
     watch.place(Alone, ("act", Alone), ABSENT, False)
     assert watch()
-    Alone.act = None  # it is not behind itself
+    Alone.act = None  # super() skips the class itself
     assert watch()

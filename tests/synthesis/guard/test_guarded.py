@@ -1,5 +1,8 @@
-"""A call that differs in something that a program relies on is turned away, and must be: with that
-condition made to hold by force its answer is another one than eager's."""
+"""Necessity of each condition: without it, a call that breaks it would differ from eager mode.
+
+A call that differs in a property on which a program relies must miss: if that condition is forced
+to hold, its answer differs from eager's.
+"""
 
 from typing import Any
 
@@ -14,35 +17,35 @@ from tests.seeding import seed
 from tests.synthesis.guard.guarded import PROGRAMS, Program
 
 
-def answers(case: Program, *, compiled: bool, behind: bool) -> tuple[Any, int]:
-    """What each call gives and leaves, and how many were answered by a record."""
+def answers(case: Program, *, compiled: bool, after_split: bool) -> tuple[Any, int]:
+    """Results and arguments after each call, and the number of calls that a record served."""
     made, calls = case.make()
     now: list[Any] = []
-    given = magpy.disable(lambda: now[0]())
+    opaque_call = magpy.disable(lambda: now[0]())
 
     def split() -> Any:
-        return made(*given())
+        return made(*opaque_call())
 
-    program = target = split if behind else made
+    program = target = split if after_split else made
     if compiled:
         program = magpy.compile(target, backend=case.backend)
-    found = []
+    outcomes = []
     for now[:] in [[call] for call in calls]:
         seed(0)
-        args, kwargs = () if behind else now[0](), {}
+        args, kwargs = () if after_split else now[0](), {}
         if args and isinstance(args[0], tuple):
             args, kwargs = args
         try:
             result = program(*args, **kwargs)
         except Exception as error:
             result = type(error), str(error)
-        found.append((result, args))
+        outcomes.append((result, args))
     torch.set_grad_enabled(True)
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
     torch.set_autocast_dtype("cpu", torch.bfloat16)
-    return (found, target), magpy.cache_info(program).hits if compiled else 0
+    return (outcomes, target), magpy.cache_info(program).hits if compiled else 0
 
 
 def differ(a: Any, b: Any) -> bool:
@@ -53,32 +56,32 @@ def differ(a: Any, b: Any) -> bool:
     return False
 
 
-def kinds_that_matter(case: Program, *, behind: bool) -> set[str]:
-    """The kinds of conditions without which some answer is another one than eager's."""
-    expected, _ = answers(case, compiled=False, behind=behind)
+def kinds_that_matter(case: Program, *, after_split: bool) -> set[str]:
+    """Kinds of conditions without which some answer differs from eager's."""
+    expected, _ = answers(case, compiled=False, after_split=after_split)
     run = conditions.Run()
     with conditions.noted(run):
-        actual, hits = answers(case, compiled=True, behind=behind)
+        actual, hits = answers(case, compiled=True, after_split=after_split)
     assert_same(actual, expected)
-    assert hits, "no record has answered any call"
+    assert hits, "no record has served any call"
     found = set()
     for kind in {kind for number in run.failed for kind in run.checks[number].kinds}:
         with conditions.noted(conditions.Run(forced=[kind])):
-            forced, _ = answers(case, compiled=True, behind=behind)
+            forced, _ = answers(case, compiled=True, after_split=after_split)
         if differ(forced, expected):
             found.add(kind)
     return found
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["at entry", "behind a split"])
+@pytest.mark.parametrize("after_split", [False, True], ids=["at entry", "after a split"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_call_that_differs_in_what_a_program_relies_on_is_turned_away(name, behind):
+def test_call_that_breaks_a_condition_must_miss(name, after_split):
     case = PROGRAMS[name]
-    if behind and not case.behind:
+    if after_split and not case.after_split:
         return
-    found = kinds_that_matter(case, behind=behind)
+    found = kinds_that_matter(case, after_split=after_split)
     assert found or not case.kinds
-    assert behind or case.kinds <= found
+    assert after_split or case.kinds <= found
 
 
 def test_each_kind_of_condition_has_a_program_that_needs_it():
@@ -87,34 +90,34 @@ def test_each_kind_of_condition_has_a_program_that_needs_it():
 
 
 NOT_NEEDED = {
-    "Metadata: t->device() != device": "the dispatch keys tell all but one GPU from another",
-    "current_state: a.get_fw_grad_mode()": "only native code asks, which no record holds; "
-    "it is compared in one word with what is needed",
-    "current_state: a.get_inference_mode()": "the dispatch keys tell; compared in one word, too",
+    "Metadata: t->device() != device": "the dispatch keys tell all but GPUs apart",
+    "current_state: a.get_fw_grad_mode()": "only native code queries it, which no record holds; "
+    "it is compared in one word with bits that are needed",
+    "current_state: a.get_inference_mode()": "dispatch keys contain it; compared in one word, too",
     "TorchState: included == o.included": "under a transform or a mode for operators, which "
-    "include some, no record is looked for, nor behind a split; native code may include others",
+    "include some, no record is looked up, nor after a split; native code may include others",
 }
-"""Comparisons that no program misses that is recorded without a GPU, and why they stay."""
-_first = [(name, behind) for behind in (False, True) for name in PROGRAMS]
-"""Programs and whether behind a split, those first that have missed a comparison last."""
+"""Native comparisons that no program recorded without a GPU needs, and why they stay."""
+_first = [(name, after_split) for after_split in (False, True) for name in PROGRAMS]
+"""Programs, and whether after a split; those that needed a comparison most recently come first."""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("comparison", sorted(set(mutants.comparisons()) - NOT_NEEDED.keys()))
 def test_each_native_comparison_has_a_program_that_needs_it(comparison):
-    for name, behind in list(_first):
+    for name, after_split in list(_first):
         case = PROGRAMS[name]
-        if behind and not case.behind:
+        if after_split and not case.after_split:
             continue
-        expected, _ = answers(case, compiled=False, behind=behind)
+        expected, _ = answers(case, compiled=False, after_split=after_split)
         with mutants.disabled(comparison):
-            actual, _ = answers(case, compiled=True, behind=behind)
+            actual, _ = answers(case, compiled=True, after_split=after_split)
         if differ(actual, expected):
-            _first.remove((name, behind))
-            _first.insert(0, (name, behind))
+            _first.remove((name, after_split))
+            _first.insert(0, (name, after_split))
             return
     raise AssertionError("no program needs it")
 
 
-def test_comparisons_that_are_not_needed_are_there():
+def test_comparisons_listed_as_unneeded_exist():
     assert NOT_NEEDED.keys() <= set(mutants.comparisons())

@@ -1,4 +1,4 @@
-"""What native code takes out of variables from outside for something new is relied on."""
+"""Elements that native code copies from external variables into new objects are guarded."""
 
 import array
 import collections
@@ -11,7 +11,7 @@ import pytest
 from tests.programs import Twins, one
 
 
-def _outside():
+def _external_state():
     def scaled(scale, x, shift=0.0):
         return x * scale + shift
 
@@ -45,7 +45,7 @@ def _alter_again(state):
 
 
 class _Partial(functools.partial):
-    """Made like any other, of a native class."""
+    """A native class's Python subclass, created like any other."""
 
 
 _PROGRAMS = {
@@ -66,9 +66,9 @@ _PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_a_change_of_what_was_taken_out_is_noticed(name):
+def test_change_of_natively_copied_elements_must_miss(name):
     def make():
-        state = _outside()
+        state = _external_state()
 
         def program(x):
             return _PROGRAMS[name](state, x)

@@ -1,4 +1,4 @@
-"""Programs that each rely on something, and calls between which just that changes."""
+"""Programs that each rely on one condition, and calls between which only that condition changes."""
 
 from tests.synthesis.guard.guarded import arguments, attributes, numbers, objects, process, tensors
 from tests.synthesis.guard.guarded.registry import PROGRAMS, Program

@@ -1,4 +1,4 @@
-"""Programs that rely on what a call brings."""
+"""Programs that rely on their arguments."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from torch import nn
 from magpy_like.synthesis.guard.conditions import Kind
 from tests.synthesis.guard.guarded.registry import (
     Box,
-    Made,
+    Calls,
     Number,
     Other,
-    altered,
-    given,
     minus,
     ones,
     plus,
     relies_on,
+    varied_argument,
+    varied_state,
 )
 
 
-@relies_on(Kind.POSITIONAL_ARGUMENTS, behind=False)
-def more_arguments() -> Made:
+@relies_on(Kind.POSITIONAL_ARGUMENTS, after_split=False)
+def another_positional_argument() -> Calls:
     def program(x, *others):
         return x + len(others)
 
     return program, [lambda: (ones(),), lambda: (ones(),), lambda: (ones(), 1)]
 
 
-@relies_on(Kind.KEYWORD_ARGUMENTS, behind=False)
-def other_keywords() -> Made:
+@relies_on(Kind.KEYWORD_ARGUMENTS, after_split=False)
+def different_keywords() -> Calls:
     def program(x, **others):
         return x * others.get("a", 3) + others.get("b", 4)
 
@@ -46,39 +46,41 @@ def other_keywords() -> Made:
 
 
 @relies_on(Kind.VALUE_EQUALITY, Kind.VALUE)
-def another_number() -> Made:
-    return given(lambda x, n: x * n if n != 1 else x, lambda: 0, lambda: 1)
+def number() -> Calls:
+    return varied_argument(lambda x, n: x * n if n != 1 else x, lambda: 0, lambda: 1)
 
 
 @relies_on(Kind.VALUE_TYPE, Kind.VALUE)
-def another_type() -> Made:
-    return given(lambda x, n: x.int() * n if type(n) is int else x, lambda: 1, lambda: 1.0)
+def type_of_a_number() -> Calls:
+    return varied_argument(
+        lambda x, n: x.int() * n if type(n) is int else x, lambda: 1, lambda: 1.0
+    )
 
 
 @relies_on(Kind.VALUE)
-def another_string() -> Made:
-    return given(lambda x, s: x if s == "a" else -x, lambda: "a", lambda: "b")
+def string() -> Calls:
+    return varied_argument(lambda x, s: x if s == "a" else -x, lambda: "a", lambda: "b")
 
 
 @relies_on(Kind.VALUE_TEXT, Kind.VALUE)
-def another_sign_of_zero() -> Made:
-    return given(lambda x, n: x / n, lambda: 0.0, lambda: -0.0)
+def sign_of_zero() -> Calls:
+    return varied_argument(lambda x, n: x / n, lambda: 0.0, lambda: -0.0)
 
 
 @relies_on(Kind.SCALAR_VALUE)
-def another_number_of_a_class() -> Made:
-    return given(
+def number_of_an_int_subclass() -> Calls:
+    return varied_argument(
         lambda x, n: x + 1 if n == 2 else x, lambda: Number(2), lambda: Number(3), lambda: Number(2)
     )
 
 
 @relies_on(Kind.TYPE)
-def another_instance() -> Made:
-    return given(lambda x, box: box.twice(x), Box, Other)
+def class_of_an_instance() -> Calls:
+    return varied_argument(lambda x, box: box.twice(x), Box, Other)
 
 
 @relies_on(Kind.TENSOR)
-def another_shape() -> Made:
+def number_of_dimensions() -> Calls:
     return (lambda x: x.sum() + x.dim()), [_ones2, _ones2, lambda: (ones(2, 2),)]
 
 
@@ -87,18 +89,18 @@ def _ones2() -> tuple[Any, ...]:
 
 
 @relies_on(Kind.LENGTH)
-def another_length() -> Made:
-    return given(lambda x, items: x + len(items), lambda: [1, 2], lambda: [1, 2, 3])
+def length_of_a_list() -> Calls:
+    return varied_argument(lambda x, items: x + len(items), lambda: [1, 2], lambda: [1, 2, 3])
 
 
 @relies_on(Kind.DICT_LENGTH)
-def another_length_of_a_dictionary() -> Made:
-    return given(lambda x, t: x + len(t), lambda: {"a": 1}, lambda: {"a": 1, "b": 1})
+def length_of_a_dictionary() -> Calls:
+    return varied_argument(lambda x, t: x + len(t), lambda: {"a": 1}, lambda: {"a": 1, "b": 1})
 
 
 @relies_on(Kind.DICT_KEYS)
-def other_keys() -> Made:
-    return given(
+def keys_of_a_dictionary() -> Calls:
+    return varied_argument(
         lambda x, table: x + sum(len(key) for key in table),
         lambda: {"a": 1},
         lambda: {"abc": 1},
@@ -107,26 +109,28 @@ def other_keys() -> Made:
 
 
 @relies_on(Kind.SET_MEMBERS)
-def other_members() -> Made:
-    return given(lambda x, s: x + sum(s), lambda: {1, 2}, lambda: {1, 2, 5})
+def members_of_a_set() -> Calls:
+    return varied_argument(lambda x, s: x + sum(s), lambda: {1, 2}, lambda: {1, 2, 5})
 
 
 @relies_on(Kind.SET_MEMBERS)
-def other_members_of_a_class() -> Made:
+def members_of_a_set_subclass() -> Calls:
     class Members(set[Any]):
         pass
 
-    return given(lambda x, s: x + sum(s), lambda: Members({1, 2}), lambda: Members({1, 5}))
+    return varied_argument(
+        lambda x, s: x + sum(s), lambda: Members({1, 2}), lambda: Members({1, 5})
+    )
 
 
 @relies_on(Kind.NOT_EMPTY)
-def nothing_in_it() -> Made:
-    return given(lambda x, items: x if items else -x, lambda: [1], lambda: [])
+def emptiness_of_a_list() -> Calls:
+    return varied_argument(lambda x, items: x if items else -x, lambda: [1], lambda: [])
 
 
 @relies_on(Kind.ARRAY_CONTENTS)
-def another_array() -> Made:
-    return given(
+def contents_of_an_array() -> Calls:
+    return varied_argument(
         lambda x, a: x + torch.from_numpy(a),
         lambda: np.array([1.0, 2.0]),
         lambda: np.array([1.0, 3.0]),
@@ -134,16 +138,16 @@ def another_array() -> Made:
 
 
 @relies_on(Kind.ARRAY_METADATA)
-def an_array_of_another_shape() -> Made:
-    return given(lambda x, a: x + a.ndim, lambda: np.ones(2), lambda: np.ones((2, 2)))
+def shape_of_an_array() -> Calls:
+    return varied_argument(lambda x, a: x + a.ndim, lambda: np.ones(2), lambda: np.ones((2, 2)))
 
 
 @relies_on(Kind.DEFAULT_FACTORY)
-def another_default_factory() -> Made:
+def default_factory() -> Calls:
     def program(x, table):
         return x * table["b"]
 
-    return given(
+    return varied_argument(
         program,
         lambda: collections.defaultdict(_two, a=1),
         lambda: collections.defaultdict(_three, a=1),
@@ -159,22 +163,22 @@ def _three() -> int:
 
 
 @relies_on(Kind.FUNCTION_CODE)
-def other_code() -> Made:
-    return given(lambda x, function: function(x), lambda: plus(1), lambda: minus(1))
+def code_of_a_function() -> Calls:
+    return varied_argument(lambda x, function: function(x), lambda: plus(1), lambda: minus(1))
 
 
 @relies_on(Kind.VALUE)
-def another_closure() -> Made:
-    return given(lambda x, function: function(x), lambda: plus(1), lambda: plus(2))
+def closure_of_a_function() -> Calls:
+    return varied_argument(lambda x, function: function(x), lambda: plus(1), lambda: plus(2))
 
 
 @relies_on(Kind.DEQUE_MAXLEN)
-def another_bound() -> Made:
+def maxlen_of_a_deque() -> Calls:
     def program(x, items):
         items.append(3)
         return x * len(items)
 
-    return given(
+    return varied_argument(
         program,
         lambda: collections.deque([1, 2], maxlen=3),
         lambda: collections.deque([1, 2], maxlen=2),
@@ -182,47 +186,51 @@ def another_bound() -> Made:
 
 
 @relies_on(Kind.ABSENT_KEY)
-def a_key_more() -> Made:
-    return given(lambda x, t: x * t.get("b", 3), lambda: {"a": 1}, lambda: {"a": 1, "b": 1})
+def additional_key() -> Calls:
+    return varied_argument(
+        lambda x, t: x * t.get("b", 3), lambda: {"a": 1}, lambda: {"a": 1, "b": 1}
+    )
 
 
 @relies_on(Kind.MEMBER)
-def a_member_less() -> Made:
-    return given(lambda x, t: x * ("b" in t), lambda: {"b": 1}, lambda: {"a": 1})
+def absent_member() -> Calls:
+    return varied_argument(lambda x, t: x * ("b" in t), lambda: {"b": 1}, lambda: {"a": 1})
 
 
 @relies_on()
-def a_key_less() -> Made:
-    return given(
+def absent_key_of_a_tensor() -> Calls:
+    return varied_argument(
         lambda x, t: x * t["b"] if "b" in t else x, lambda: {"b": ones()}, lambda: {"a": 1}
     )
 
 
 @relies_on()
-def a_key_to_a_list_less() -> Made:
+def absent_key_of_a_list() -> Calls:
     def program(x, table):
         try:
             return x * len(table["b"])
         except KeyError:
             return x
 
-    return given(program, lambda: {"b": [1]}, lambda: {})
+    return varied_argument(program, lambda: {"b": [1]}, lambda: {})
 
 
 @relies_on()
-def a_key_to_a_number_less() -> Made:
-    return given(lambda x, t: x * t.get("b", 3), lambda: {"b": 1}, lambda: {})
+def absent_key_of_a_number() -> Calls:
+    return varied_argument(lambda x, t: x * t.get("b", 3), lambda: {"b": 1}, lambda: {})
 
 
 @relies_on(Kind.ABSENT_ATTRIBUTE)
-def an_attribute_more() -> Made:
-    return given(lambda x, box: x * getattr(box, "b", 3), lambda: Box(a=1), lambda: Box(b=1))
+def additional_attribute() -> Calls:
+    return varied_argument(
+        lambda x, box: x * getattr(box, "b", 3), lambda: Box(a=1), lambda: Box(b=1)
+    )
 
 
 @relies_on()
-def a_key_less_that_is_made() -> Made:
-    """To look it up makes it."""
-    return given(
+def absent_key_that_lookup_creates() -> Calls:
+    """The lookup creates the key."""
+    return varied_argument(
         lambda x, t: x * len(t.get("b", "abc")),
         lambda: collections.defaultdict(list, b=[1]),
         lambda: collections.defaultdict(list),
@@ -230,48 +238,48 @@ def a_key_less_that_is_made() -> Made:
 
 
 @relies_on()
-def an_attribute_less_that_is_made() -> Made:
+def absent_attribute_that_lookup_creates() -> Calls:
     def box(**attributes: Any) -> Box:
         made = Box()
         made.__dict__ = collections.defaultdict(list, attributes)
         return made
 
-    return given(
+    return varied_argument(
         lambda x, box: x * len(getattr(box, "b", "abc")), lambda: box(b=[1]), lambda: box()
     )
 
 
 @relies_on()
-def an_attribute_less() -> Made:
-    return given(
+def absent_attribute() -> Calls:
+    return varied_argument(
         lambda x, box: x * len(getattr(box, "b", "abc")), lambda: Box(b=[1]), lambda: Box(a=1)
     )
 
 
 @relies_on()
-def an_item_less() -> Made:
+def absent_item() -> Calls:
     def program(x, items):
         try:
             return x + len(items[1])
         except IndexError:
             return x
 
-    return given(program, lambda: [[1], [2]], lambda: [[1]])
+    return varied_argument(program, lambda: [[1], [2]], lambda: [[1]])
 
 
 @relies_on()
-def a_number_less() -> Made:
+def absent_number() -> Calls:
     def program(x, items):
         try:
             return x + items[1]
         except IndexError:
             return x
 
-    return given(program, lambda: [1, 2], lambda: [1])
+    return varied_argument(program, lambda: [1, 2], lambda: [1])
 
 
 @relies_on(Kind.ALIAS, Kind.LENGTH)
-def an_alias_less() -> Made:
+def absent_alias() -> Calls:
     def both() -> Any:
         return [[1]] * 2
 
@@ -282,39 +290,39 @@ def an_alias_less() -> Made:
         except IndexError:
             return x
 
-    return given(program, both, lambda: [[1]], lambda: [[1], [1]])
+    return varied_argument(program, both, lambda: [[1]], lambda: [[1], [1]])
 
 
 @relies_on(Kind.ALIAS)
-def not_the_same_list() -> Made:
+def aliased_lists() -> Calls:
     def program(x, pair):
         pair[0].append(1)
         return x + len(pair[1])
 
-    return given(program, lambda: ([1],) * 2, lambda: ([1], [1]))
+    return varied_argument(program, lambda: ([1],) * 2, lambda: ([1], [1]))
 
 
 @relies_on(Kind.DISTINCT)
-def the_same_list() -> Made:
+def distinct_lists() -> Calls:
     def program(x, pair):
         pair[0].append(1)
         return x + len(pair[1])
 
-    return given(program, lambda: ([1], [1]), lambda: ([1],) * 2)
+    return varied_argument(program, lambda: ([1], [1]), lambda: ([1],) * 2)
 
 
 @relies_on(Kind.DISTINCT_FROM_FIXED)
-def the_list_that_it_knows() -> Made:
+def list_distinct_from_a_fixed_one() -> Calls:
     known = [1]
 
     def program(x, items):
         return x + 1 if items is known else x
 
-    return given(program, lambda: [1], lambda: known)
+    return varied_argument(program, lambda: [1], lambda: known)
 
 
 @relies_on(Kind.NOT_A_FIXED_OBJECT)
-def the_list_that_it_changes() -> Made:
+def changed_list_distinct_from_a_fixed_one() -> Calls:
     known = [1.0]
 
     def start() -> Any:
@@ -329,11 +337,11 @@ def the_list_that_it_changes() -> Made:
         items.append(2.0)
         return x * len(known)
 
-    return given(program, start, same)
+    return varied_argument(program, start, same)
 
 
 @relies_on(Kind.DISTINCT_COMPARED)
-def as_many_keys() -> Made:
+def distinct_keys() -> Calls:
     class Key:
         pass
 
@@ -350,62 +358,62 @@ def as_many_keys() -> Made:
 
 
 @relies_on(Kind.FIXED_ARGUMENT)
-def another_module() -> Made:
+def module_argument() -> Calls:
     layers = [nn.ReLU(), nn.Tanh()]
-    return given(lambda x, layer: layer(x - 2), lambda: layers[0], lambda: layers[1])
+    return varied_argument(lambda x, layer: layer(x - 2), lambda: layers[0], lambda: layers[1])
 
 
 @relies_on(Kind.FIXED_IN_FETCHED)
-def another_module_of_an_instance() -> Made:
+def module_of_an_instance() -> Calls:
     layers = [nn.ReLU(), nn.Tanh()]
-    return given(
+    return varied_argument(
         lambda x, box: box.layer(x - 2), lambda: Box(layer=layers[0]), lambda: Box(layer=layers[1])
     )
 
 
 @relies_on(Kind.ABSENT_ELSEWHERE, Kind.VALUE)
-def something_left() -> Made:
+def iterator_with_a_number_left() -> Calls:
     def program(x, it):
         for first in it:
             return x * first
         return x
 
-    return given(program, lambda: iter([2.0, 3.0]), lambda: iter([]), lambda: iter([4.0]))
+    return varied_argument(program, lambda: iter([2.0, 3.0]), lambda: iter([]), lambda: iter([4.0]))
 
 
 @relies_on()
-def a_list_left() -> Made:
+def iterator_with_a_list_left() -> Calls:
     def program(x, it):
         for first in it:
             return x * len(first)
         return x
 
-    return given(program, lambda: iter([[2.0], 3.0]), lambda: iter([]))
+    return varied_argument(program, lambda: iter([[2.0], 3.0]), lambda: iter([]))
 
 
 @relies_on(Kind.NOT_EXHAUSTED)
-def an_object_left() -> Made:
+def iterator_with_an_object_left() -> Calls:
     def program(x, it):
         for _ in it:
             x = x * 2
             break
         return x
 
-    return given(program, lambda: iter([object(), object()]), lambda: iter([]))
+    return varied_argument(program, lambda: iter([object(), object()]), lambda: iter([]))
 
 
 @relies_on(Kind.ABSENT_ELSEWHERE)
-def nothing_left() -> Made:
+def exhausted_iterator() -> Calls:
     def program(x, it):
         for number in it:
             x = x * number
         return x
 
-    return given(program, lambda: iter([2.0]), lambda: iter([2.0, 3.0]))
+    return varied_argument(program, lambda: iter([2.0]), lambda: iter([2.0, 3.0]))
 
 
 @relies_on(Kind.SEPARATE_ITERATORS)
-def iterators_with_the_same_elements() -> Made:
+def distinct_iterators() -> Calls:
     def apart() -> Any:
         return iter([1.0, 2.0, 3.0]), iter([1.0, 2.0, 3.0])
 
@@ -423,7 +431,7 @@ def iterators_with_the_same_elements() -> Made:
             x = x * 3 + value
         return x
 
-    return given(program, apart, shared)
+    return varied_argument(program, apart, shared)
 
 
 class Hidden:
@@ -437,8 +445,8 @@ class Hidden:
         return {"value": 7, "other": 3}
 
 
-class Answering(dict[str, Any]):
-    """A dictionary that answers in Python, which an attribute access does not ask."""
+class OverriddenLookup(dict[str, Any]):
+    """A dictionary with overridden lookup methods, which attribute access does not call."""
 
     def __getitem__(self, key: str) -> Any:
         return 7
@@ -450,27 +458,27 @@ class Answering(dict[str, Any]):
         return 7
 
 
-def _answering(**attributes: Any) -> Box:
+def _with_overridden_lookup(**attributes: Any) -> Box:
     box = Box()
-    box.__dict__ = Answering(attributes)
+    box.__dict__ = OverriddenLookup(attributes)
     return box
 
 
 @relies_on(Kind.VALUE)
-def an_attribute_that_its_class_hides() -> Made:
-    return given(lambda x, box: x * box.value, lambda: Hidden(2), lambda: Hidden(3))
+def attribute_hidden_by_its_class() -> Calls:
+    return varied_argument(lambda x, box: x * box.value, lambda: Hidden(2), lambda: Hidden(3))
 
 
 @relies_on(Kind.ABSENT_ATTRIBUTE)
-def an_attribute_that_its_dictionary_hides() -> Made:
-    return given(
+def attribute_hidden_by_its_dictionary() -> Calls:
+    return varied_argument(
         lambda x, box: x * getattr(box, "other", 5),
-        lambda: _answering(value=2),
-        lambda: _answering(other=3),
+        lambda: _with_overridden_lookup(value=2),
+        lambda: _with_overridden_lookup(other=3),
     )
 
 
 @relies_on(Kind.FIXED_VALUE)
-def a_known_attribute_that_its_class_hides() -> Made:
+def fixed_attribute_hidden_by_its_class() -> Calls:
     box = Hidden(1)
-    return altered(lambda x: x * box.value, lambda i: setattr(box, "value", i))
+    return varied_state(lambda x: x * box.value, lambda i: setattr(box, "value", i))

@@ -1,29 +1,29 @@
-"""Programs that rely on attributes and classes of what they know."""
+"""Programs that rely on attributes and classes of fixed objects."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from magpy_like.synthesis.guard.conditions import Kind
-from tests.synthesis.guard.guarded.registry import Box, Made, Other, altered, ones, relies_on
+from tests.synthesis.guard.guarded.registry import Box, Calls, Other, ones, relies_on, varied_state
 
 
 @relies_on(
     Kind.FIXED_VALUE,
     Kind.STORED_ATTRIBUTE,
 )
-def an_attribute_of_what_is_known() -> Made:
+def attribute() -> Calls:
     box = Box(value=1)
-    return altered(lambda x: x * box.value, lambda i: setattr(box, "value", i + 2))
+    return varied_state(lambda x: x * box.value, lambda i: setattr(box, "value", i + 2))
 
 
 @relies_on(
     Kind.FIXED_VALUE,
     Kind.STORED_ATTRIBUTE,
 )
-def an_attribute_to_nothing() -> Made:
+def attribute_that_becomes_none() -> Calls:
     box = Box(value=1)
-    return altered(
+    return varied_state(
         lambda x: x if box.value is None else x + 1,
         lambda i: setattr(box, "value", (1, None)[i]),
     )
@@ -33,16 +33,16 @@ def an_attribute_to_nothing() -> Made:
     Kind.ABSENT_IN_FIXED,
     Kind.STORED_ATTRIBUTE,
 )
-def an_attribute_more_of_what_is_known() -> Made:
+def additional_attribute_of_a_fixed_object() -> Calls:
     box = Box()
-    return altered(
+    return varied_state(
         lambda x: x * getattr(box, "value", 7),
         lambda i: box.__dict__.update(value=i) if i else None,
     )
 
 
 @relies_on()
-def an_attribute_less_of_what_is_known() -> Made:
+def absent_attribute_of_a_fixed_object() -> Calls:
     box = Box()
 
     def change(i):
@@ -50,22 +50,22 @@ def an_attribute_less_of_what_is_known() -> Made:
         if not i:
             box.value = ones()
 
-    return altered(lambda x: x * getattr(box, "value", 7), change)
+    return varied_state(lambda x: x * getattr(box, "value", 7), change)
 
 
 @relies_on(Kind.HOLDER, Kind.FIXED_VALUE, Kind.OWN_DICTIONARY)
-def other_attributes() -> Made:
+def replaced_instance_dictionary() -> Calls:
     box = Box(value=1)
 
     def change(i):
         if i:
             box.__dict__ = {"value": 2}
 
-    return altered(lambda x: x * box.value, change)
+    return varied_state(lambda x: x * box.value, change)
 
 
 @relies_on(Kind.HOLDER, Kind.FIXED_VALUE, Kind.OWN_DICTIONARY)
-def other_attributes_of_the_same_values() -> Made:
+def replaced_instance_dictionary_with_equal_values() -> Calls:
     box = Box()
 
     def change(i):
@@ -75,7 +75,7 @@ def other_attributes_of_the_same_values() -> Made:
         else:
             box.value = 1
 
-    return altered(lambda x: x * box.value, change)
+    return varied_state(lambda x: x * box.value, change)
 
 
 @relies_on(
@@ -83,14 +83,14 @@ def other_attributes_of_the_same_values() -> Made:
     Kind.HOLDER,
     Kind.OWN_DICTIONARY,
 )
-def other_attributes_with_another_list() -> Made:
+def replaced_instance_dictionary_with_another_list() -> Calls:
     box = Box(items=[1])
 
     def change(i):
         if i:
             box.__dict__ = {"items": [1, 2]}
 
-    return altered(lambda x: x * len(box.items), change)
+    return varied_state(lambda x: x * len(box.items), change)
 
 
 @relies_on(
@@ -98,35 +98,37 @@ def other_attributes_with_another_list() -> Made:
     Kind.HOLDER,
     Kind.OWN_DICTIONARY_READ,
 )
-def vars_of_another_dictionary() -> Made:
+def vars_of_a_replaced_dictionary() -> Calls:
     box = Box(value=1)
 
     def change(i):
         if i:
             box.__dict__ = {"value": 1, "other": 1}
 
-    return altered(lambda x: x * len(vars(box)), change)
+    return varied_state(lambda x: x * len(vars(box)), change)
 
 
 @relies_on(Kind.FIXED_TYPE)
-def another_class_of_what_is_known() -> Made:
+def class_of_a_fixed_object() -> Calls:
     box = Box()
-    return altered(lambda x: box.twice(x), lambda i: setattr(box, "__class__", (Box, Other)[i]))
+    return varied_state(
+        lambda x: box.twice(x), lambda i: setattr(box, "__class__", (Box, Other)[i])
+    )
 
 
 @relies_on(Kind.FIXED_VALUE, Kind.STORED_ENTRY)
-def a_class_attribute() -> Made:
+def class_attribute() -> Calls:
     class Kind:
         value = 1
 
-    return altered(lambda x: x * Kind.value, lambda i: setattr(Kind, "value", i))
+    return varied_state(lambda x: x * Kind.value, lambda i: setattr(Kind, "value", i))
 
 
 @relies_on(
     Kind.STORED_MRO,
     Kind.FIXED_IN_FIXED,
 )
-def other_bases() -> Made:
+def bases_of_a_class() -> Calls:
     class First:
         value = 1
 
@@ -136,7 +138,7 @@ def other_bases() -> Made:
     class Derived(First):
         pass
 
-    return altered(
+    return varied_state(
         lambda x: x * Derived.value,
         lambda i: setattr(Derived, "__bases__", (Second,)) if i else None,
     )
@@ -146,7 +148,7 @@ def other_bases() -> Made:
     Kind.FIXED_IN_FIXED,
     Kind.STORED_TYPE_ATTRIBUTE,
 )
-def what_super_finds() -> Made:
+def attribute_found_by_super() -> Calls:
     class First:
         def value(self):
             return 1
@@ -160,7 +162,7 @@ def what_super_finds() -> Made:
     def change(i):
         First.value = (_one_of, _two_of)[i]
 
-    return altered(lambda x: x * box.value(), change)
+    return varied_state(lambda x: x * box.value(), change)
 
 
 def _one_of(self: Any) -> int:
@@ -172,19 +174,19 @@ def _two_of(self: Any) -> int:
 
 
 @relies_on(Kind.FIXED_VALUE)
-def a_number_of_another_type_that_is_known() -> Made:
+def type_of_a_fixed_number() -> Calls:
     box = Box()
-    return altered(lambda x: x.int() * box.value, lambda i: setattr(box, "value", (1, 1.0)[i]))
+    return varied_state(lambda x: x.int() * box.value, lambda i: setattr(box, "value", (1, 1.0)[i]))
 
 
 @relies_on(Kind.FIXED_VALUE)
-def another_sign_of_a_known_zero() -> Made:
+def sign_of_a_fixed_zero() -> Calls:
     box = Box()
-    return altered(lambda x: x / box.value, lambda i: setattr(box, "value", (0.0, -0.0)[i]))
+    return varied_state(lambda x: x / box.value, lambda i: setattr(box, "value", (0.0, -0.0)[i]))
 
 
 @relies_on(Kind.FIXED_IN_FIXED)
-def an_equal_list_that_is_known() -> Made:
+def identity_of_a_fixed_list() -> Calls:
     box = Box(items=[1])
     kept = box.items
 
@@ -197,4 +199,4 @@ def an_equal_list_that_is_known() -> Made:
         box.items.append(2)
         return x * len(kept)
 
-    return altered(program, change)
+    return varied_state(program, change)

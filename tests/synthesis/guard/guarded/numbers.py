@@ -1,4 +1,4 @@
-"""Programs that rely on sizes and numbers that vary, and on memory."""
+"""Programs that rely on lifted sizes and numbers, and on shared memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from magpy_like.synthesis.guard.conditions import Kind
-from tests.synthesis.guard.guarded.registry import Made, given, ones, relies_on
+from tests.synthesis.guard.guarded.registry import Calls, ones, relies_on, varied_argument
 
 
 @relies_on(Kind.SHARED_MEMORY, backend="magpy")
-def memory_of_another() -> Made:
+def memory_shared_by_arguments() -> Calls:
     def program(a, b):
         before = b * 2
         a.add_(1)
@@ -26,7 +26,7 @@ def memory_of_another() -> Made:
 
 
 @relies_on(Kind.NO_SHARED_MEMORY, backend="magpy")
-def memory_of_a_parameter() -> Made:
+def memory_shared_with_a_parameter() -> Calls:
     layer = nn.Linear(2, 2, bias=False)
 
     def program(a, x):
@@ -42,29 +42,35 @@ def memory_of_a_parameter() -> Made:
 
 
 @relies_on(Kind.UPPER_BOUND, Kind.VALUE)
-def a_number_too_large() -> Made:
-    return given(lambda x, n: x * n if n < 10 else x, *(lambda n=n: n for n in (2, 3, 4, 20)))
+def upper_bound_of_a_number() -> Calls:
+    return varied_argument(
+        lambda x, n: x * n if n < 10 else x, *(lambda n=n: n for n in (2, 3, 4, 20))
+    )
 
 
 @relies_on(Kind.LOWER_BOUND, Kind.VALUE)
-def a_number_too_small() -> Made:
-    return given(lambda x, n: x * n if n > 3 else x, *(lambda n=n: n for n in (5, 6, 7, 2)))
+def lower_bound_of_a_number() -> Calls:
+    return varied_argument(
+        lambda x, n: x * n if n > 3 else x, *(lambda n=n: n for n in (5, 6, 7, 2))
+    )
 
 
 @relies_on(Kind.SIZE_RELATION, Kind.VALUE)
-def a_number_that_is_odd() -> Made:
-    return given(lambda x, n: x * n if n % 2 else x, *(lambda n=n: n for n in (5, 7, 9, 2)))
+def odd_number() -> Calls:
+    return varied_argument(
+        lambda x, n: x * n if n % 2 else x, *(lambda n=n: n for n in (5, 7, 9, 2))
+    )
 
 
 @relies_on(Kind.LIFTED_VALUE, Kind.VALUE)
-def a_float_too_large() -> Made:
-    return given(
+def upper_bound_of_a_float() -> Calls:
+    return varied_argument(
         lambda x, n: x * n if n < 10 else x, *(lambda n=n: n for n in (2.5, 3.5, 4.5, 20.5))
     )
 
 
 @relies_on(Kind.SIZE_RANGE, Kind.TENSOR)
-def a_size_too_large() -> Made:
+def range_of_a_size() -> Calls:
     def program(x):
         return x.sum() * x.shape[0] if x.shape[0] > 4 else x.sum()
 
@@ -72,7 +78,7 @@ def a_size_too_large() -> Made:
 
 
 @relies_on()
-def a_size_not_one() -> Made:
+def size_other_than_one() -> Calls:
     def program(x, y):
         return (x + y).sum() * y.shape[0]
 
@@ -80,15 +86,15 @@ def a_size_not_one() -> Made:
 
 
 @relies_on(Kind.SIZE_RELATION, Kind.TENSOR)
-def sizes_that_are_even() -> Made:
+def odd_size() -> Calls:
     def program(x):
         return x * 2 if x.shape[0] % 2 else x
 
     return program, [lambda n=n: (ones(n),) for n in (5, 5, 7, 9, 4)]
 
 
-@relies_on(Kind.SIZE_RELATION, behind=False)
-def a_size_and_a_number() -> Made:
+@relies_on(Kind.SIZE_RELATION, after_split=False)
+def relation_of_a_size_and_a_number() -> Calls:
     def program(x, n):
         return x * 2 if x.shape[0] > n else x
 

@@ -1,4 +1,4 @@
-"""Programs that rely on what they know otherwise."""
+"""Programs that rely on other fixed objects: containers, arrays, functions, tensors, modules."""
 
 from __future__ import annotations
 
@@ -14,64 +14,64 @@ from torch import nn
 from magpy_like.synthesis.guard.conditions import Kind
 from tests.synthesis.guard.guarded.registry import (
     Box,
-    Made,
-    altered,
-    given,
+    Calls,
     minus,
     ones,
     plus,
     relies_on,
+    varied_argument,
+    varied_state,
 )
 
 
 @relies_on(Kind.FIXED_LENGTH)
-def a_list_of_what_is_known() -> Made:
+def length_of_a_fixed_list() -> Calls:
     items = [1, 2]
 
     def change(i):
         items[:] = [1, 2, 3][: 2 + i]
 
-    return altered(lambda x: x * len(items), change)
+    return varied_state(lambda x: x * len(items), change)
 
 
 @relies_on(Kind.FIXED_VALUE, Kind.STORED_ENTRY)
-def an_element_of_what_is_known() -> Made:
+def element_of_a_fixed_list() -> Calls:
     items = [1, 2]
 
     def change(i):
         items[0] = i
 
-    return altered(lambda x: x if items[0] else -x, change)
+    return varied_state(lambda x: x if items[0] else -x, change)
 
 
 @relies_on(Kind.FIXED_KEYS)
-def keys_of_what_is_known() -> Made:
+def keys_of_a_fixed_dictionary() -> Calls:
     table = {"a": 1, "bc": 1}
 
     def change(i):
         if i:
             table["a"] = table.pop("a")
 
-    return altered(lambda x: x * len(next(iter(table))), change)
+    return varied_state(lambda x: x * len(next(iter(table))), change)
 
 
 @relies_on(Kind.ABSENT_IN_FIXED, Kind.STORED_ENTRY)
-def a_key_more_in_what_is_known() -> Made:
+def additional_key_of_a_fixed_dictionary() -> Calls:
     table = {"a": 1}
-    return altered(lambda x: x * ("b" in table), lambda i: table.update(b=1) if i else None)
+    return varied_state(lambda x: x * ("b" in table), lambda i: table.update(b=1) if i else None)
 
 
 @relies_on(Kind.ABSENT_IDENTITY_KEY_IN_FIXED, Kind.STORED_ENTRY)
-def a_parameter_more_in_what_is_known() -> Made:
+def additional_parameter_key_of_a_fixed_dictionary() -> Calls:
     weight, table = torch.nn.Parameter(ones()), dict[Any, int]()
-    return altered(
+    return varied_state(
         lambda x: x * (weight in table) + weight, lambda i: table.update({weight: 1}) if i else None
     )
 
 
 @relies_on(Kind.ABSENT_IDENTITY_KEY)
-def an_argument_that_is_a_key() -> Made:
-    return given(
+def tensor_argument_as_a_key() -> Calls:
+    return varied_argument(
         lambda x, pair: x * (pair[0] in pair[1]),
         lambda: (ones(), {}),
         lambda: (t := ones(), {t: 1}),
@@ -79,27 +79,27 @@ def an_argument_that_is_a_key() -> Made:
 
 
 @relies_on(Kind.FIXED_MEMBER, Kind.STORED_ENTRY)
-def a_key_less_in_what_is_known() -> Made:
+def absent_key_of_a_fixed_dictionary() -> Calls:
     table = {"a": 1, "b": 1}
-    return altered(lambda x: x * ("b" in table), lambda i: table.pop("b") if i else None)
+    return varied_state(lambda x: x * ("b" in table), lambda i: table.pop("b") if i else None)
 
 
 @relies_on(Kind.FIXED_LENGTH)
-def the_length_of_a_known_dictionary() -> Made:
+def length_of_a_fixed_dictionary() -> Calls:
     table = {"a": 1}
-    return altered(lambda x: x * len(table), lambda i: table.update(b=1) if i else None)
+    return varied_state(lambda x: x * len(table), lambda i: table.update(b=1) if i else None)
 
 
 @relies_on(Kind.FIXED_ORDERED_KEYS)
-def the_order_of_a_known_dictionary() -> Made:
+def order_of_a_fixed_dictionary() -> Calls:
     table = collections.OrderedDict(a=1, b=2)
-    return altered(
+    return varied_state(
         lambda x: x if next(iter(table)) == "a" else -x, lambda i: table.move_to_end("ba"[i])
     )
 
 
 @relies_on(Kind.FIXED_DEFAULT_FACTORY)
-def the_factory_of_a_known_dictionary() -> Made:
+def default_factory_of_a_fixed_dictionary() -> Calls:
     factories = (lambda: 2), (lambda: 3)
     table = collections.defaultdict(factories[0])
 
@@ -107,115 +107,115 @@ def the_factory_of_a_known_dictionary() -> Made:
         table.clear()
         table.default_factory = factories[i]
 
-    return altered(lambda x: x * table["a"], change)
+    return varied_state(lambda x: x * table["a"], change)
 
 
 @relies_on(Kind.FIXED_SET_MEMBERS)
-def members_of_what_is_known() -> Made:
+def members_of_a_fixed_set() -> Calls:
     members = {1, 2}
-    return altered(lambda x: x * sum(members), lambda i: members.add(9) if i else None)
+    return varied_state(lambda x: x * sum(members), lambda i: members.add(9) if i else None)
 
 
 @relies_on(Kind.FIXED_OTHER_LENGTH)
-def the_length_of_a_known_queue() -> Made:
+def length_of_a_fixed_deque() -> Calls:
     items = collections.deque([1])
-    return altered(lambda x: x * len(items), lambda i: items.append(1) if i else None)
+    return varied_state(lambda x: x * len(items), lambda i: items.append(1) if i else None)
 
 
 @relies_on(Kind.FIXED_NOT_EMPTY)
-def nothing_in_what_is_known() -> Made:
+def emptiness_of_a_fixed_list() -> Calls:
     items = [1]
 
     def change(i):
         items[:] = [1] * (1 - i)
 
-    return altered(lambda x: x if items else -x, change)
+    return varied_state(lambda x: x if items else -x, change)
 
 
 @relies_on(Kind.FIXED_ARRAY_CONTENTS)
-def what_a_known_array_holds() -> Made:
+def contents_of_a_fixed_array() -> Calls:
     array = np.array([1.0, 2.0])
 
     def change(i):
         array[0] = i + 1
 
-    return altered(lambda x: x + torch.from_numpy(array.copy()), change)
+    return varied_state(lambda x: x + torch.from_numpy(array.copy()), change)
 
 
 @relies_on(Kind.FIXED_ARRAY_METADATA)
-def the_shape_of_a_known_array() -> Made:
+def shape_of_a_fixed_array() -> Calls:
     array = np.ones((2, 2))
 
     def change(i):
         array.shape = ((2, 2), (4,))[i]
 
-    return altered(lambda x: x * array.ndim, change)
+    return varied_state(lambda x: x * array.ndim, change)
 
 
 @relies_on(Kind.FIXED_VALUE, Kind.STORED_CELL)
-def a_cell() -> Made:
+def closure_cell() -> Calls:
     function = plus(1)
 
     def change(i):
         function.__closure__[0].cell_contents = i
 
-    return altered(lambda x: function(x), change)
+    return varied_state(lambda x: function(x), change)
 
 
 @relies_on(Kind.FIXED_FUNCTION_CODE)
-def known_code() -> Made:
+def code_of_a_fixed_function() -> Calls:
     function = plus(1)
 
     def change(i):
         function.__code__ = (plus(1), minus(1))[i].__code__
 
-    return altered(lambda x: function(x), change)
+    return varied_state(lambda x: function(x), change)
 
 
 @relies_on(Kind.FIXED_VALUE, Kind.STORED_DEFAULTS)
-def a_default() -> Made:
+def positional_default() -> Calls:
     function = plus(1)
 
     def change(i):
         if i:
             function.__defaults__ = (1,)
 
-    return altered(lambda x: function(x), change)
+    return varied_state(lambda x: function(x), change)
 
 
 @relies_on(
     Kind.FIXED_VALUE,
     Kind.STORED_KEYWORD_DEFAULT,
 )
-def a_default_of_a_keyword() -> Made:
+def keyword_default() -> Calls:
     function = plus(1)
 
     def change(i):
         function.__kwdefaults__["k"] = i
 
-    return altered(lambda x: function(x), change)
+    return varied_state(lambda x: function(x), change)
 
 
 @relies_on(
     Kind.FIXED_VALUE,
     Kind.STORED_KEYWORD_DEFAULTS,
 )
-def defaults_of_keywords() -> Made:
+def replaced_keyword_defaults() -> Calls:
     function = plus(1)
 
     def change(i):
         if i:
             function.__kwdefaults__ = {"k": 1}
 
-    return altered(lambda x: function(x), change)
+    return varied_state(lambda x: function(x), change)
 
 
 @relies_on(
     Kind.FIXED_VALUE,
     Kind.STORED_DEFAULTS,
-    behind=False,
+    after_split=False,
 )
-def no_defaults() -> Made:
+def absent_defaults() -> Calls:
     function = plus(1)
 
     def change(i):
@@ -227,41 +227,41 @@ def no_defaults() -> Made:
         except TypeError:
             return x
 
-    return altered(program, change)
+    return varied_state(program, change)
 
 
 @relies_on(Kind.FIXED_IN_FIXED, Kind.STORED_FUNCTION_SLOT)
-def defaults_themselves() -> Made:
+def tuple_of_defaults() -> Calls:
     function = plus(1)
 
     def change(i):
         function.__defaults__ = ((0,), (0, 1))[i]
 
-    return altered(lambda x: x * len(function.__defaults__), change)
+    return varied_state(lambda x: x * len(function.__defaults__), change)
 
 
 @relies_on(
     Kind.FIXED_IN_FIXED,
     Kind.STORED_ENTRY,
 )
-def a_parameter_replaced() -> Made:
+def replaced_parameter() -> Calls:
     layer = nn.Linear(2, 2, bias=False)
     weights = [nn.Parameter(torch.full((2, 2), float(i))) for i in range(2)]
-    return altered(lambda x: layer(x), lambda i: setattr(layer, "weight", weights[i]))
+    return varied_state(lambda x: layer(x), lambda i: setattr(layer, "weight", weights[i]))
 
 
 @relies_on(Kind.FIXED_TENSOR)
-def a_parameter_without_gradients() -> Made:
+def parameter_without_gradients() -> Calls:
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.data.fill_(1)
-    return altered(
+    return varied_state(
         lambda x: layer(x) if layer.weight.requires_grad else x,
         lambda i: layer.requires_grad_(i == 0),
     )
 
 
 @relies_on(Kind.FIXED_TENSOR_AS_FOUND)
-def a_parameter_that_is_changed() -> Made:
+def changed_parameter() -> Calls:
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.data.fill_(1)
 
@@ -270,31 +270,31 @@ def a_parameter_that_is_changed() -> Made:
         layer.weight.requires_grad_(False)
         return layer(x) * (1 if before else 2)
 
-    return altered(program, lambda i: layer.weight.requires_grad_(i == 0))
+    return varied_state(program, lambda i: layer.weight.requires_grad_(i == 0))
 
 
 @relies_on(
     Kind.FIXED_IN_FIXED,
     Kind.STORED_ATTRIBUTE,
 )
-def a_layer_replaced() -> Made:
+def replaced_layer() -> Calls:
     box = Box()
     layers = [nn.ReLU(), nn.Tanh()]
-    return altered(lambda x: box.layer(x - 2), lambda i: setattr(box, "layer", layers[i]))
+    return varied_state(lambda x: box.layer(x - 2), lambda i: setattr(box, "layer", layers[i]))
 
 
 @relies_on(
     Kind.FIXED_IN_FIXED,
     Kind.STORED_ENTRY,
 )
-def a_layer_of_a_layer() -> Made:
+def replaced_submodule() -> Calls:
     model = nn.Sequential(nn.ReLU())
     layers = [nn.ReLU(), nn.Tanh()]
-    return altered(lambda x: model(x - 2), lambda i: model.__setitem__(0, layers[i]))
+    return varied_state(lambda x: model(x - 2), lambda i: model.__setitem__(0, layers[i]))
 
 
 @relies_on()
-def an_attribute_less_of_what_is_known_that_is_made() -> Made:
+def absent_attribute_of_a_fixed_object_that_lookup_creates() -> Calls:
     box = Box()
 
     def change(i):
@@ -302,11 +302,11 @@ def an_attribute_less_of_what_is_known_that_is_made() -> Made:
         if not i:
             box.tensor = ones() + 1
 
-    return altered(lambda x: x * getattr(box, "tensor", 5), change)
+    return varied_state(lambda x: x * getattr(box, "tensor", 5), change)
 
 
 @relies_on()
-def a_key_less_of_what_is_known_that_is_made() -> Made:
+def absent_key_of_a_fixed_dictionary_that_lookup_creates() -> Calls:
     table = collections.defaultdict(ones)
 
     def change(i):
@@ -314,21 +314,21 @@ def a_key_less_of_what_is_known_that_is_made() -> Made:
         if not i:
             table["b"] = ones() + 1
 
-    return altered(lambda x: x * table.get("b", 5), change)
+    return varied_state(lambda x: x * table.get("b", 5), change)
 
 
 @relies_on(Kind.TENSOR)
-def a_tensor_of_what_is_known() -> Made:
+def tensor_of_a_fixed_object() -> Calls:
     box = Box()
     tensors = [torch.ones(2), torch.ones(2).long()]
-    return altered(
+    return varied_state(
         lambda x: x if box.tensor.is_floating_point() else x + 1,
         lambda i: setattr(box, "tensor", tensors[i]),
     )
 
 
 @relies_on(Kind.ALIAS)
-def an_alias_in_what_is_known() -> Made:
+def alias_in_a_fixed_object() -> Calls:
     box = Box()
     tensors = [torch.ones(2), torch.full((2,), 3.0)]
 
@@ -343,7 +343,7 @@ def an_alias_in_what_is_known() -> Made:
 
 
 @relies_on()
-def no_alias_in_what_is_known() -> Made:
+def absent_alias_in_a_fixed_object() -> Calls:
     box = Box()
     tensor = torch.ones(2)
 
@@ -363,25 +363,25 @@ def no_alias_in_what_is_known() -> Made:
     Kind.FIXED_VALUE,
     Kind.STORED_ELSEWHERE,
 )
-def a_context_variable() -> Made:
+def context_variable() -> Calls:
     variable = contextvars.ContextVar("variable", default=1)
-    return altered(lambda x: x * variable.get(), lambda i: variable.set(i))
+    return varied_state(lambda x: x * variable.get(), lambda i: variable.set(i))
 
 
 @relies_on(
     Kind.FIXED_VALUE,
     Kind.STORED_ELSEWHERE,
 )
-def a_slot() -> Made:
+def slot() -> Calls:
     class Slots:
         __slots__ = ("value",)
 
     slots = Slots()
-    return altered(lambda x: x * slots.value, lambda i: setattr(slots, "value", i))
+    return varied_state(lambda x: x * slots.value, lambda i: setattr(slots, "value", i))
 
 
 @relies_on(Kind.ABSENT_ELSEWHERE, Kind.VALUE)
-def a_slot_of_another() -> Made:
+def slot_of_an_argument() -> Calls:
     class Slots:
         __slots__ = ("value",)
 
@@ -391,7 +391,7 @@ def a_slot_of_another() -> Made:
             slots.value = value
         return slots
 
-    return given(
+    return varied_argument(
         lambda x, slots: x * getattr(slots, "value", 5),
         lambda: holding(2),
         lambda: holding(3),
@@ -401,7 +401,7 @@ def a_slot_of_another() -> Made:
 
 
 @relies_on(Kind.ABSENT_ELSEWHERE)
-def an_empty_slot() -> Made:
+def empty_slot() -> Calls:
     class Slots:
         __slots__ = ("value",)
 
@@ -411,6 +411,6 @@ def an_empty_slot() -> Made:
             slots.value = value
         return slots
 
-    return given(
+    return varied_argument(
         lambda x, slots: x * getattr(slots, "value", 5), lambda: holding(None), lambda: holding(3)
     )

@@ -1,4 +1,4 @@
-"""Programs that rely on the state of the process, and on values that are speculated on."""
+"""Programs that rely on the state of the process, and on speculated values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ import torch
 from torch import nn
 
 from magpy_like.synthesis.guard.conditions import Kind
-from tests.synthesis.guard.guarded.registry import Made, altered, given, ones, relies_on
+from tests.synthesis.guard.guarded.registry import (
+    Calls,
+    ones,
+    relies_on,
+    varied_argument,
+    varied_state,
+)
 
 
 @relies_on(Kind.TORCH_MODES)
-def the_grad_mode() -> Made:
-    return altered(
+def grad_mode() -> Calls:
+    return varied_state(
         lambda x: x if torch.is_grad_enabled() else -x, lambda i: torch.set_grad_enabled(i == 0)
     )
 
 
 @relies_on(Kind.TORCH_MODES, backend="magpy")
-def the_type_that_is_cast_to() -> Made:
+def autocast_dtype() -> Calls:
     def program(x):
         torch.set_autocast_enabled("cpu", True)
         try:
@@ -29,36 +35,38 @@ def the_type_that_is_cast_to() -> Made:
         finally:
             torch.set_autocast_enabled("cpu", False)
 
-    return altered(
+    return varied_state(
         program, lambda i: torch.set_autocast_dtype("cpu", (torch.bfloat16, torch.float16)[i])
     )
 
 
-@relies_on(Kind.DEFAULT_DEVICE, behind=False)
-def the_default_device() -> Made:
-    return altered(lambda x: torch.ones(2), lambda i: torch.set_default_device(("cpu", "meta")[i]))
+@relies_on(Kind.DEFAULT_DEVICE, after_split=False)
+def default_device() -> Calls:
+    return varied_state(
+        lambda x: torch.ones(2), lambda i: torch.set_default_device(("cpu", "meta")[i])
+    )
 
 
 @relies_on(Kind.STATE_READ)
-def the_precision() -> Made:
-    return altered(
+def matmul_precision() -> Calls:
+    return varied_state(
         lambda x: x if torch.get_float32_matmul_precision() == "highest" else -x,
         lambda i: torch.set_float32_matmul_precision(("highest", "high")[i]),
     )
 
 
 @relies_on(Kind.STATE_READ_OF_FETCHED)
-def the_level_of_a_logger() -> Made:
+def level_of_a_logger() -> Calls:
     loggers = [logging.Logger("a", level) for level in (logging.INFO, logging.DEBUG)]
 
     def program(x, logger):
         return x * 2 if logger.isEnabledFor(logging.DEBUG) else x
 
-    return given(program, lambda: loggers[0], lambda: loggers[1])
+    return varied_argument(program, lambda: loggers[0], lambda: loggers[1])
 
 
 @relies_on(Kind.ABSTRACT_CLASS)
-def the_classes_of_an_abstract_one() -> Made:
+def registered_subclass() -> Calls:
     class Abstract(abc.ABC):
         pass
 
@@ -69,11 +77,11 @@ def the_classes_of_an_abstract_one() -> Made:
         if i:
             Abstract.register(Concrete)
 
-    return altered(lambda x: x * 2 if issubclass(Concrete, Abstract) else x, change)
+    return varied_state(lambda x: x * 2 if issubclass(Concrete, Abstract) else x, change)
 
 
 @relies_on(Kind.CACHED_CALL)
-def a_cache() -> Made:
+def cached_call() -> Calls:
     state = [1]
 
     @functools.lru_cache
@@ -85,14 +93,14 @@ def a_cache() -> Made:
             state[0] = 5
             cached.cache_clear()
 
-    return altered(lambda x: x * cached(1), change)
+    return varied_state(lambda x: x * cached(1), change)
 
 
 # Speculated values -------------------------------------------------------------------------------
 
 
 @relies_on(Kind.SPECULATED_VALUE)
-def what_a_tensor_holds() -> Made:
+def speculated_value() -> Calls:
     def program(x, log):
         if x.sum() > 0:
             log.append(1)
@@ -104,7 +112,7 @@ def what_a_tensor_holds() -> Made:
 
 
 @relies_on(Kind.EARLY_SPECULATED_VALUE)
-def what_a_tensor_holds_before_a_change() -> Made:
+def speculated_value_before_a_write() -> Calls:
     parameter = nn.Parameter(torch.ones(2))
 
     def program(x):

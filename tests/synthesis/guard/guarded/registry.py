@@ -1,7 +1,7 @@
-"""Programs that each rely on something, and calls between which just that changes.
+"""Registry of programs that each rely on one condition, and of calls that break just that one.
 
-Each is a function that makes the program anew and gives it with makers of its arguments, one for
-each call. What is not an argument is changed by the makers.
+Each entry is a function that creates the program anew and returns it with functions that create its
+arguments, one for each call. They also change the state that is no argument.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import torch
 
 from magpy_like.synthesis.guard.conditions import Kind
 
-Made = tuple[Callable[..., Any], list[Callable[[], tuple[Any, ...]]]]
+Calls = tuple[Callable[..., Any], list[Callable[[], tuple[Any, ...]]]]
 
 
 class Program(NamedTuple):
-    make: Callable[[], Made]
+    make: Callable[[], Calls]
     kinds: set[Kind]
-    """The kinds of conditions that it needs at least; see :mod:`tests.conditions`."""
+    """Kinds of conditions that it needs at least; see :mod:`tests.conditions`."""
     backend: str
-    behind: bool
-    """Whether it may run behind a split as well, on arguments that it is given there."""
+    after_split: bool
+    """Whether it may also run after a split that returns its arguments."""
 
 
 PROGRAMS: dict[str, Program] = {}
 
 
 def relies_on(
-    *kinds: Kind, backend: str = "eager", behind: bool = True
-) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
-    def add(make: Callable[[], Made]) -> Callable[[], Made]:
-        PROGRAMS[make.__name__] = Program(make, {*kinds}, backend, behind)
+    *kinds: Kind, backend: str = "eager", after_split: bool = True
+) -> Callable[[Callable[[], Calls]], Callable[[], Calls]]:
+    def add(make: Callable[[], Calls]) -> Callable[[], Calls]:
+        PROGRAMS[make.__name__] = Program(make, {*kinds}, backend, after_split)
         return make
 
     return add
@@ -43,13 +43,14 @@ def ones(*sizes: int) -> torch.Tensor:
     return torch.ones(sizes or (2,))
 
 
-def given(program: Callable[..., Any], *others: Callable[[], Any]) -> Made:
-    """A program of a tensor and something else, called with one kind of it twice before others."""
+def varied_argument(program: Callable[..., Any], *others: Callable[[], Any]) -> Calls:
+    """A program of a tensor and another argument, called with one kind of it twice before
+    others."""
     return program, [lambda make=make: (ones(), make()) for make in (others[0], *others)]
 
 
-def altered(program: Callable[..., Any], change: Callable[[int], Any], *states: int) -> Made:
-    """A program of a tensor, called in one state of what is around it twice before others."""
+def varied_state(program: Callable[..., Any], change: Callable[[int], Any], *states: int) -> Calls:
+    """A program of a tensor, called in one external state twice before others."""
 
     def arguments(state: int) -> tuple[Any, ...]:
         made = ones()
