@@ -1,7 +1,7 @@
-"""Random programs over containers, attributes, closures and tensors give what eager gives.
+"""Random programs over containers, attributes, closures and tensors, compared with eager mode.
 
-A program is generated as source text and loaded twice, each with globals of its own, so that one
-copy runs eagerly and the other compiled. Between calls the inputs change, and so does the state
+A program is generated as source text and loaded twice, each time with globals of its own, so that
+one copy runs eagerly and the other compiled. Between calls the inputs change, and so does the state
 that the program reads.
 """
 
@@ -48,7 +48,7 @@ state = torch.zeros(3)
 slim = Slim(4)
 """
 
-# Each statement keeps these locals: n, m (numbers), x, y (tensors of three), d (a dictionary of
+# Each statement preserves these locals: n, m (numbers), x, y (tensors of three), d (a dictionary of
 # numbers), s (a list of numbers), o (a Thing). Indented blocks are written with a |.
 NUMBERS = [
     "n", "m", "len(s)", "scale", "o.size", "d.get('a', 3)", "shared['a']", "len(shared['b'])",
@@ -154,7 +154,7 @@ def programs(draw, most):
 
 
 def inputs(names, which):
-    """The arguments of one call; several share objects with each other or with the globals."""
+    """The arguments of one call; some share objects with each other or with the globals."""
     x, y = tensor(1, -2, 3), tensor(4, 5, -6)
     n, s, d, o = 1, [1, 2], {"a": 2}, None
     if which == 1:
@@ -184,8 +184,9 @@ def outcome(program, args):
         return type(error).__name__, str(error)
 
 
-def renamed(value):
-    """A class is another one in each copy of a program; objects are compared by their state."""
+def comparable(value):
+    """Replaces objects of the program's own classes, which differ between its copies, by their
+    state."""
     return Copies().of(value)
 
 
@@ -217,7 +218,7 @@ class Copies:
 
 
 def visible(program):
-    """The globals that the program can have changed."""
+    """The globals that the program may have changed."""
     names = namespace(program)
     kept = ("scale", "shared", "things", "log", "state", "slim", "ticks", "Thing")
     return {name: names[name] for name in kept if name in names}
@@ -234,8 +235,8 @@ def compare(source, calls):
         actual_args = inputs(target.__globals__, which)
         expected, actual = outcome(eager, expected_args), outcome(compiled, actual_args)
         assert_same(
-            renamed((actual, actual_args, visible(target))),
-            renamed((expected, expected_args, visible(eager))),
+            comparable((actual, actual_args, visible(target))),
+            comparable((expected, expected_args, visible(eager))),
             what=f"call {i}",
         )
         if callable(expected):
@@ -258,19 +259,19 @@ QUIET = {
 
 @settings(max_examples=120, **QUIET)
 @given(programs(most=6), CALLS)
-def test_random_program_gives_what_eager_gives(source, calls):
+def test_random_program_equals_eager(source, calls):
     compare(source, calls)
 
 
 @pytest.mark.full
 @settings(max_examples=3000, **{**QUIET, "derandomize": False})
 @given(programs(most=12), CALLS)
-def test_many_random_programs_give_what_eager_gives(source, calls):
+def test_many_random_programs_equal_eager(source, calls):
     compare(source, calls)
 
 
 def test_generated_programs_are_recorded_and_hit():
-    """The comparison would prove nothing if every program ran natively."""
+    """The comparison would be void if every program ran natively."""
     body = "def program(x, y, n, s, d, o=None):\n    s.append(n)\n    return x * s[0]\n"
     source = f"{PRELUDE}{EXTRA}{FUNCTIONS}{body}"
     info = compare(source, [(0, "pass")] * 4)

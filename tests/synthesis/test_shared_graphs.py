@@ -1,4 +1,4 @@
-"""Records of one program whose operator graphs are the same share what the backend made of them."""
+"""Records with equal operator graphs share the compiled graph."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from tests.programs import Twins, one, tensor
 def _halved(x):
     while x.sum().item() > 1:
         with open("/dev/null", "w") as log:
-            log.write("a round")
+            log.write("iteration")
         x = x.abs() / 2
     return x
 
 
-def test_a_loop_that_is_entered_at_two_places_has_one_graph():
+def test_loop_entered_at_two_instructions_has_one_graph():
     twins = Twins(lambda: _halved)
     for value in (3.0, 40.0, 3.0, 40.0):
         twins.call(one(value))
@@ -25,8 +25,8 @@ def test_a_loop_that_is_entered_at_two_places_has_one_graph():
     assert len({id(graph) for graph in graphs}) == len(graphs)
 
 
-def made(program, *inputs, backend="eager"):
-    """How many graphs there are for these calls."""
+def count_graphs(program, *inputs, backend="eager"):
+    """The number of graphs after these calls."""
     compiled = magpy.compile(program, backend=backend, dynamic=False)
     for args in inputs:
         expected, actual = program(*args), compiled(*args)
@@ -46,26 +46,26 @@ def made(program, *inputs, backend="eager"):
         ((2,), (3,), 2),
     ],
 )
-def test_graphs_are_the_same_when_all_their_constants_are(a, b, graphs):
+def test_graphs_are_equal_if_all_constants_are(a, b, graphs):
     def program(x, *numbers):
         return x * numbers[0]
 
     x = tensor(1.0, -2.0)
-    assert made(program, (x, *a), (x, *b)) == graphs
+    assert count_graphs(program, (x, *a), (x, *b)) == graphs
 
 
-def test_graphs_of_other_operators_are_others():
+def test_graphs_with_different_operators_differ():
     def program(x, y, mode):
         if mode == "a" or mode == "b":
             return x - y
         return y - x if mode == "c" else x.add(y)
 
     x, y = tensor(1.0, 2.0), tensor(3.0, 5.0)
-    # The graph of y - x is that of x - y: it is given other inputs.
-    assert made(program, *((x, y, mode) for mode in "abcd")) == 2
+    # y - x and x - y are the same graph with its inputs exchanged.
+    assert count_graphs(program, *((x, y, mode) for mode in "abcd")) == 2
 
 
-def test_a_backend_that_looks_at_inputs_shares_only_for_inputs_of_one_form():
+def test_backend_that_inspects_inputs_compiles_once_per_input_form():
     compiled_for = []
 
     def backend(graph, inputs):
@@ -77,13 +77,13 @@ def test_a_backend_that_looks_at_inputs_shares_only_for_inputs_of_one_form():
 
     flat, other = torch.ones(4), torch.ones(6)
     inputs = ((flat, [0]), (flat, (0,)), (other, [0]), (other, (0,)))
-    assert made(program, *inputs, backend=backend) == 1
+    assert count_graphs(program, *inputs, backend=backend) == 1
     assert compiled_for == [[(4,)], [(6,)]]
 
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
-def test_sizes_that_are_told_apart_make_no_other_graph(backend):
-    """A backend compiles a graph anew for the sizes 0 and 1; it stays the one operator graph."""
+def test_special_sizes_yield_no_further_operator_graph(backend):
+    """A backend compiles a graph again for the sizes 0 and 1; it remains one operator graph."""
 
     def program(x):
         n = int(x.sum())
@@ -98,7 +98,7 @@ def test_sizes_that_are_told_apart_make_no_other_graph(backend):
     assert magpy.cache_info(compiled).graphs == len(report.graphs) == 2
 
 
-def test_a_backend_compiles_anew_under_other_modes():
+def test_backend_compiles_again_under_other_modes():
     calls = []
 
     def backend(graph, inputs):
@@ -115,7 +115,7 @@ def test_a_backend_compiles_anew_under_other_modes():
     assert calls == [True, False]
 
 
-def test_parameters_are_told_apart_where_the_backend_sees_them():
+def test_graphs_with_different_parameters_differ_for_a_backend_that_inspects_inputs():
     class Chosen(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -140,17 +140,17 @@ def test_parameters_are_told_apart_where_the_backend_sees_them():
     assert len(seen) == 2 and seen[0] != seen[1]
 
 
-def test_a_backend_is_shown_what_takes_part_in_gradients_before_the_program_changes_it():
+def test_example_inputs_have_requires_grad_as_before_the_programs_writes():
     weight, seen = torch.ones(3, requires_grad=True), []
 
-    def parts(values):
+    def requires_grad(values):
         return [value.requires_grad for value in values if isinstance(value, torch.Tensor)]
 
     def backend(graph, inputs):
-        shown = parts(inputs)
+        example_requires_grad = requires_grad(inputs)
 
         def run(*args):
-            seen.append(shown == parts(args))
+            seen.append(example_requires_grad == requires_grad(args))
             return graph.forward(*args)
 
         return run
@@ -163,4 +163,4 @@ def test_a_backend_is_shown_what_takes_part_in_gradients_before_the_program_chan
     for rows in (2, 2, 3, 4):
         fast(torch.ones(rows, 3))
     assert magpy.cache_info(fast).hits == 2
-    assert seen == [True, True], "of one size, and of sizes that vary"
+    assert seen == [True, True], "with static and with dynamic sizes"

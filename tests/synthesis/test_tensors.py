@@ -1,4 +1,4 @@
-"""Tensors wherever they live: arguments, attributes, containers, closures, globals, parameters."""
+"""Tensors in all locations: arguments, attributes, containers, closures, globals, parameters."""
 
 import copy
 import warnings
@@ -13,7 +13,7 @@ import magpy_like as magpy
 from tests.compare import assert_same
 from tests.programs import Twins, check, check_results, check_stateful, load, matrix, one, tensor
 
-# --- what a guard asks of a tensor ---------------------------------------------------------------
+# --- guarded properties of a tensor --------------------------------------------------------------
 
 OTHERS = {
     "shape": lambda: torch.ones(4),
@@ -102,20 +102,20 @@ def test_in_place_change_of_a_tensor_from_a_closure(name):
         twins.call(lambda: (matrix(2, 2) + 1,), why=f"call {i}")
 
 
-FORMS = {
+METADATA_CHANGES = {
     "squeeze_": lambda x: x.squeeze_(),
     "unsqueeze_": lambda x: x.unsqueeze_(0),
     "transpose_": lambda x: x.transpose_(0, -1),
     "as_strided_": lambda x: x.as_strided_((2,), (1,), 3),
-    "changed on the way": lambda x: x.add_(1).transpose_(0, 2).mul_(2).squeeze_(1),
+    "changed in between": lambda x: x.add_(1).transpose_(0, 2).mul_(2).squeeze_(1),
 }
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
-@pytest.mark.parametrize("name", FORMS)
-def test_an_argument_that_is_given_another_form_has_it_after_every_call(name, backend):
+@pytest.mark.parametrize("name", METADATA_CHANGES)
+def test_in_place_change_of_shape_or_strides_of_an_argument(name, backend):
     def program(x, y):
-        FORMS[name](x)
+        METADATA_CHANGES[name](x)
         return y * 2, x + 1, x
 
     for dynamic in (None, True):
@@ -125,9 +125,9 @@ def test_an_argument_that_is_given_another_form_has_it_after_every_call(name, ba
 
 
 RESHAPED = {
-    "then written to": lambda x: x.unsqueeze_(0).scatter_(0, torch.zeros_like(x).long()[None], 1),
-    "and written to": lambda x: (x.add_(1).t_(), x.mul_(2)),
-    "by what is put there": lambda x: (torch.sum(x.clone(), -1, out=x), x.mul_(2)),
+    "before a write": lambda x: x.unsqueeze_(0).scatter_(0, torch.zeros_like(x).long()[None], 1),
+    "between writes": lambda x: (x.add_(1).t_(), x.mul_(2)),
+    "by out": lambda x: (torch.sum(x.clone(), -1, out=x), x.mul_(2)),
     "through another": lambda x: (x.swapaxes_(0, -1), x.detach().__setitem__(0, 7)),
 }
 
@@ -135,7 +135,7 @@ RESHAPED = {
 @pytest.mark.filterwarnings("ignore:.*was resized", "ignore:magpy compiler")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", RESHAPED)
-def test_part_of_a_tensor_that_is_given_another_form_stays_where_it_is(name, dynamic):
+def test_in_place_change_of_shape_of_a_view(name, dynamic):
     def program(whole, part):
         RESHAPED[name](part)
         return part
@@ -149,7 +149,7 @@ def test_part_of_a_tensor_that_is_given_another_form_stays_where_it_is(name, dyn
         twins.call(inputs)
 
 
-def test_what_is_put_into_a_tensor_of_its_size_is_compiled():
+def test_out_argument_of_the_right_size_is_compiled():
     def program(x, y):
         torch.add(x, 1, out=y)
         return y * 2
@@ -192,7 +192,7 @@ def test_statement_forms_of_in_place_change():
 
 SHARED = {
     "same tensor": lambda: (lambda t: (t, t))(matrix(2, 2)),
-    "apart": lambda: (matrix(2, 2), matrix(2, 2)),
+    "distinct": lambda: (matrix(2, 2), matrix(2, 2)),
     "same memory": lambda: (lambda t: (t, t.view(2, 2)))(matrix(2, 2)),
     "overlapping": lambda: (lambda t: (t[:2], t[1:]))(matrix(3, 2)),
     "halves": lambda: (lambda t: (t[:2], t[2:]))(matrix(4, 2)),
@@ -203,7 +203,7 @@ SHARED = {
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("recorded", SHARED)
-def test_arguments_that_share_memory_are_recorded_one_way_and_called_the_other(recorded, backend):
+def test_memory_shared_by_arguments_may_differ_from_the_recorded_call(recorded, backend):
     def program(x, y):
         x.add_(1)
         y.mul_(2)
@@ -226,14 +226,14 @@ def test_same_tensor_twice_without_a_change():
     check_results(lambda: program, same, lambda: (tensor(1, 2), tensor(3, 4)))
 
 
-def test_identity_of_tensors_steers_the_program():
+def test_identity_of_tensors_decides_a_branch():
     def program(x, y):
         return x * 2 if x is y else x + y
 
     same = lambda: (lambda t: (t, t))(tensor(1, 2))
-    apart = lambda: (tensor(1, 2), tensor(3, 4))
-    check(program, apart, other=[same])
-    check(program, same, other=[apart])
+    distinct = lambda: (tensor(1, 2), tensor(3, 4))
+    check(program, distinct, other=[same])
+    check(program, same, other=[distinct])
 
 
 def test_output_aliases_the_input_or_itself():
@@ -245,7 +245,7 @@ def test_output_aliases_the_input_or_itself():
     check(program, lambda: (matrix(2, 3),))
 
 
-# --- where tensors live --------------------------------------------------------------------------
+# --- locations of tensors ------------------------------------------------------------------------
 
 
 def test_tensor_in_a_closure_is_used_and_replaced():
@@ -268,7 +268,7 @@ def test_tensor_in_a_closure_is_used_and_replaced():
     check_stateful(make, one(), changes=[rebind, other_shape])
 
 
-def test_tensor_in_a_closure_that_is_exchanged_is_used_anew():
+def test_replaced_tensor_in_a_closure_is_read_at_each_call():
     def make():
         table = {"w": tensor(1, 2, 3)}
 
@@ -320,7 +320,7 @@ def test_attributes_of_tensors():
     check(reader, lambda: tagged(2), other=[lambda: tagged(3)])
 
 
-def test_metadata_that_steers_the_program():
+def test_metadata_decides_a_branch():
     def program(x):
         if x.dim() == 2 and x.shape[1] > 2 and x.dtype == torch.float32 and not x.requires_grad:
             return x.reshape(x.size(0) * x.size(1)), x.numel(), x.stride(), x.is_contiguous()
@@ -337,7 +337,7 @@ def test_metadata_that_steers_the_program():
     )
 
 
-def test_constant_tensors_made_inside_are_new_each_time():
+def test_new_constant_tensors_are_distinct_at_each_call():
     def program(x):
         made = torch.zeros(3)
         also = torch.tensor([1.0, 2, 3])
@@ -477,8 +477,8 @@ class Settings:
         self.factor = factor
 
 
-class ScaledLate(torch.autograd.Function):
-    """Reads an object that it was given in the backward pass only."""
+class ReadsSettingsInBackward(torch.autograd.Function):
+    """Reads an argument's attribute in the backward pass only."""
 
     @staticmethod
     def forward(ctx, x, settings):
@@ -494,7 +494,9 @@ class ScaledLate(torch.autograd.Function):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("wrap", [lambda settings: settings, lambda settings: [settings]])
 def test_object_that_a_backward_pass_reads(backend, wrap):
-    twins = Twins(lambda: lambda x, settings: ScaledLate.apply(x, settings), backend=backend)
+    twins = Twins(
+        lambda: lambda x, settings: ReadsSettingsInBackward.apply(x, settings), backend=backend
+    )
     for factor in (2.0, 2.0, 3.0, 3.0):
         make = lambda factor=factor: (matrix(2, 2, grad=True), wrap(Settings(factor)))
         twins.call(make, backward=True)
@@ -507,7 +509,7 @@ def test_object_of_a_closure_that_a_backward_pass_reads(backend):
         settings = Settings(2.0)
 
         def program(x):
-            return ScaledLate.apply(x, settings)
+            return ReadsSettingsInBackward.apply(x, settings)
 
         program.settings = settings
         return program
@@ -543,7 +545,7 @@ def test_nested_tensor_runs_natively():
         assert_same(fast(make()), program(make()))
 
 
-def test_nested_tensor_is_turned_away_by_a_record_of_another():
+def test_nested_tensor_misses_the_record_of_a_dense_one():
     fast = magpy.compile(lambda x: x * 2, backend="eager")
     fast(torch.ones(2)), fast(torch.ones(2))
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
@@ -560,7 +562,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_array_that_an_operator_is_given_is_guarded(name):
+def test_array_argument_of_an_operator_is_guarded(name):
     make = lambda *values: lambda: (tensor(1, 2, 3), np.array(values))
     check(
         ARRAYS[name], make(0, 2), other=[make(1, 2), make(1)] if name == "index" else [make(1, 2)]
@@ -627,7 +629,7 @@ def test_autocast_of_the_caller_is_guarded():
     twins.call(lambda: (matrix(2, 2),), hit=True)
 
 
-def test_type_that_a_program_casts_to_when_it_switches_autocast_on_is_guarded():
+def test_autocast_dtype_of_a_program_that_enables_autocast_is_guarded():
     def program(x):
         torch.set_autocast_enabled("cpu", True)
         try:
@@ -673,7 +675,7 @@ def test_inference_mode_inside_the_program():
     check_results(lambda: program, lambda: (matrix(2, 2),))
 
 
-def test_grad_mode_that_is_left_changed():
+def test_program_that_changes_the_grad_mode():
     def program(x):
         y = x * 2
         torch.set_grad_enabled(False)
@@ -690,7 +692,7 @@ def test_grad_mode_that_is_left_changed():
         torch.set_grad_enabled(True)
 
 
-def test_default_dtype_that_is_left_changed():
+def test_program_that_changes_the_default_dtype():
     def program(x):
         torch.set_default_dtype(torch.float64)
         return x + torch.ones(3)
@@ -705,7 +707,7 @@ def test_default_dtype_that_is_left_changed():
         torch.set_default_dtype(torch.float32)
 
 
-def test_deterministic_and_thread_settings_that_are_read():
+def test_deterministic_and_thread_settings_are_guarded():
     def program(x):
         return x * torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
@@ -738,7 +740,7 @@ def test_function_mode_of_the_caller_sees_the_operators():
 # --- random numbers ------------------------------------------------------------------------------
 
 
-def test_dropout_draws_as_eager_does():
+def test_dropout_draws_as_in_eager_mode():
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
 
     def program(x):
@@ -865,7 +867,7 @@ def test_change_of_a_module_must_miss(name):
     check_stateful(net, lambda: (matrix(4, 3),), changes=[MODULE_CHANGES[name]], backward=True)
 
 
-SEEN_CHANGES = {
+DATA_CHANGES = {
     "buffer replaced": new_buffer,
     "buffer of another shape": none_buffer,
     "data in place": lambda m: m.scale.data.mul_(3),
@@ -881,12 +883,12 @@ SEEN_CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", SEEN_CHANGES)
+@pytest.mark.parametrize("name", DATA_CHANGES)
 def test_change_of_a_modules_data_is_seen(name):
     twins = Twins(net)
     for _ in range(2):
         twins.call(lambda: (matrix(4, 3),), backward=True)
-    twins.change(SEEN_CHANGES[name])
+    twins.change(DATA_CHANGES[name])
     for i in range(2):
         twins.call(lambda: (matrix(4, 3),), backward=True, why=f"after {i}")
 
@@ -920,7 +922,7 @@ def test_global_module_hook_must_miss():
     twins.call(lambda: (matrix(4, 3),), hit=True)
 
 
-def test_two_instances_do_not_share_a_record():
+def test_two_instances_of_a_module_equal_eager():
     a, b = net(), net()
     with torch.no_grad():
         b.scale.mul_(3)
@@ -934,7 +936,7 @@ def test_two_instances_do_not_share_a_record():
         assert_same(compiled(m, matrix(4, 3)), m(matrix(4, 3)))
 
 
-def test_copy_of_a_compiled_model_has_parameters_of_its_own():
+def test_copy_of_a_compiled_model_has_its_own_parameters():
     compiled = magpy.compile(net().eval(), backend="eager")
     compiled(matrix(4, 3))
     twin = copy.deepcopy(compiled)
@@ -965,7 +967,7 @@ def test_weight_sharing():
     check_stateful(Tied, lambda: (matrix(2, 3),), changes=[untie], backward=True)
 
 
-def test_numpy_scalars_give_a_new_tensor_their_type():
+def test_new_tensor_has_the_dtype_of_numpy_scalars():
     def program(x):
         scale = np.float64(0.5)
         table = [[np.float64(1.5), 2.0], [np.float32(3.0), np.int64(4)]]
@@ -982,7 +984,7 @@ def test_numpy_scalars_give_a_new_tensor_their_type():
 
 
 @pytest.mark.parametrize("name", ["T", "data", "grad", "grad_fn", "shape", "no_such_name"])
-def test_a_program_asks_whether_a_tensor_has_an_attribute(name):
+def test_hasattr_on_a_tensor(name):
     def program(x):
         return x * 2 if hasattr(x, name) else x * 3
 
@@ -990,7 +992,7 @@ def test_a_program_asks_whether_a_tensor_has_an_attribute(name):
     assert not magpy.explain(program, matrix(2, 2)).split_points
 
 
-def test_an_attribute_that_somebody_gave_a_tensor_is_looked_for():
+def test_hasattr_for_an_attribute_set_on_a_tensor():
     def program(x):
         return x * 2 if hasattr(x, "mark") else x * 3
 
@@ -1002,7 +1004,7 @@ def test_an_attribute_that_somebody_gave_a_tensor_is_looked_for():
     check(program, lambda: (matrix(2, 2),), other=[marked])
 
 
-def test_a_tensor_class_in_python_that_sees_all_operators_sees_those_of_the_program_alone():
+def test_torch_function_of_a_tensor_subclass_sees_only_the_programs_operators():
     seen = []
 
     class Watched(torch.Tensor):
@@ -1011,13 +1013,13 @@ def test_a_tensor_class_in_python_that_sees_all_operators_sees_those_of_the_prog
             seen.append(getattr(func, "__name__", str(func)))
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    def made_inside(x):
+    def new(x):
         return (x.as_subclass(Watched) * 2).sum()
 
-    def from_outside(x):
+    def external(x):
         return (x * 2).sum()
 
-    for program, argument in ((made_inside, tensor(1, 2)), (from_outside, None)):
+    for program, argument in ((new, tensor(1, 2)), (external, None)):
         compiled = magpy.compile(program, backend="eager")
         argument = tensor(1, 2).as_subclass(Watched) if argument is None else argument
         runs = []
@@ -1039,7 +1041,7 @@ def test_a_tensor_class_in_python_that_sees_all_operators_sees_those_of_the_prog
     ids=["Tensor", "FloatTensor", "DoubleTensor", "new"],
 )
 @pytest.mark.parametrize("kind", [torch.Size, tuple], ids=["size", "elements"])
-def test_constructors_of_old_tell_a_size_from_elements(make, kind):
+def test_legacy_constructors_distinguish_a_size_from_elements(make, kind):
     def program(x):
         return x + make(kind(x.size()), x).fill_(1.0).sum()
 

@@ -1,4 +1,4 @@
-"""What a program asks of, or tells, the process around it: loggers, warnings, threads, locks."""
+"""State of the process that a program reads or writes: loggers, warnings, threads, locks."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ from tests.programs import check, check_results, one
 
 @pytest.fixture
 def log():
-    """What a logger of our own is given: text, level, line, function."""
+    """A logger of the test's own, and its records: text, level, line, function."""
     logger, seen = logging.getLogger("tests.process_state"), []
 
     class Keep(logging.Handler):
@@ -35,7 +35,7 @@ def log():
     logger.setLevel(logging.NOTSET)
 
 
-def _both(program, compiled, x, seen):
+def _compare_logs(program, compiled, x, seen):
     seen.clear()
     program(x)
     expected = list(seen)
@@ -46,7 +46,7 @@ def _both(program, compiled, x, seen):
     assert actual == expected
 
 
-def test_log_record_of_a_mock_names_the_place_in_the_program(log):
+def test_log_record_of_a_mock_has_the_programs_line(log):
     logger, seen = log
 
     def program(x):
@@ -55,11 +55,11 @@ def test_log_record_of_a_mock_names_the_place_in_the_program(log):
 
     compiled = magpy.compile(program, backend="eager")
     for _ in range(3):
-        _both(program, compiled, torch.ones(2), seen)
+        _compare_logs(program, compiled, torch.ones(2), seen)
     assert magpy.cache_info(compiled).hits == 2
 
 
-def test_log_record_tells_of_numbers_that_this_call_has_read(log):
+def test_log_record_contains_numbers_read_at_this_call(log):
     logger, seen = log
 
     def program(x):
@@ -70,11 +70,11 @@ def test_log_record_tells_of_numbers_that_this_call_has_read(log):
 
     compiled = magpy.compile(program, backend="eager", fullgraph=True)
     for scale in (1.0, 2.0, 7.0, 0.5):
-        _both(program, compiled, torch.arange(3.0) * scale, seen)
+        _compare_logs(program, compiled, torch.arange(3.0) * scale, seen)
     assert magpy.cache_info(compiled).hits == 3
 
 
-def test_log_record_has_what_a_list_held_when_it_was_made(log):
+def test_log_record_shows_a_list_as_it_was_when_logged(log):
     logger, seen = log
 
     def program(x):
@@ -87,11 +87,11 @@ def test_log_record_has_what_a_list_held_when_it_was_made(log):
 
     compiled = magpy.compile(program, backend="eager")
     for _ in range(3):
-        _both(program, compiled, torch.ones(2), seen)
+        _compare_logs(program, compiled, torch.ones(2), seen)
     assert magpy.cache_info(compiled).hits == 2
 
 
-def test_call_at_which_the_program_splits_is_made_once(log):
+def test_logging_call_at_a_split_happens_once(log):
     logger, seen = log
 
     def program(x):
@@ -100,7 +100,7 @@ def test_call_at_which_the_program_splits_is_made_once(log):
 
     compiled = magpy.compile(program, backend="eager")
     for scale in (1.0, 2.0, 7.0, 0.5):
-        _both(program, compiled, torch.arange(3.0) * scale, seen)
+        _compare_logs(program, compiled, torch.arange(3.0) * scale, seen)
     assert magpy.cache_info(compiled).hits
 
 
@@ -108,26 +108,30 @@ def test_call_at_which_the_program_splits_is_made_once(log):
 def test_level_of_a_logger_is_guarded(log, passed):
     logger, seen = log
 
-    def program(x, given):
-        (given or logger).debug("checked")
-        return x * (3 if (given or logger).isEnabledFor(logging.DEBUG) else 2)
+    def program(x, argument):
+        (argument or logger).debug("checked")
+        return x * (3 if (argument or logger).isEnabledFor(logging.DEBUG) else 2)
 
     compiled = magpy.compile(program, backend="eager")
-    given = logger if passed else None
+    argument = logger if passed else None
     for level in (logging.INFO, logging.DEBUG, logging.INFO, logging.DEBUG):
         logger.setLevel(level)
         for _ in range(2):
-            _both(lambda x: program(x, given), lambda x: compiled(x, given), torch.ones(2), seen)
-        assert torch.equal(compiled(torch.ones(2), given), program(torch.ones(2), given))
+            _compare_logs(
+                lambda x: program(x, argument), lambda x: compiled(x, argument), torch.ones(2), seen
+            )
+        assert torch.equal(compiled(torch.ones(2), argument), program(torch.ones(2), argument))
     logging.disable(logging.CRITICAL)
     try:
-        _both(lambda x: program(x, given), lambda x: compiled(x, given), torch.ones(2), seen)
+        _compare_logs(
+            lambda x: program(x, argument), lambda x: compiled(x, argument), torch.ones(2), seen
+        )
     finally:
         logging.disable(logging.NOTSET)
     assert magpy.cache_info(compiled).hits >= 7
 
 
-def test_exception_that_is_logged_is_the_one_that_is_handled(log):
+def test_logged_exception_is_the_handled_one(log):
     logger, _ = log
     errors = []
     keep = logging.Filter()
@@ -151,7 +155,7 @@ def test_exception_that_is_logged_is_the_one_that_is_handled(log):
 
 
 @pytest.mark.parametrize("shown", ["always", "default", "once", "ignore"])
-def test_warning_is_shown_once_for_each_call_that_shows_it(shown):
+def test_warning_is_shown_as_often_as_in_eager_mode(shown):
     def program(x):
         warnings.warn("careful", stacklevel=1)
         return x * 2
@@ -168,7 +172,7 @@ def test_warning_is_shown_once_for_each_call_that_shows_it(shown):
     assert magpy.cache_info(compiled).hits == 3
 
 
-def test_errors_that_numpy_shows_are_guarded():
+def test_error_handling_of_numpy_is_guarded():
     def program(x):
         return x * (2 if np.geterr()["divide"] == "warn" else 3)
 
@@ -179,7 +183,7 @@ def test_errors_that_numpy_shows_are_guarded():
         assert torch.equal(compiled(x), x * 3)
 
 
-def test_thread_that_a_program_runs_in_is_guarded():
+def test_current_thread_is_guarded():
     def program(x):
         return x * (2 if threading.current_thread() is threading.main_thread() else 3)
 
@@ -193,7 +197,7 @@ def test_thread_that_a_program_runs_in_is_guarded():
     assert torch.equal(compiled(x), x * 2)
 
 
-def test_what_a_lock_protects_is_read_once_the_lock_is_held():
+def test_state_under_a_lock_is_read_while_the_lock_is_held():
     state, lock = {"count": 0}, threading.Lock()
 
     def program(x):
@@ -215,7 +219,7 @@ def test_what_a_lock_protects_is_read_once_the_lock_is_held():
     assert SplitReason.BLOCKING_OR_CLOCK in reasons
 
 
-def test_lock_of_the_program_s_own_splits_nothing():
+def test_new_lock_causes_no_split():
     def program(x):
         lock = threading.RLock()
         with lock, lock:
@@ -225,7 +229,7 @@ def test_lock_of_the_program_s_own_splits_nothing():
     check(program, one())
 
 
-def test_lock_that_an_exception_gives_back_is_not_held_at_a_split(capsys):
+def test_lock_released_by_an_exception_is_not_held_at_a_split(capsys):
     def program(x):
         for lock in threading.Lock(), threading.RLock():
             with contextlib.suppress(ValueError), lock:
@@ -240,8 +244,8 @@ def test_lock_that_an_exception_gives_back_is_not_held_at_a_split(capsys):
     assert capsys.readouterr().out == "split\n" * 3
 
 
-class Remembers:
-    """Before Python 3.12 a cached property is computed with a lock held."""
+class CachedProperties:
+    """Before Python 3.12 a cached property is computed under a lock."""
 
     def __init__(self, scale):
         self.scale = scale
@@ -256,24 +260,24 @@ class Remembers:
         return self.scale * 2
 
 
-def test_cached_property_that_is_computed_splits_nothing():
-    check(lambda holder: holder.plain * 2, lambda: (Remembers(2.0),))
+def test_computed_cached_property_causes_no_split():
+    check(lambda holder: holder.plain * 2, lambda: (CachedProperties(2.0),))
 
 
 def test_cached_property_that_splits_the_program(capsys):
     def with_scale(scale):
-        return lambda: (Remembers(scale),)
+        return lambda: (CachedProperties(scale),)
 
     check_results(lambda: lambda holder: holder.shown + 1, with_scale(1), with_scale(2))
     assert capsys.readouterr().out.splitlines() == ["1", "1", "2", "2"] * 2
 
 
 def test_warnings_and_log_records_name_the_caller_at_every_call(recwarn):
-    logger, places = logging.Logger("test"), []
+    logger, callers = logging.Logger("test"), []
 
     class Places(logging.Handler):
         def emit(self, record):
-            places.append((record.filename, record.funcName))
+            callers.append((record.filename, record.funcName))
 
     logger.addHandler(Places())
 
@@ -292,14 +296,15 @@ def test_warnings_and_log_records_name_the_caller_at_every_call(recwarn):
     for function in (program, fast, fast):
         caller(function)
     assert magpy.cache_info(fast).hits == 1
-    told = [(w.filename, w.lineno) for w in recwarn]
-    assert told == [(__file__, caller.__code__.co_firstlineno + 2)] * 3
+    shown = [(w.filename, w.lineno) for w in recwarn]
+    assert shown == [(__file__, caller.__code__.co_firstlineno + 2)] * 3
     file = os.path.basename(__file__)
-    assert places == [(file, "caller"), (file, "program")] * 3
+    assert callers == [(file, "caller"), (file, "program")] * 3
 
 
-def test_counters_count_what_other_threads_count_meanwhile():
-    """Eager reads and writes them at once, while a graph runs between a guard and a mock's end."""
+def test_counters_include_increments_of_other_threads():
+    """Eager mode reads and writes a counter at once; a graph runs between a guard and a mock's
+    writes."""
     thing, table, row, cell, meanwhile = types.SimpleNamespace(n=0), {"n": 0}, [0], 0, 0
 
     def count(step):

@@ -1,4 +1,4 @@
-"""Tensors that are changed in place, and others that share their memory or come to do so."""
+"""Tensors changed in place, and other tensors that share their memory, always or at some calls."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def _twice():
     return x, x
 
 
-def _side_by_side():
+def _adjacent():
     x = torch.arange(6.0)
     return x[:3], x[3:]
 
@@ -36,7 +36,7 @@ def _twins(program, *calls, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("view", [lambda x: x.view(-1), lambda x: x[:2], lambda x: x.view(3, 1)])
-def test_view_of_an_argument_that_was_changed_is_a_view_of_it(backend, view):
+def test_view_of_a_changed_argument_is_a_view(backend, view):
     def program(x):
         x.mul_(2)
         return view(x), x + 1
@@ -50,32 +50,32 @@ def test_views_of_arguments_that_share_memory(backend):
         a.mul_(2)
         return a + b, a.view(-1), b[:2]
 
-    calls = [lambda: (_x(), _x()), _twice, _side_by_side, _overlapping]
+    calls = [lambda: (_x(), _x()), _twice, _adjacent, _overlapping]
     _twins(program, *calls, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_argument_that_comes_to_share_memory_with_a_parameter(backend):
+def test_argument_that_shares_memory_with_a_parameter_at_some_calls(backend):
     def make():
         layer = torch.nn.Linear(3, 3).requires_grad_(False)
         torch.nn.init.ones_(layer.weight)
         torch.nn.init.ones_(layer.bias)
-        given = {}
+        replacement = {}
 
         def program(x):
-            x = given.get("x", x)
+            x = replacement.get("x", x)
             x.add_(1)
             return x * layer.weight.sum() + layer.bias, layer.weight * 2
 
-        program.layer, program.given = layer, given
+        program.layer, program.replacement = layer, replacement
         return program
 
     twins = Twins(make, backend=backend)
     changes = [
-        lambda p: p.given.update(x=_x()),
-        lambda p: p.given.update(x=p.layer.weight[0]),
-        lambda p: p.given.update(x=p.layer.bias),
-        lambda p: p.given.update(x=_x()),
+        lambda p: p.replacement.update(x=_x()),
+        lambda p: p.replacement.update(x=p.layer.weight[0]),
+        lambda p: p.replacement.update(x=p.layer.bias),
+        lambda p: p.replacement.update(x=_x()),
     ]
     for i, change in enumerate(changes):
         twins.change(change)

@@ -1,5 +1,5 @@
-"""A module's attributes and the global names of its functions are one place, as are the filters
-of `warnings`, which every program shares."""
+"""Locations under two names: a module's attributes, which are globals of its functions, and the
+``warnings`` filters, which all programs share."""
 
 import types
 import warnings
@@ -12,7 +12,7 @@ from tests.programs import Twins, check_results, check_stateful, one
 
 
 def module_and_program(body: str):
-    """A maker of a program that sees its own module as `here`."""
+    """Returns a function that creates a program which sees its own module as ``here``."""
     code = compile(body, "<program>", "exec")
 
     def make():
@@ -61,7 +61,7 @@ def program(x):
 """
 
 
-def test_a_list_that_a_module_attribute_swaps_is_found_by_its_functions():
+def test_functions_see_a_list_swapped_through_a_module_attribute():
     twins = check_stateful(module_and_program(SWAPPED), one(), changes=[_longer])
     assert module_of(twins.target).items == module_of(twins.eager).items
 
@@ -71,12 +71,12 @@ def _longer(program):
 
 
 @pytest.mark.parametrize("body", [SET_AS_ATTRIBUTE, SET_AS_GLOBAL])
-def test_a_name_that_is_set_one_way_is_read_the_other_way(body):
+def test_name_set_as_attribute_or_global_is_read_as_the_other(body):
     twins = check_results(module_and_program(body), one(), one(5.0, 6.0, 7.0))
     assert torch.equal(module_of(twins.target).scale, module_of(twins.eager).scale)
 
 
-def test_a_program_that_silences_warnings_hits():
+def test_program_that_silences_warnings_hits():
     def program(x):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -88,7 +88,7 @@ def test_a_program_that_silences_warnings_hits():
 
 
 def shown(program, *args):
-    """The warnings that a call shows under filters that show all."""
+    """The warnings of a call under a filter that shows all."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program(*args)
@@ -112,14 +112,14 @@ def silenced_later(x):
 
 
 @pytest.mark.parametrize("program", [silenced, silenced_later])
-def test_a_warning_is_shown_by_the_filters_of_its_moment(program):
+def test_warning_is_shown_according_to_the_filters_at_its_time(program):
     compiled = magpy.compile(program, backend="eager")
     for _ in range(5):
         assert shown(compiled, torch.ones(2)) == shown(program, torch.ones(2)) == ["to be seen"]
 
 
-class Remembers(torch.nn.Module):
-    """Keeps its last result; looks only whether there is one."""
+class KeepsLastResult(torch.nn.Module):
+    """Keeps its last result; only checks whether there is one."""
 
     def __init__(self):
         super().__init__()
@@ -131,8 +131,8 @@ class Remembers(torch.nn.Module):
         return y
 
 
-def test_a_tensor_that_is_replaced_without_being_used_is_guarded():
-    twins = Twins(Remembers)
+def test_replaced_tensor_that_is_not_used_is_guarded():
+    twins = Twins(KeepsLastResult)
     for i in range(5):
         twins.call(one(), hit=None if i < 2 else True)
     twins.change(lambda module: setattr(module, "last", torch.ones(2, dtype=torch.int64)))

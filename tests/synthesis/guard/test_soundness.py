@@ -1,4 +1,4 @@
-"""What a dynamic function may change, and that every check of a guard behind a split matters."""
+"""Changes by dynamic functions, and the necessity of every check after a split."""
 
 import collections
 import contextvars
@@ -93,11 +93,11 @@ CHANGES = {
         _attributes("value", 1, 1.5),
         lambda box, x: x.long() * box.value if type(box.value) is int else x,
     ),
-    "a number to nothing": (
+    "a number and None": (
         _attributes("value", 1, None),
         lambda box, x: x if box.value is None else x + box.value,
     ),
-    "an attribute taken away": (
+    "a deleted attribute": (
         lambda box, i: box.__dict__.pop("value", None) if i else setattr(box, "value", 1),
         lambda box, x: x * getattr(box, "value", 7),
     ),
@@ -146,7 +146,7 @@ CHANGES = {
         lambda box, i: box.array.__setitem__(0, i),
         lambda box, x: x + torch.from_numpy(box.array),
     ),
-    "what a function closes over": (
+    "the closure of a function": (
         lambda box, i: setattr(box.function.__closure__[0], "cell_contents", i),
         lambda box, x: box.function(x),
     ),
@@ -175,7 +175,7 @@ CHANGES = {
         lambda box, i: box.layer.requires_grad_(i == 0),
         lambda box, x: box.layer(x).requires_grad,
     ),
-    "what a parameter holds": (
+    "the values of a parameter": (
         lambda box, i: box.layer.weight.data.fill_(i),
         lambda box, x: box.layer(x),
     ),
@@ -222,15 +222,15 @@ CHANGES = {
         lambda box, x: x + (list(ORDERED)[0] == "a"),
     ),
     "a module's function": (
-        lambda box, i: setattr(PLACE, "function", (math.sin, math.cos)[i]),
-        lambda box, x: x * PLACE.function(1.0),
+        lambda box, i: setattr(MODULE, "function", (math.sin, math.cos)[i]),
+        lambda box, x: x * MODULE.function(1.0),
     ),
 }
-"""What the dynamic function does to a box the one time and the other, and what is then done."""
+"""The dynamic function's change of a box in states 0 and 1, and the code that runs after it."""
 SCALE = 2.0
 SQUARE = nn.Parameter(torch.ones(2, 2))
 ONE = Box()
-PLACE = types.ModuleType("place")
+MODULE = types.ModuleType("place")
 
 
 def _minus(n):
@@ -244,50 +244,53 @@ HELPER = _plus(1)
 ORDERED = collections.OrderedDict(a=1, b=2)
 
 RETURNS = {
-    "a number": ([2, 3], lambda given, x: x + 1 if given == 2 else x),
-    "a number and nothing": ([2, None], lambda given, x: x if given is None else x * given),
-    "numbers of two types": ([2, 2.0, True], lambda given, x: x + (type(given) is int)),
-    "a list": ([[1, 2], [1, 2, 3], [4]], lambda given, x: [x * item for item in given]),
-    "text": (["a", "b"], lambda given, x: x + 1 if given == "a" else x),
-    "a dictionary": ([{"a": 1}, {"b": 1}], lambda given, x: x * given.get("a", 3)),
-    "native functions": ([torch.sin, torch.cos], lambda given, x: given(x)),
-    "Python functions": ([_plus(1), _plus(2), _minus(1)], lambda given, x: given(x)),
-    "methods": ([Box().twice, Other().twice], lambda given, x: given(x)),
-    "objects": ([Box(), Other()], lambda given, x: given.twice(x)),
-    "tensors": ([torch.ones(2), torch.ones(2).half()], lambda given, x: x + given.element_size()),
-    "tensors of other sizes": ([torch.ones(2), torch.ones(2, 2)], lambda given, x: x * given.ndim),
+    "a number": ([2, 3], lambda result, x: x + 1 if result == 2 else x),
+    "a number and None": ([2, None], lambda result, x: x if result is None else x * result),
+    "numbers of two types": ([2, 2.0, True], lambda result, x: x + (type(result) is int)),
+    "a list": ([[1, 2], [1, 2, 3], [4]], lambda result, x: [x * item for item in result]),
+    "text": (["a", "b"], lambda result, x: x + 1 if result == "a" else x),
+    "a dictionary": ([{"a": 1}, {"b": 1}], lambda result, x: x * result.get("a", 3)),
+    "native functions": ([torch.sin, torch.cos], lambda result, x: result(x)),
+    "Python functions": ([_plus(1), _plus(2), _minus(1)], lambda result, x: result(x)),
+    "methods": ([Box().twice, Other().twice], lambda result, x: result(x)),
+    "objects": ([Box(), Other()], lambda result, x: result.twice(x)),
+    "tensors": ([torch.ones(2), torch.ones(2).half()], lambda result, x: x + result.element_size()),
+    "tensors of other sizes": (
+        [torch.ones(2), torch.ones(2, 2)],
+        lambda result, x: x * result.ndim,
+    ),
     "tensors of any size": (
         [torch.ones(4), torch.ones(5), torch.ones(1), torch.ones(6), torch.ones(0)],
-        lambda given, x: x + 1 if given.shape[0] == 1 else x * given.sum(),
+        lambda result, x: x + 1 if result.shape[0] == 1 else x * result.sum(),
     ),
-    "one or two": ([(1,), (1, 2)], lambda given, x: x * len(given)),
-    "slices": ([slice(0, 1), slice(1, 2)], lambda given, x: x[given]),
-    "types": ([torch.int32, torch.float64], lambda given, x: x.to(given)),
+    "one or two": ([(1,), (1, 2)], lambda result, x: x * len(result)),
+    "slices": ([slice(0, 1), slice(1, 2)], lambda result, x: x[result]),
+    "types": ([torch.int32, torch.float64], lambda result, x: x.to(result)),
     "an object twice": (
         [([1],) * 2, ([1], [1])],
-        lambda given, x: x + 1 if given[0] is given[1] else x,
+        lambda result, x: x + 1 if result[0] is result[1] else x,
     ),
     "objects that native code compares": (
         [(Box(), Box()), (ONE, ONE)],
-        lambda given, x: x * len({given[0], given[1]}),
+        lambda result, x: x * len({result[0], result[1]}),
     ),
     "a tensor that may be a key": (
         [(SQUARE, {}), (SQUARE, {SQUARE: 1})],
-        lambda given, x: x + 1 if given[0] in given[1] else x,
+        lambda result, x: x + 1 if result[0] in result[1] else x,
     ),
 }
-ROUNDS = [0, 0, 1, 1, 0, 1]
+STATES = [0, 0, 1, 1, 0, 1]
 
 
-def _run(make, compiled, rounds=ROUNDS):
-    """What a program gives in each round, with all that it runs on made anew."""
+def _run(make, compiled, states=STATES):
+    """A program's results in each state; all variables on which it runs are new."""
     seed(0)
     state = [0]
     program = make(state)
     if compiled:
         program = magpy.compile(program, backend="eager")
     results = []
-    for state[0] in rounds:
+    for state[0] in states:
         results.append(program(torch.tensor([1.0, 2.0])))
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
@@ -296,7 +299,7 @@ def _run(make, compiled, rounds=ROUNDS):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_a_dynamic_function_changes_is_noticed_behind_it(name):
+def test_change_by_a_dynamic_function_must_miss_after_it(name):
     change, then = CHANGES[name]
 
     def make(state):
@@ -317,34 +320,34 @@ def test_what_a_dynamic_function_changes_is_noticed_behind_it(name):
 
 @pytest.mark.parametrize("name", RETURNS)
 @pytest.mark.parametrize("backwards", [False, True])
-def test_what_a_dynamic_function_gives_is_noticed_behind_it(name, backwards):
+def test_result_of_a_dynamic_function_is_guarded_after_it(name, backwards):
     values, then = RETURNS[name]
     values = values[::-1] if backwards else values
 
     def make(state):
-        given = magpy.disable(lambda: values[state[0]])
+        opaque = magpy.disable(lambda: values[state[0]])
 
         def program(x):
             y = x + 1
-            return then(given(), y)
+            return then(opaque(), y)
 
         return program
 
-    rounds = [0, 0, *range(len(values)), *range(len(values))]
-    assert_same(_run(make, True, rounds), _run(make, False, rounds))
+    states = [0, 0, *range(len(values)), *range(len(values))]
+    assert_same(_run(make, True, states), _run(make, False, states))
 
 
-def test_iterators_that_share_their_elements_are_noticed():
+def test_iterators_that_become_one_object_must_miss():
     def make(state):
         def two():
             first = iter([1.0, 2.0, 3.0])
             return (iter([1.0, 2.0, 3.0]), first) if state[0] else (first, first)
 
-        given = magpy.disable(two)
+        opaque = magpy.disable(two)
 
         def program(x):
             y = x + 1
-            first, second = given()
+            first, second = opaque()
             for value in first:
                 y = y * 2 + value
                 if value > 1:
@@ -355,24 +358,24 @@ def test_iterators_that_share_their_elements_are_noticed():
 
         return program
 
-    for rounds in (ROUNDS, [1, 1, 0, 0, 1]):
-        assert_same(_run(make, True, rounds), _run(make, False, rounds))
+    for states in (STATES, [1, 1, 0, 0, 1]):
+        assert_same(_run(make, True, states), _run(make, False, states))
 
 
-def test_iterators_that_have_something_left_are_told_from_others():
+def test_exhausted_iterators_must_miss():
     def make(state):
-        given = magpy.disable(lambda: iter([] if state[0] else [object(), object()]))
+        opaque = magpy.disable(lambda: iter([] if state[0] else [object(), object()]))
 
         def program(x):
             y = x + 1
-            for _ in given():
+            for _ in opaque():
                 return y * 2
             return y
 
         return program
 
-    for rounds in (ROUNDS, [1, 1, 0, 0, 1]):
-        assert_same(_run(make, True, rounds), _run(make, False, rounds))
+    for states in (STATES, [1, 1, 0, 0, 1]):
+        assert_same(_run(make, True, states), _run(make, False, states))
 
 
 SWEPT = (

@@ -1,4 +1,4 @@
-"""Operators are methods of classes, which anybody may give other ones between two calls."""
+"""Methods of tensor classes, which a program may replace between two calls."""
 
 import copy
 
@@ -35,7 +35,7 @@ def _add(x):
     return x
 
 
-def _mine(*args, **kwargs):
+def _replacement(*args, **kwargs):
     return 1
 
 
@@ -44,14 +44,14 @@ def _plain(value):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_method_of_tensors_that_was_replaced_is_called(name, monkeypatch):
+def test_replaced_method_of_tensors_is_called(name, monkeypatch):
     program, x = PROGRAMS[name], tensor(1, -2, 3)
     compiled = magpy.compile(program, backend="aot_eager")
     for _ in range(2):
         compiled(x)
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, name, _mine, raising=False)
-        # What is not a tensor anywhere may be too much for torch or for the program.
+        patch.setattr(torch.Tensor, name, _replacement, raising=False)
+        # Torch or the program may raise where it receives a number instead of a tensor.
         expected = _answer(program, x)
         found = _answer(compiled, x)
     assert found == expected
@@ -68,41 +68,41 @@ def _answer(program, x):
 
 
 @pytest.mark.parametrize("name", ["relu", "__len__", "size"])
-def test_a_record_made_with_a_replaced_method_is_not_used_without_it(name, monkeypatch):
+def test_record_with_a_replaced_method_misses_without_it(name, monkeypatch):
     program, x = PROGRAMS[name], tensor(1, -2, 3)
     compiled = magpy.compile(program, backend="aot_eager")
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, name, _mine, raising=False)
+        patch.setattr(torch.Tensor, name, _replacement, raising=False)
         for _ in range(2):
             assert _answer(compiled, x) == _answer(program, x)
     assert _answer(compiled, x) == _answer(program, x)
 
 
-def test_a_method_of_parameters_that_was_added_is_called(monkeypatch):
+def test_added_method_of_parameters_is_called(monkeypatch):
     weight = torch.nn.Parameter(tensor(1, -2, 3))
     compiled = magpy.compile(lambda: weight.relu(), backend="aot_eager")
     for _ in range(2):
         compiled()
-    monkeypatch.setattr(torch.nn.Parameter, "relu", _mine, raising=False)
+    monkeypatch.setattr(torch.nn.Parameter, "relu", _replacement, raising=False)
     assert compiled() == 1
 
 
-def test_a_program_that_leaves_a_method_of_tensors_replaced_runs_natively(monkeypatch):
+def test_program_that_replaces_a_method_of_tensors_runs_natively(monkeypatch):
     before = torch.Tensor.__len__
 
     def program(x):
         y = len(x)
-        torch.Tensor.__len__ = _mine
+        torch.Tensor.__len__ = _replacement
         return y
 
     compiled = magpy.compile(program, backend="aot_eager")
     for _ in range(3):
         monkeypatch.setattr(torch.Tensor, "__len__", before)
         assert compiled(tensor(1, -2, 3)) == 3
-        assert torch.Tensor.__len__ is _mine
+        assert torch.Tensor.__len__ is _replacement
 
 
-def test_copying_a_tensor_is_no_change_of_its_class():
+def test_copying_a_tensor_does_not_change_its_class():
     class Marked(torch.Tensor):
         pass
 

@@ -1,4 +1,4 @@
-"""Training steps that look at gradients as they come, or take gradients of gradients."""
+"""Training steps that inspect gradients in hooks, or take gradients of gradients."""
 
 import pytest
 import torch
@@ -11,20 +11,20 @@ from tests.seeding import seed
 
 
 class Step:
-    """A small net, its optimizer, and what hooks have heard."""
+    """A small network, its optimizer, and the values that hooks have received."""
 
     def __init__(self, program):
         seed(0)
         self.net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.05)
-        self.heard, self.program = [], program
+        self.received, self.program = [], program
 
     def __call__(self, x):
         return self.program(self, x)
 
-    def seen(self):
+    def observed(self):
         parameters = [*self.net.parameters()]
-        return [p.detach().clone() for p in parameters], [p.grad for p in parameters], self.heard
+        return [p.detach().clone() for p in parameters], [p.grad for p in parameters], self.received
 
 
 def hook_and_kept_gradient(step, x):
@@ -37,7 +37,7 @@ def hook_and_kept_gradient(step, x):
 
 def hook_that_is_removed_afterwards(step, x):
     h = step.net[0](x)
-    handle = h.register_hook(lambda g: step.heard.append(g.norm()))
+    handle = h.register_hook(lambda g: step.received.append(g.norm()))
     h.pow(2).sum().backward()
     handle.remove()
     return h.detach()
@@ -100,16 +100,16 @@ STEPS = [
 
 @pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("program", STEPS, ids=lambda program: program.__name__)
-def test_hits_and_is_right(program, backend="eager"):
+def test_training_step_hits_and_equals_eager(program, backend="eager"):
     eager, step = Step(program), Step(program)
     fast, hits = magpy.compile(step, backend=backend), []
     for i in range(5):
         x = torch.full((3, 4), 0.1 * i) + torch.eye(3, 4)
-        assert_same((fast(x), step.seen()), (eager(x), eager.seen()), what=f"call {i}")
+        assert_same((fast(x), step.observed()), (eager(x), eager.observed()), what=f"call {i}")
         hits.append(magpy.cache_info(fast).hits)
     assert hits[-1] >= 3, hits
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
-def test_second_gradients_go_through_eager_modes_graph():
-    test_hits_and_is_right(penalty_on_gradients, "magpy")
+def test_double_backward_uses_eager_modes_autograd_graph():
+    test_training_step_hits_and_equals_eager(penalty_on_gradients, "magpy")

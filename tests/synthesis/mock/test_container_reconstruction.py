@@ -1,4 +1,4 @@
-"""Every kind of container comes in and goes out: its type, contents, order and aliasing."""
+"""Containers as arguments and results: types, contents, order and aliasing."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ Pair = collections.namedtuple("Pair", "left right", defaults=[3])
 
 
 class Stack(list):
-    """A list with attributes and a method of its own."""
+    """A list with a method of its own."""
 
     def top(self):
         return self[-1]
@@ -57,9 +57,9 @@ class Level(enum.IntEnum):
     HIGH = 2
 
 
-# --- out ----------------------------------------------------------------------------------------
+# --- new containers -----------------------------------------------------------------------------
 
-MADE = {
+NEW = {
     "list": lambda x: [x, x + 1, [x]],
     "tuple": lambda x: (x, (x * 2,), ()),
     "dict": lambda x: {"a": x, 1: x + 1, (1, "b"): None, "nested": {"x": x}},
@@ -145,17 +145,17 @@ def _tabled(x):
     return table, table.pop("b"), table.get("zz", 5), "a" in table, len(table), table.popitem()
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_container_made_inside_comes_out_as_eagers(name):
-    twins = check(MADE[name], one())
+@pytest.mark.parametrize("name", NEW)
+def test_new_container_equals_eagers(name):
+    twins = check(NEW[name], one())
     twins.call(one(5, 6))
 
 
-def test_namespace_made_inside():
+def test_new_namespace():
     check(lambda x: types.SimpleNamespace(x=x, n=1), one())
 
 
-def test_namespace_from_outside_is_read_and_written():
+def test_external_namespace_is_read_and_written():
     def program(n):
         n.out = n.x * getattr(n, "factor", 7)
         return n
@@ -166,7 +166,7 @@ def test_namespace_from_outside_is_read_and_written():
     check(program, make(factor=2), other=[make(factor=3), make()])
 
 
-def test_slice_comes_in_and_goes_out():
+def test_slice_as_argument_and_result():
     def program(x, part, parts):
         return x[part], x[parts[0]], [1, 2, 3][part], part.start, slice(part.stop, None), part
 
@@ -202,7 +202,7 @@ def test_slice_in_a_closure_is_replaced():
     check_stateful(make, one(), changes=[lambda p: p.replace(slice(0, 1)), lambda p: p.replace(2)])
 
 
-SHOWN = {
+READS_OF_MAPPINGS = {
     "item": lambda x, p: x * p["a"],
     "get": lambda x, p: x * p.get("a"),
     "membership": lambda x, p: x if "b" in p else x * p["a"],
@@ -214,24 +214,28 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_mapping_behind_a_proxy_is_guarded(name):
+@pytest.mark.parametrize("name", READS_OF_MAPPINGS)
+def test_mapping_under_a_proxy_is_guarded(name):
     def make():
         inside = {"a": 2.0}
         proxy = types.MappingProxyType(inside)
 
         def program(x):
-            return SHOWN[name](x, proxy)
+            return READS_OF_MAPPINGS[name](x, proxy)
 
         program.inside = inside
         return program
 
     check_stateful(make, one(), changes=[lambda p: p.inside.update(a=3.0)])
     other = lambda: (tensor(1, 2), types.MappingProxyType({"a": 5.0}))
-    check(SHOWN[name], lambda: (tensor(1, 2), types.MappingProxyType({"a": 2.0})), other=[other])
+    check(
+        READS_OF_MAPPINGS[name],
+        lambda: (tensor(1, 2), types.MappingProxyType({"a": 2.0})),
+        other=[other],
+    )
 
 
-def test_mapping_proxy_made_inside():
+def test_new_mapping_proxy():
     fast = Twins(lambda: lambda x: types.MappingProxyType({"x": x + 1})).compiled
     assert [dict(fast(tensor(i)))["x"].item() for i in range(3)] == [1, 2, 3]
     assert type(fast(tensor(1))) is types.MappingProxyType
@@ -249,9 +253,9 @@ def test_results_of_two_calls_are_independent():
     assert len(second["deque"]) == 1
 
 
-# --- in -----------------------------------------------------------------------------------------
+# --- external containers ------------------------------------------------------------------------
 
-TAKEN = {
+EXTERNAL = {
     "list item": (
         lambda v, x: x * v[1],
         lambda: [1, 2, 3],
@@ -423,17 +427,17 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_container_from_outside_is_guarded_on_what_was_read(name):
-    program, given, others = TAKEN[name]
+@pytest.mark.parametrize("name", EXTERNAL)
+def test_external_container_is_guarded_on_the_parts_read(name):
+    program, make, others = EXTERNAL[name]
     x = lambda: tensor(1, 2, 3)
-    if others is None:  # cannot be recorded yet: right, whatever it costs
-        check_results(lambda: program, lambda: (given(), x()))
+    if others is None:  # not recorded yet: only the results are compared
+        check_results(lambda: program, lambda: (make(), x()))
     else:
-        check(program, lambda: (given(), x()), other=[lambda o=o: (o(), x()) for o in others])
+        check(program, lambda: (make(), x()), other=[lambda o=o: (o(), x()) for o in others])
 
 
-def test_what_was_not_read_is_not_guarded():
+def test_parts_not_read_are_not_guarded():
     def program(table, x):
         return x * table["used"]
 
@@ -452,7 +456,7 @@ def test_nested_containers_with_aliasing():
     check(program, one())
 
 
-def test_cycles_are_made_again_or_run_as_they_are():
+def test_cycles_are_reconstructed():
     def lists(x):
         loop = [x + 1]
         loop.append(loop)
@@ -491,7 +495,7 @@ def test_argument_that_is_passed_through_stays_the_same_object():
     check(program, lambda: ({"inner": [1]}, tensor(1, 2)))
 
 
-def test_returned_container_holds_what_was_read_from_outside():
+def test_returned_container_holds_external_objects():
     def make():
         store = {"weights": [tensor(1, 2)], "names": ["a"]}
 
@@ -504,7 +508,7 @@ def test_returned_container_holds_what_was_read_from_outside():
     check_stateful(make, one(1, 2), changes=[lambda p: p.store.update(names=["b"])])
 
 
-def test_iterators_that_are_left_half_way():
+def test_unexhausted_iterators_are_returned():
     for leave in (
         lambda x: iter([x, 1]),
         lambda x: zip([x], [1]),
@@ -519,7 +523,7 @@ def test_iterators_that_are_left_half_way():
             assert len(list(result)) == len(list(leave(tensor(1))))
 
 
-def test_iterator_from_outside_is_advanced_each_time():
+def test_external_iterator_is_advanced_at_each_call():
     def make():
         numbers = iter(range(100))
 
@@ -534,8 +538,8 @@ def test_iterator_from_outside_is_advanced_each_time():
 def test_model_output():
     transformers = pytest.importorskip("transformers.modeling_outputs")
 
-    def program(x, given):
-        return transformers.BaseModelOutput(last_hidden_state=x + given[0], hidden_states=(x,))
+    def program(x, output):
+        return transformers.BaseModelOutput(last_hidden_state=x + output[0], hidden_states=(x,))
 
     check(
         program,
@@ -556,7 +560,7 @@ class Holder(nn.Module):
         return x + 1 if "a" in self.names else x
 
 
-def test_containers_inside_a_module_are_watched():
+def test_containers_in_a_module_are_guarded():
     def append(m):
         m.table["list"].append(3)
 
@@ -583,26 +587,26 @@ def _looped(x, values):
     return x
 
 
-def _taken_apart(x, values):
+def _unpacked(x, values):
     first, second = values
     return x * float(first) - float(second)
 
 
-GOES_THROUGH = {
+ITERATIONS = {
     "loop": _looped,
-    "unpacking": _taken_apart,
+    "unpacking": _unpacked,
     "comprehension": lambda x, values: [x * float(value) for value in values],
-    "arguments": lambda x, values: (lambda *given: x * float(sum(given)))(*values),
+    "arguments": lambda x, values: (lambda *args: x * float(sum(args)))(*values),
     "a sum": lambda x, values: x * float(sum(values)),
 }
 KINDS = {"array": np.array, "set": set, "deque": deque, "keys": dict.fromkeys, "bytes": bytes}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", GOES_THROUGH)
-def test_what_a_program_goes_through_is_guarded(kind, name):
+@pytest.mark.parametrize("name", ITERATIONS)
+def test_iterated_elements_are_guarded(kind, name):
     makes = [lambda v=v: (tensor(1, 2), KINDS[kind](v)) for v in ([1, 2], [3, 5])]
-    check(GOES_THROUGH[name], makes[0], other=[makes[1]])
+    check(ITERATIONS[name], makes[0], other=[makes[1]])
 
 
 def _doubled(x, values):
@@ -630,7 +634,7 @@ def _extended(x, values):
         (_extended, lambda: [1, 2]),
     ],
 )
-def test_array_or_deque_from_outside_that_an_operator_changes(program, make):
+def test_external_container_changed_by_an_augmented_assignment(program, make):
     twins = Twins(lambda: program)
     eager, compiled = make(), make()
     for _ in range(4):

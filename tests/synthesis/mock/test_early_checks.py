@@ -1,4 +1,4 @@
-"""A steering value is speculated on although tensors from outside are changed later."""
+"""Early checks: speculation on a tensor's value before external tensors are written."""
 
 import copy
 
@@ -47,15 +47,15 @@ def between_writes(weight, gradient):
 
 PROGRAMS = [clipped, checked, after_a_draw, listed, between_writes]
 LARGE, SMALL = torch.tensor([3.0, 4.0]), torch.tensor([-0.1, 0.1])
-ODD = torch.tensor([float("nan"), 1.0])
+NOT_FINITE = torch.tensor([float("nan"), 1.0])
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_what_is_changed_in_place_is_changed_once_however_it_goes(program):
+def test_in_place_writes_happen_once_whether_or_not_speculation_holds(program):
     fast = magpy.compile(program, backend="eager")
     mine = torch.ones(2)
     theirs = copy.deepcopy(mine)
-    for gradient in (LARGE, LARGE, SMALL, LARGE, ODD, SMALL, SMALL, LARGE):
+    for gradient in (LARGE, LARGE, SMALL, LARGE, NOT_FINITE, SMALL, SMALL, LARGE):
         torch.manual_seed(0)
         result = fast(mine, gradient)
         state = torch.get_rng_state()
@@ -68,7 +68,7 @@ def test_what_is_changed_in_place_is_changed_once_however_it_goes(program):
 
 @pytest.mark.parametrize("program", [clipped, checked, after_a_draw, listed])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_it_is_one_graph_and_served_from_the_second_call_on(program, backend):
+def test_speculating_program_is_one_graph_and_hits_from_the_second_call_on(program, backend):
     fast = magpy.compile(program, backend=backend, fullgraph=True)
     mine = torch.ones(2)
     theirs = copy.deepcopy(mine)
@@ -81,12 +81,12 @@ def test_it_is_one_graph_and_served_from_the_second_call_on(program, backend):
     assert magpy.cache_info(fast) == (2, 1, 1, 1)
 
 
-def test_a_graph_that_found_it_wrong_has_left_no_trace():
+def test_misspeculation_leaves_no_effects():
     fast = magpy.compile(clipped, backend="eager")
     weight = torch.ones(2)
     fast(weight, LARGE)
     version, before = weight._version, weight.clone()
     record = magpy.api._dispatcher(fast).records[0]
-    given = record.mock(*record.guard((weight, SMALL), {}))
-    assert given.place[:2] == (__file__, "clipped")
+    failure = record.mock(*record.guard((weight, SMALL), {}))
+    assert failure.place[:2] == (__file__, "clipped")
     assert weight._version == version and torch.equal(weight, before)

@@ -1,6 +1,6 @@
-"""An operator that raises on a matched call leaves what it leaves in eager: all before it, no more.
+"""Operators that raise in a matched call: exactly the effects before them remain, as in eager mode.
 
-The guard cannot foresee it: whether an index is in bounds is a matter of what tensors hold.
+The guard cannot predict the exception: whether an index is in bounds depends on values of tensors.
 """
 
 import itertools
@@ -68,11 +68,11 @@ def _changes_a_view(state, x, i):
     return torch.take(x, i)
 
 
-def _has_effects_of_python(state, x, i):
+def _has_python_effects(state, x, i):
     state.log.append(x * 2)
     state.count += 1
     y = TABLE.index_select(0, i)
-    state.log.append("behind")
+    state.log.append("after")
     return y
 
 
@@ -91,7 +91,7 @@ def _switches_the_grad_mode(state, x, i):
     return y + x
 
 
-def _runs_an_operator_of_its_own(state, x, i):
+def _runs_a_custom_operator(state, x, i):
     state.log.append(x.add_(1))
     return torch.ops.magpy_like_tests.refusing(i) + x.sum()
 
@@ -102,14 +102,14 @@ def _switches_autocast(state, x, i):
         return torch.outer(x, x) @ TABLE.T + torch.ops.magpy_like_tests.refusing(i).sum()
 
 
-def _changes_a_form(state, x, i):
+def _changes_a_shape(state, x, i):
     x.unsqueeze_(0)
     y = TABLE[i] + x
     x.squeeze_(0)
     return y
 
 
-def _changes_behind_the_operator_that_fails(state, x, i):
+def _changes_after_the_operator_that_raises(state, x, i):
     y = TABLE[i] * 2 + x
     x.add_(1)  # may share a kernel with the line before
     return y
@@ -128,9 +128,9 @@ def _divides(state, x, i):
 
 PROGRAMS = [
     _draws, _draws_with_a_generator, _draws_in_python, _changes_an_argument, _changes_a_buffer,
-    _changes_a_view, _has_effects_of_python, _catches, _switches_the_grad_mode,
-    _runs_an_operator_of_its_own, _switches_autocast, _changes_a_form,
-    _changes_behind_the_operator_that_fails,
+    _changes_a_view, _has_python_effects, _catches, _switches_the_grad_mode,
+    _runs_a_custom_operator, _switches_autocast, _changes_a_shape,
+    _changes_after_the_operator_that_raises,
 ]  # fmt: skip
 
 
@@ -166,12 +166,12 @@ def _same_state(eager, compiled):
     assert torch.equal(eager.generator.get_state(), compiled.generator.get_state())
 
 
-def _picks(x, i):
+def _selects(x, i):
     torch.index_select(x, 0, i)
     return x + 1
 
 
-def _picks_and_goes_on(x, i):
+def _selects_and_computes(x, i):
     x[i].sin() * 2
     return x + 1
 
@@ -196,18 +196,18 @@ class Increased(torch.autograd.Function):
         return gradient
 
 
-def _picks_beside_a_class_that_the_graph_names(x, i):
+def _selects_next_to_an_autograd_function(x, i):
     x[i]
     return Increased.apply(x)
 
 
 @pytest.mark.parametrize(
     "function",
-    [_picks, _picks_and_goes_on, _picks_beside_a_class_that_the_graph_names, _divides, _sorts],
+    [_selects, _selects_and_computes, _selects_next_to_an_autograd_function, _divides, _sorts],
 )
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.filterwarnings("error:magpy_like")
-def test_an_operator_whose_result_nobody_takes_raises_too(function, gradient):
+def test_operator_with_unused_result_raises(function, gradient):
     fast = magpy.compile(function, backend="aot_eager")
     x = torch.ones(2, requires_grad=gradient)
     for _ in range(3):
@@ -222,7 +222,7 @@ def test_an_operator_whose_result_nobody_takes_raises_too(function, gradient):
     "operator",
     [lambda x: torch.ops.aten.slice(x, 0, 0, 1), torch.sort, torch.fft.fft, torch.median],
 )
-def test_a_result_that_nobody_takes_of_what_never_raises_is_not_kept(operator):
+def test_unused_result_of_an_operator_that_never_raises_is_removed(operator):
     graphs = []
 
     def backend(graph, inputs):
@@ -241,24 +241,24 @@ def test_a_result_that_nobody_takes_of_what_never_raises_is_not_kept(operator):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_exception_and_the_effects_before_it_are_eagers(program, backend):
+def test_exception_and_earlier_effects_equal_eagers(program, backend):
     twins, states = _twins(program, backend=backend)
     for i, index in enumerate((1, 2, 9, 1, 9, 3)):
         twins.call(_inputs(index), why=f"call {i}")
         _same_state(*states)
         assert torch.is_grad_enabled()
         assert not torch.is_autocast_enabled("cpu")
-    assert magpy.cache_info(twins.compiled).hits >= 4, "calls that fail run by a record first"
+    assert magpy.cache_info(twins.compiled).hits >= 4, "calls that raise first run by a record"
 
 
-def test_a_division_by_zero_in_a_tensor():
+def test_division_by_zero_in_a_tensor():
     twins, _ = _twins(_divides)
     for i, divisor in enumerate((1, 2, 3, 1)):
         twins.call(_inputs(divisor), why=f"call {i}")
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
-def test_gradients_flow_to_where_they_did_before_a_change_that_is_undone(backend):
+def test_roll_back_restores_the_autograd_graph(backend):
     state = State()
     fast = magpy.compile(lambda x, i: _loses_a_gradient(state, x, i), backend=backend)
     leaf = tensor(1, 2, 3).requires_grad_()
@@ -268,7 +268,7 @@ def test_gradients_flow_to_where_they_did_before_a_change_that_is_undone(backend
             node, version = state.weight.grad_fn, state.weight._version
             with pytest.raises(LookupError):
                 fast(*_inputs(index)())
-            assert state.weight._version == version + 1, "changed once, as the program does"
+            assert state.weight._version == version + 1, "changed once, as by the program"
             expected = (leaf.detach() * 2).exp()
             assert_same(state.weight.detach(), expected)
             state.weight.sum().backward()
@@ -278,31 +278,31 @@ def test_gradients_flow_to_where_they_did_before_a_change_that_is_undone(backend
     assert magpy.cache_info(fast).hits == 3
 
 
-def test_an_operator_that_was_never_asked_for_before_is_recorded_once():
-    _library.define("not_met(Tensor x) -> Tensor")
-    _library.impl("not_met", torch.neg, "CompositeExplicitAutograd")
+def test_operator_first_used_in_a_recording_is_recorded_once():
+    _library.define("unused_before(Tensor x) -> Tensor")
+    _library.impl("unused_before", torch.neg, "CompositeExplicitAutograd")
     fast = magpy.compile(
-        lambda x: torch.ops.magpy_like_tests.not_met.default(x) + 1, backend="eager"
+        lambda x: torch.ops.magpy_like_tests.unused_before.default(x) + 1, backend="eager"
     )
     for _ in range(3):
         assert_same(fast(tensor(1, 2, 3)), tensor(0, -1, -2))
     assert magpy.cache_info(fast).hits == 2
 
 
-def _lets_take_part():
+def _makes_require_grad():
     weight = tensor(1, 2, 3).requires_grad_()
 
     def program(x, i):
         if x.requires_grad:
-            return "takes part already"
+            return "requires gradients already"
         x.mul_(weight)
         return TABLE[i] + x
 
     return program
 
 
-def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_undone():
-    fast = magpy.compile(_lets_take_part(), backend="eager")
+def test_roll_back_restores_a_tensor_without_gradients():
+    fast = magpy.compile(_makes_require_grad(), backend="eager")
     for index in (1, 2, 9, 1):
         x, i = _inputs(index)()
         if index == 9:
@@ -315,8 +315,8 @@ def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_u
     assert magpy.cache_info(fast).hits == 3
 
 
-def test_a_view_that_comes_to_take_part_in_gradients_is_not_left_so_by_a_call_that_fails():
-    fast = magpy.compile(_lets_take_part(), backend="eager")
+def test_roll_back_restores_a_view_without_gradients():
+    fast = magpy.compile(_makes_require_grad(), backend="eager")
     for index in (1, 2, 9, 1):
         x, i = tensor(1, 2, 3, 4)[:3], torch.tensor([0, index])
         if index == 9:
@@ -340,7 +340,7 @@ def _interrupted(graph, inputs):
     return run
 
 
-def test_a_backend_that_raises_when_all_is_done_leaves_nothing_behind_but_the_programs_effects():
+def test_backend_that_raises_after_the_graph_leaves_only_the_programs_effects():
     norm = nn.BatchNorm1d(3).train()
     log, x = [], torch.arange(6.0).reshape(2, 3)
 
@@ -363,8 +363,8 @@ def test_a_backend_that_raises_when_all_is_done_leaves_nothing_behind_but_the_pr
     assert log == ["began"] * 3
 
 
-@pytest.mark.parametrize("program", [_runs_an_operator_of_its_own, _switches_autocast])
-def test_an_interruption_inside_an_operator_leaves_all_as_it_was(program):
+@pytest.mark.parametrize("program", [_runs_a_custom_operator, _switches_autocast])
+def test_interruption_inside_an_operator_rolls_back_all_effects(program):
     state = State()
     fast = magpy.compile(lambda x, i: program(state, x, i), backend="eager")
     fast(*_inputs(1)())
@@ -380,7 +380,7 @@ def test_an_interruption_inside_an_operator_leaves_all_as_it_was(program):
     assert torch.autocast_decrement_nesting() == 0
 
 
-def test_nothing_is_copied_for_a_program_none_of_whose_operators_ever_fails():
+def test_program_whose_operators_never_raise_copies_nothing():
     norm = nn.BatchNorm1d(3).train()
     fast = magpy.compile(lambda x: norm(x.reshape(-1, 3)).relu_(), backend="eager")
     fast(torch.arange(6.0))
@@ -418,7 +418,7 @@ def _fragile(graph, inputs):
     return run
 
 
-def test_a_graph_that_fails_where_the_program_does_not_is_told_of(caplog):
+def test_graph_failure_is_reported_if_the_program_does_not_raise(caplog):
     fast = magpy.compile(lambda x: x * 2, backend=_fragile)
     fast(tensor(1))
     with caplog.at_level(logging.INFO, "magpy_like.records"):
@@ -432,7 +432,7 @@ def test_a_graph_that_fails_where_the_program_does_not_is_told_of(caplog):
     assert warning.filename == __file__
 
 
-def test_a_program_that_fails_by_itself_is_no_fault_of_the_graph():
+def test_graph_failure_is_not_reported_if_the_program_raises_too():
     fast = magpy.compile(lambda i: TABLE[i], backend="eager")
     fast(torch.tensor([1]))
     with warnings.catch_warnings():
@@ -442,7 +442,7 @@ def test_a_program_that_fails_by_itself_is_no_fault_of_the_graph():
                 fast(torch.tensor([7]))
 
 
-def test_the_reason_of_a_failure_keeps_no_tensor_alive():
+def test_cause_of_a_graph_failure_keeps_no_tensor_alive():
     fast = magpy.compile(lambda x: x * 2, backend=_fragile)
     fast(tensor(1))
     big = tensor(20)
@@ -476,8 +476,8 @@ def _narrowed(weight, x, scale):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("program", [_added, _divided, _several, _narrowed])
-def test_number_that_varies_may_be_too_large_for_elements(program, dtype):
-    """Nothing is copied beforehand because of it: the mock looks at the number."""
+def test_lifted_number_may_be_out_of_the_dtypes_range(program, dtype):
+    """The mock checks the number, so no tensor is copied beforehand."""
     fast = magpy.compile(program, backend="eager")
     x = torch.ones(3, dtype=dtype)
     for scale in (1.0, 2.0, 0.5, 6e4, 1e5, 3e38, 1e300, float("inf"), float("nan"), 3.0):
@@ -494,8 +494,8 @@ def test_number_that_varies_may_be_too_large_for_elements(program, dtype):
     assert "Before(" not in magpy.explain(fast, torch.ones(3, dtype=dtype), x, 2.0).source
 
 
-def test_number_that_decides_a_form_is_not_foreseen():
-    """Whether there is such an element is a matter of the number: what was changed is put back."""
+def test_lifted_index_out_of_range_rolls_back():
+    """Whether the element exists depends on the number: changes are rolled back."""
 
     def program(weight, x, i):
         weight.mul_(2)

@@ -1,4 +1,5 @@
-"""Changes to what is outside happen again at every matched call, in place, on the same objects."""
+"""Side effects on external objects: repeated at every matched call, in place, on the same
+objects."""
 
 import logging
 import types
@@ -34,17 +35,17 @@ class Slotted:
         self.scale, self.gone = 2.0, 1
 
 
-def repeated(make, inputs, calls=4):
-    """Right at each of many calls, as the state goes on."""
+def check_repeated(make, inputs, calls=4):
+    """Compares several calls with eager mode while the state changes."""
     twins = Twins(make)
     for i in range(calls):
         twins.call(inputs, why=f"call {i}")
     return twins
 
 
-def settled(make, inputs):
-    """As `repeated`, and a hit once the state no longer changes."""
-    twins = repeated(make, inputs, 3)
+def check_settled(make, inputs):
+    """As ``check_repeated``, and a hit once the state no longer changes."""
+    twins = check_repeated(make, inputs, 3)
     twins.call(inputs, hit=True, why="settled")
     return twins
 
@@ -116,7 +117,7 @@ def test_write_to_an_argument(name):
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_write_to_what_a_closure_holds(name):
+def test_write_to_an_object_in_a_closure(name):
     write = WRITES[name]
 
     def make():
@@ -170,7 +171,7 @@ def test_log_in_a_module_does_not_miss():
         twins.call(one(i, 2, 3), hit=True if i else None)
 
 
-def test_log_that_is_also_read_is_right():
+def test_log_that_is_also_read_equals_eagers():
     def make():
         log = []
 
@@ -180,7 +181,7 @@ def test_log_that_is_also_read_is_right():
 
         return program
 
-    repeated(make, one())
+    check_repeated(make, one())
 
 
 def test_append_then_read_last():
@@ -195,7 +196,7 @@ def test_append_then_read_last():
 
         return program
 
-    repeated(make, one())
+    check_repeated(make, one())
 
 
 def test_read_then_append():
@@ -209,7 +210,7 @@ def test_read_then_append():
 
         return program
 
-    repeated(make, one())
+    check_repeated(make, one())
 
 
 def test_append_to_two_names_of_one_list():
@@ -234,7 +235,7 @@ def test_counter_of_an_instance():
 
         return program
 
-    repeated(make, one())
+    check_repeated(make, one())
 
 
 def test_running_average_of_a_tensor():
@@ -247,10 +248,10 @@ def test_running_average_of_a_tensor():
 
         return program
 
-    settled(make, one())
+    check_settled(make, one())
 
 
-def test_same_list_twice_recorded_one_way_and_called_the_other():
+def test_same_list_under_two_names():
     def program(a, b):
         a.append(1)
         return len(b), a is b
@@ -285,18 +286,18 @@ def test_object_in_a_closure_that_is_also_an_argument():
     def make():
         kept = Box(v=0)
 
-        def program(given, x):
-            given = kept if given is None else given
-            given.v = 5
+        def program(argument, x):
+            argument = kept if argument is None else argument
+            argument.v = 5
             kept.v = 6
-            return x * given.v
+            return x * argument.v
 
         program.kept = kept
         return program
 
     twins = Twins(make)
-    for given in (lambda p: Box(v=0), lambda p: p.kept, lambda p: Box(v=0), lambda p: None):
-        eager, actual = given(twins.eager), given(twins.target)
+    for argument in (lambda p: Box(v=0), lambda p: p.kept, lambda p: Box(v=0), lambda p: None):
+        eager, actual = argument(twins.eager), argument(twins.target)
         x = tensor(1)
         assert_same(twins.compiled(actual, x), twins.eager(eager, x))
         assert_same((actual, twins.target.kept), (eager, twins.eager.kept))
@@ -359,7 +360,7 @@ def program(x):
         assert "temporary" not in namespace(twins.target)
 
 
-def test_nothing_is_left_of_a_change_that_was_taken_back():
+def test_reverted_change_leaves_no_effect():
     def program(table, x):
         table["scratch"] = x
         y = table["scratch"] * 2
@@ -535,7 +536,7 @@ def test_output_to_the_terminal_is_repeated(capsys):
     assert capsys.readouterr().out == "hello\n" * 6
 
 
-def test_python_random_numbers_are_drawn_again():
+def test_python_random_numbers_are_drawn_at_each_call():
     import random
 
     def program(x):
@@ -550,7 +551,7 @@ def test_python_random_numbers_are_drawn_again():
         assert_same((twins.compiled(x), random.getstate()), expected)
 
 
-def test_clock_and_environment_are_read_again(monkeypatch):
+def test_clock_and_environment_are_read_at_each_call(monkeypatch):
     import os
     import time
 
@@ -565,7 +566,7 @@ def test_clock_and_environment_are_read_again(monkeypatch):
     assert twins.compiled(tensor(1))[2] == "set"
 
 
-def test_class_attribute_that_is_written():
+def test_class_attribute_is_written():
     class Shared:
         count = 0
 
@@ -581,7 +582,7 @@ def test_class_attribute_that_is_written():
     assert_same(results[1], results[0])
 
 
-def test_function_attribute_that_is_written():
+def test_function_attribute_is_written():
     def make():
         def program(x):
             program.last = x * 2
@@ -590,13 +591,13 @@ def test_function_attribute_that_is_written():
 
         return program
 
-    repeated(make, one())
+    check_repeated(make, one())
 
 
 # --- order ---------------------------------------------------------------------------------------
 
 
-def _put_back_new(x, table):
+def _reinserted_new(x, table):
     table["b"] = 1
     table["a"] = 2
     del table["b"]
@@ -604,28 +605,28 @@ def _put_back_new(x, table):
     return x
 
 
-def _put_back_same(x, table):
+def _reinserted_same(x, table):
     value = table["a"]
     del table["a"]
     table["a"] = value
     return x * value
 
 
-def _put_back_popped(x, table):
+def _reinserted_popped(x, table):
     table["a"] = table.pop("a")
     return x
 
 
 ORDERS = {
-    "new key": (_put_back_new, [{}, {"b": 0}, {"b": 0, "a": 0}]),
-    "same value": (_put_back_same, [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
-    "popped value": (_put_back_popped, [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
+    "new key": (_reinserted_new, [{}, {"b": 0}, {"b": 0, "a": 0}]),
+    "same value": (_reinserted_same, [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
+    "popped value": (_reinserted_popped, [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
 }
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict])
 @pytest.mark.parametrize("name", ORDERS)
-def test_key_that_is_put_back_comes_last(name, kind):
+def test_reinserted_key_comes_last(name, kind):
     program, tables = ORDERS[name]
     twins = Twins(lambda: program)
     for table in tables:
@@ -634,7 +635,7 @@ def test_key_that_is_put_back_comes_last(name, kind):
     assert magpy.cache_info(twins.compiled).hits >= len(tables)
 
 
-def test_attribute_that_is_put_back_comes_last():
+def test_reinserted_attribute_comes_last():
     def program(x, thing):
         value = thing.a
         del thing.a
@@ -644,7 +645,7 @@ def test_attribute_that_is_put_back_comes_last():
     check(program, lambda: (tensor(1), types.SimpleNamespace(a=1, b=2)))
 
 
-# --- operators that fail -------------------------------------------------------------------------
+# --- operators that raise ------------------------------------------------------------------------
 
 
 def _logs(index, log):
@@ -664,14 +665,14 @@ def _catches(index, log):
 
 @pytest.mark.parametrize("program", [_logs, _catches])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_operator_that_fails_in_a_matched_call_leaves_what_eager_leaves(program, backend):
+def test_operator_that_raises_in_a_matched_call_leaves_eagers_effects(program, backend):
     twins = Twins(lambda: program, backend=backend)
     for index in (1, 1, 7, 2, 7):
         twins.call(lambda index=index: (torch.tensor([index]), []))
     assert magpy.cache_info(twins.compiled).misses == 1
 
 
-def test_operator_that_fails_behind_a_split():
+def test_operator_that_raises_after_a_split():
     def program(index, log):
         log.append("start")
         print("", end="")
@@ -684,7 +685,7 @@ def test_operator_that_fails_behind_a_split():
         twins.call(lambda index=index: (torch.tensor([index]), []))
 
 
-def test_the_grad_mode_is_as_eager_leaves_it_when_an_operator_fails_without_gradients():
+def test_grad_mode_is_restored_when_an_operator_raises_under_no_grad():
     def program(x, i):
         try:
             with torch.no_grad():
@@ -726,20 +727,20 @@ def test_slots_that_are_filled_and_cleared():
         compiled(tensor(1))
 
 
-def test_an_attribute_that_a_descriptor_deletes():
+def test_attribute_deleted_by_a_descriptor():
     class Deletes:
         def __delete__(self, owner):
             owner.deleted += 1
 
     class Owner:
-        place = Deletes()
+        attribute = Deletes()
 
     def make():
         box = Owner()
         box.deleted = 0
 
         def program(x):
-            del box.place
+            del box.attribute
             return x * box.deleted
 
         program.box = box
@@ -750,13 +751,13 @@ def test_an_attribute_that_a_descriptor_deletes():
         twins.call(one(1.0 + i), hit=i > 0)
 
 
-def test_an_exception_that_is_kept():
-    def made_only(x):
+def test_returned_exception():
+    def created_only(x):
         error = ValueError("found", x * 2)
         error.__cause__ = KeyError("other")
         return error
 
-    compiled = magpy.compile(made_only, backend="eager")
+    compiled = magpy.compile(created_only, backend="eager")
     for value in (1, 2):
         error = compiled(tensor(value))
         assert_same(error.args, ("found", tensor(2 * value)))
@@ -799,7 +800,7 @@ def _sets_another_shape(layer, x):
 @pytest.mark.parametrize(
     "program", [_clears, _clears_all, _accumulates_by_hand, _sets_another_shape]
 )
-def test_the_gradient_of_a_parameter_is_set(program):
+def test_gradient_of_a_parameter_is_assigned(program):
     def make():
         torch.manual_seed(0)
         layer = nn.Linear(3, 1)

@@ -313,29 +313,29 @@ def distinct_lists() -> Calls:
 
 @relies_on(Kind.DISTINCT_FROM_FIXED)
 def list_distinct_from_a_fixed_one() -> Calls:
-    known = [1]
+    fixed = [1]
 
     def program(x, items):
-        return x + 1 if items is known else x
+        return x + 1 if items is fixed else x
 
-    return varied_argument(program, lambda: [1], lambda: known)
+    return varied_argument(program, lambda: [1], lambda: fixed)
 
 
 @relies_on(Kind.NOT_A_FIXED_OBJECT)
 def changed_list_distinct_from_a_fixed_one() -> Calls:
-    known = [1.0]
+    fixed = [1.0]
 
     def start() -> Any:
-        known[:] = [1.0]
+        fixed[:] = [1.0]
         return [1.0]
 
     def same() -> Any:
-        known[:] = [1.0]
-        return known
+        fixed[:] = [1.0]
+        return fixed
 
     def program(x, items):
         items.append(2.0)
-        return x * len(known)
+        return x * len(fixed)
 
     return varied_argument(program, start, same)
 
