@@ -1,4 +1,4 @@
-"""Calls of every kind are followed: functions, methods, classes, C functions that call back."""
+"""Calls of functions, methods and classes, and native calls that call back."""
 
 import copy
 import functools
@@ -23,14 +23,14 @@ def double(x):
     return x * SCALE
 
 
-def test_function_calls_function():
+def test_called_functions_are_followed():
     def program(x, n):
         return double(x) + n
 
     check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
 
 
-def test_positional_keyword_and_collected_arguments():
+def test_arguments_are_bound_as_in_eager():
     def inner(a, b=2, *rest, c, d=5, **more):
         return a * b + sum(rest) + c * d + sum(more.values())
 
@@ -49,7 +49,7 @@ def test_positional_keyword_and_collected_arguments():
     )
 
 
-def test_keyword_of_the_compiled_call_must_match():
+def test_other_keywords_of_the_compiled_call_miss():
     def program(x, *, factor=2):
         return x * factor
 
@@ -59,7 +59,7 @@ def test_keyword_of_the_compiled_call_must_match():
     twins.call(one(), keyword={"factor": 3}, hit=True)
 
 
-def test_defaults_belong_to_the_function():
+def test_changed_defaults_miss():
     def make():
         def inner(x, factor=2.0, *, shift=1.0):
             return x * factor + shift
@@ -84,7 +84,7 @@ def test_defaults_belong_to_the_function():
     )
 
 
-def test_mutable_default_keeps_what_it_is_given():
+def test_mutable_default_accumulates_across_calls():
     def make():
         def program(x, seen=[]):
             seen.append(1)
@@ -97,7 +97,7 @@ def test_mutable_default_keeps_what_it_is_given():
         twins.call(one())
 
 
-def test_default_of_the_compiled_function():
+def test_changed_default_of_the_compiled_function_misses():
     def make():
         def program(x, factor=2.0):
             return x * factor
@@ -143,21 +143,21 @@ class Shifted(Affine):
         return super().forward(x) + self.by
 
 
-def test_bound_method():
+def test_bound_methods_are_followed():
     def change(p):
         p.__self__.scale = 5.0
 
     check_stateful(lambda: Affine(2.0).forward, one(), changes=[change])
 
 
-def test_callable_instance():
+def test_callable_instances_are_followed():
     def change(p):
         p.scale = 5.0
 
     check_stateful(lambda: Affine(2.0), one(), changes=[change])
 
 
-def test_super_and_inheritance():
+def test_super_finds_inherited_methods():
     def scale(p):
         p.scale = 5.0
 
@@ -167,7 +167,7 @@ def test_super_and_inheritance():
     check_stateful(lambda: Shifted(2.0, 1.0), one(), changes=[scale, by])
 
 
-def test_static_and_class_methods(monkeypatch):
+def test_static_and_class_methods_are_followed(monkeypatch):
     def program(x):
         return Affine.shift(x) + Shifted.unit(x) + Affine(3.0).unit(x)
 
@@ -176,7 +176,7 @@ def test_static_and_class_methods(monkeypatch):
     )
 
 
-def test_method_of_a_class_that_is_replaced_must_miss(monkeypatch):
+def test_replaced_method_of_a_class_misses(monkeypatch):
     def program(x):
         return Shifted(2.0, 1.0)(x)
 
@@ -188,7 +188,7 @@ def test_method_of_a_class_that_is_replaced_must_miss(monkeypatch):
     )
 
 
-def test_method_that_a_subclass_gets_later_must_miss(monkeypatch):
+def test_method_added_to_a_subclass_misses(monkeypatch):
     def program(x):
         return Shifted(2.0, 1.0)(x)
 
@@ -199,7 +199,7 @@ def test_method_that_a_subclass_gets_later_must_miss(monkeypatch):
     check_stateful(lambda: program, one(), changes=[change])
 
 
-def test_method_that_super_finds_and_that_is_replaced_must_miss(monkeypatch):
+def test_replaced_method_of_a_base_class_misses(monkeypatch):
     class Between(Affine):
         pass
 
@@ -215,14 +215,14 @@ def test_method_that_super_finds_and_that_is_replaced_must_miss(monkeypatch):
     check_stateful(lambda: Lowest(2.0), one(), changes=[by_inheritance, between])
 
 
-def test_method_in_the_instance_must_miss():
+def test_method_added_to_an_instance_misses():
     def change(p):
         p.forward = lambda x: x - 3
 
     check_stateful(lambda: Affine(2.0), one(), changes=[change])
 
 
-def test_global_function_that_is_replaced_must_miss(monkeypatch):
+def test_replaced_global_function_misses(monkeypatch):
     def program(x):
         return double(x)
 
@@ -230,7 +230,7 @@ def test_global_function_that_is_replaced_must_miss(monkeypatch):
     check_stateful(lambda: program, one(), changes=[change])
 
 
-def test_code_of_a_function_that_is_replaced_must_miss():
+def test_replaced_code_of_a_function_misses():
     def make():
         def inner(x):
             return x + 1
@@ -250,7 +250,7 @@ def test_code_of_a_function_that_is_replaced_must_miss():
     check_stateful(make, one(), changes=[change])
 
 
-def test_code_of_the_compiled_function_that_is_replaced_must_miss():
+def test_replaced_code_of_the_compiled_function_misses():
     def make():
         def program(x):
             return x + 1
@@ -266,7 +266,7 @@ def test_code_of_the_compiled_function_that_is_replaced_must_miss():
     check_stateful(make, one(), changes=[change])
 
 
-def test_global_value_that_changes_must_miss(monkeypatch):
+def test_changed_global_value_misses(monkeypatch):
     def program(x):
         return double(x)
 
@@ -275,7 +275,7 @@ def test_global_value_that_changes_must_miss(monkeypatch):
     )
 
 
-def test_builtin_that_is_shadowed_by_a_global_must_miss(monkeypatch):
+def test_global_that_shadows_a_builtin_misses(monkeypatch):
     def program(x, values):
         return x * len(values)
 
@@ -283,7 +283,7 @@ def test_builtin_that_is_shadowed_by_a_global_must_miss(monkeypatch):
     check_stateful(lambda: program, lambda: (tensor(1), [1, 2]), changes=[change])
 
 
-def test_module_attribute_that_is_replaced_must_miss(monkeypatch):
+def test_replaced_module_attribute_misses(monkeypatch):
     def program(x):
         return functools.helper(x)
 
@@ -292,7 +292,7 @@ def test_module_attribute_that_is_replaced_must_miss(monkeypatch):
     check_stateful(lambda: program, one(), changes=[change])
 
 
-def test_torch_function_that_is_replaced_must_miss(monkeypatch):
+def test_replaced_torch_function_misses(monkeypatch):
     def program(x):
         return torch.relu(x)
 
@@ -301,7 +301,7 @@ def test_torch_function_that_is_replaced_must_miss(monkeypatch):
     check_stateful(lambda: program, one(), changes=[change])
 
 
-def test_partial():
+def test_partials_are_followed():
     def inner(a, b, c=1):
         return a * b + c
 
@@ -317,7 +317,7 @@ def test_partial():
     check_stateful(make, one())
 
 
-def test_partial_as_an_argument():
+def test_partials_as_arguments_are_guarded():
     def inner(a, b):
         return a * b
 
@@ -331,7 +331,7 @@ def test_partial_as_an_argument():
     )
 
 
-def test_compiled_partial():
+def test_partials_are_compiled():
     def inner(values, x):
         return x * values["scale"]
 
@@ -342,7 +342,7 @@ def test_compiled_partial():
     )
 
 
-def test_lambda_as_an_argument():
+def test_lambdas_as_arguments_are_guarded():
     def program(f, x):
         return f(x)
 
@@ -352,7 +352,7 @@ def test_lambda_as_an_argument():
     check(program, make(2), other=[make(3)])
 
 
-def test_map_filter_sorted_and_friends_call_back():
+def test_callbacks_of_builtins_are_followed():
     limit = [0.0]
 
     def program(xs, scale):
@@ -374,7 +374,7 @@ def test_map_filter_sorted_and_friends_call_back():
     )
 
 
-def test_tensors_sorted_by_a_key():
+def test_tensors_are_sorted_by_a_key():
     def program(xs):
         return sorted(xs, key=lambda t: -t.shape[0]), min(xs, key=len)
 
@@ -394,7 +394,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_containers_of_tensors_in_the_order_of_a_key(name):
+def test_containers_of_tensors_are_sorted_by_a_key(name):
     check(
         PAIRS[name],
         lambda: ([(2, tensor(1, 2)), (1, tensor(3)), (0, tensor(4, 5, 6))],),
@@ -402,13 +402,13 @@ def test_containers_of_tensors_in_the_order_of_a_key(name):
     )
 
 
-def test_tensors_in_the_order_of_a_key_that_is_a_value():
+def test_tensors_are_sorted_by_a_key_that_depends_on_data():
     value = lambda *items: lambda: ([tensor(i) for i in items],)
     for key in (lambda t: t.item(), lambda t: t.sum(), lambda t: (t.numel(), t)):
         check_results(lambda: lambda ts: sorted(ts, key=key), value(3, 1, 2), value(1, 3, 2))  # noqa: B023
 
 
-def test_tensors_sorted_by_their_values_are_not_remembered():
+def test_order_of_tensors_by_value_is_not_recorded():
     def program(xs):
         return sorted(xs, key=lambda t: t), max(xs, key=lambda t: t * 2)
 
@@ -419,7 +419,7 @@ def test_tensors_sorted_by_their_values_are_not_remembered():
     )
 
 
-def test_c_functions_of_operator_walk_attributes():
+def test_getters_and_callers_of_operator_are_followed():
     def program(a, items):
         get = operator.attrgetter("scale")
         return operator.itemgetter(1)(items) * get(a) + operator.methodcaller("forward", items[0])(
@@ -433,7 +433,7 @@ def test_c_functions_of_operator_walk_attributes():
     )
 
 
-def test_sort_by_a_key_from_outside():
+def test_sort_key_from_outside_is_guarded():
     def program(x, rows):
         order = sorted(rows, key=operator.itemgetter("rank"))
         return x * order[0]["weight"]
@@ -448,7 +448,7 @@ def test_sort_by_a_key_from_outside():
     )
 
 
-def test_decorators():
+def test_decorated_functions_are_followed():
     def scaled(by):
         def decorate(f):
             @functools.wraps(f)
@@ -480,7 +480,7 @@ def test_decorators():
     check_stateful(make, one(), changes=[change])
 
 
-def test_cached_function():
+def test_cached_functions_are_recorded():
     @functools.lru_cache
     def table(n):
         return [n * 2.0]
@@ -491,8 +491,8 @@ def test_cached_function():
     check(program, lambda: (tensor(1), 3), other=[lambda: (tensor(1), 4)])
 
 
-def test_caches_hold_what_they_would_where_a_number_decides_what_is_asked():
-    """A guard asks a cache last: a record for another number must not fill it."""
+def test_caches_hold_the_entries_of_eager_mode_for_varying_numbers():
+    """A guard queries a cache last: a record for another number must not fill it."""
 
     def make():
         @functools.lru_cache(maxsize=2)
@@ -512,7 +512,7 @@ def test_caches_hold_what_they_would_where_a_number_decides_what_is_asked():
     assert magpy.cache_info(twins.compiled).hits == 5
 
 
-def test_cached_function_whose_cache_is_cleared():
+def test_cleared_cache_of_a_function_misses():
     def make():
         factor = 2.0
 
@@ -539,10 +539,10 @@ def test_cached_function_whose_cache_is_cleared():
 
     twins = check_stateful(make, one(1, 2, 3), changes=[lambda p: p.set_factor(5.0, True)])
     twins.change(lambda p: p.set_factor(7.0, False))
-    twins.call(one(1, 2, 3), hit=True, why="the cache still holds what it held")
+    twins.call(one(1, 2, 3), hit=True, why="the cache still has its old entry")
 
 
-def test_cached_method_of_an_object():
+def test_cleared_cache_of_a_method_misses():
     class Table:
         def __init__(self):
             self.factor = 2.0
@@ -566,7 +566,7 @@ def test_cached_method_of_an_object():
         change(table)
 
 
-def test_singledispatch():
+def test_singledispatch_follows_the_implementation_of_the_type():
     def make():
         @functools.singledispatch
         def kind(x):
@@ -593,7 +593,7 @@ def test_singledispatch():
     twins.call(lambda: (tensor(1), "a"), why="a kind that is registered later")
 
 
-def test_singledispatch_of_methods():
+def test_singledispatch_of_methods_follows_the_implementation_of_the_type():
     class Kinds:
         @functools.singledispatchmethod
         def kind(self, n, x):
@@ -611,13 +611,13 @@ def test_singledispatch_of_methods():
     )
 
 
-def test_native_target_is_guarded_on_its_arguments():
+def test_compiled_native_function_guards_its_arguments():
     check(math.sqrt, lambda: (4.0,), other=[lambda: (9.0,)])
     check(operator.mul, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
     check(sorted, lambda: ([3, 1],), other=[lambda: ([5, 4],), lambda: ([3, 1, 2],)])
 
 
-def test_bound_native_method_leads_to_its_receiver():
+def test_receiver_of_a_bound_native_method_is_guarded():
     def make():
         log, table = [], {"scale": 2.0}
         push, get = log.append, table.get
@@ -632,7 +632,7 @@ def test_bound_native_method_leads_to_its_receiver():
     check_stateful(make, one(), changes=[lambda p: p.table.update(scale=3.0)])
 
 
-def test_class_made_inside():
+def test_class_statement_inside_is_recorded():
     def program(x, n):
         class Local:
             factor = n
@@ -645,7 +645,7 @@ def test_class_made_inside():
     check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
 
 
-def test_class_made_by_type():
+def test_class_created_by_type_is_recorded():
     def program(x, n):
         cls = type("Made", (Affine,), {"extra": n})
         return cls(2.0)(x) * cls.extra
@@ -653,14 +653,14 @@ def test_class_made_by_type():
     check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
 
 
-def test_recursion():
+def test_recursive_functions_are_followed():
     def power(x, n):
         return x if n == 1 else x * power(x, n - 1)
 
     check(power, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
 
 
-def test_import_inside():
+def test_import_inside_is_recorded():
     def program(x):
         import math
         from operator import mul
@@ -670,7 +670,7 @@ def test_import_inside():
     check_stateful(lambda: program, one())
 
 
-def test_import_of_a_name_that_changes_must_miss(monkeypatch):
+def test_changed_imported_name_misses(monkeypatch):
     import tests.programs as module
 
     monkeypatch.setattr(module, "factor", 2.0, raising=False)
@@ -684,7 +684,7 @@ def test_import_of_a_name_that_changes_must_miss(monkeypatch):
     check_stateful(lambda: program, one(), changes=[change])
 
 
-def test_getattr_and_hasattr_by_name():
+def test_attributes_read_by_name_are_guarded():
     def program(a, name, x):
         if hasattr(a, "missing"):
             x = x + 100
@@ -717,7 +717,7 @@ def test_nested_compiled_functions_are_one_record():
     assert magpy.cache_info(twins.compiled).graphs == 1
 
 
-def test_call_of_a_loaded_module_reads_its_own_globals():
+def test_function_reads_the_globals_of_its_module():
     make = load("import torch\nFACTOR = 2.0\ndef program(x):\n    return x * FACTOR\n")
 
     def change(p):
@@ -726,7 +726,7 @@ def test_call_of_a_loaded_module_reads_its_own_globals():
     check_stateful(make, one(), changes=[change])
 
 
-def test_matrix_program_of_many_calls():
+def test_program_of_many_calls_has_gradients():
     def layer(x, w):
         return torch.relu(x @ w)
 
@@ -743,7 +743,7 @@ def test_matrix_program_of_many_calls():
     )
 
 
-def test_sets_of_weak_references_forget_in_their_own_time():
+def test_weak_sets_remove_dead_elements_without_a_split():
     class Key:
         pass
 
@@ -776,7 +776,7 @@ class _Sized(typing.Protocol):
     def __len__(self) -> int: ...
 
 
-def test_instances_are_checked_against_protocols():
+def test_protocol_checks_of_instances_do_not_split():
     class Own(list):
         pass
 
@@ -787,7 +787,7 @@ def test_instances_are_checked_against_protocols():
     assert not magpy.explain(program, torch.ones(2), Own()).split_points
 
 
-def test_a_module_is_imported_for_the_first_time():
+def test_first_import_of_a_module_is_recorded():
     def program(x):
         import this_module_is_new
 
@@ -808,7 +808,7 @@ def test_a_module_is_imported_for_the_first_time():
 
 
 class _Loader:
-    """Finds one module, whose source it holds."""
+    """Meta path finder and loader of one module from source text."""
 
     def __init__(self, source):
         self.source = source
@@ -825,7 +825,7 @@ class _Loader:
         exec(self.source, module.__dict__)
 
 
-def test_an_import_that_fails_is_caught():
+def test_failing_import_is_caught():
     def program(x):
         try:
             import there_is_no_such_module  # noqa: F401
@@ -841,7 +841,7 @@ class _NeverCopied:
         self.parts = [1, 2]
 
 
-def test_what_python_notes_of_a_class_when_it_copies_an_instance_is_no_effect_of_the_program():
+def test_caches_that_python_fills_while_copying_are_no_effects():
     class Fresh(_NeverCopied):
         pass
 
@@ -869,7 +869,7 @@ class Scaled:
         return x * self.factor
 
 
-def test_receiver_of_a_bound_method_from_outside_is_guarded():
+def test_receiver_of_an_external_bound_method_is_guarded():
     def program(method, x):
         return method(x)
 

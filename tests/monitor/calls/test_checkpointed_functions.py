@@ -1,4 +1,4 @@
-"""Functions under `torch.utils.checkpoint` are part of a graph, and run again going backward."""
+"""Checkpointed functions: part of the operator graph, and recomputed in the backward pass."""
 
 import contextlib
 import copy
@@ -22,14 +22,16 @@ BACKENDS = ["magpy", "eager", "aot_eager"]
 REENTRANT = False
 
 
-def under_checkpoint(function, *args, **kwargs):
+def checkpointed(function, *args, **kwargs):
     return checkpoint(function, *args, use_reentrant=REENTRANT, **kwargs)
 
 
 @pytest.fixture(params=[False, True], ids=["", "reentrant"])
-def each_kind(request, monkeypatch):
-    """For both kinds of checkpoint; under a reentrant one, arguments have to take part in gradients
-    for anything to do so."""
+def both_checkpoint_kinds(request, monkeypatch):
+    """Runs a test with both kinds of checkpoint.
+
+    A reentrant checkpoint computes gradients only if one of its arguments requires them.
+    """
     monkeypatch.setitem(globals(), "REENTRANT", request.param)
 
 
@@ -40,11 +42,11 @@ class Block(nn.Module):
         self.outer = nn.Linear(6, 6)
 
     def forward(self, x):
-        return self.outer(x + under_checkpoint(self.inner, x)).sin()
+        return self.outer(x + checkpointed(self.inner, x)).sin()
 
 
-class Writes(nn.Module):
-    """What it writes comes before, or behind, the last tensor that is saved."""
+class WritesBuffer(nn.Module):
+    """Writes to a buffer before or after the last tensor that is saved for the backward pass."""
 
     def __init__(self, behind):
         super().__init__()
@@ -61,33 +63,33 @@ class Writes(nn.Module):
         return y
 
     def forward(self, x):
-        return under_checkpoint(self.inner, x).cos()
+        return checkpointed(self.inner, x).cos()
 
 
-class Averages(nn.Module):
-    """Batch norms whose results are saved last, or not."""
+class BatchNormed(nn.Module):
+    """Batch norms whose results are, or are not, the last saved tensors."""
 
     def __init__(self, *layers):
         super().__init__()
         self.inner = nn.Sequential(*layers)
 
     def forward(self, x):
-        return under_checkpoint(self.inner, x.sin()).cos()
+        return checkpointed(self.inner, x.sin()).cos()
 
 
-class Twice(nn.Module):
-    """One function at two places, and one under a checkpoint under another."""
+class CalledTwice(nn.Module):
+    """One checkpointed function called twice, which has a checkpointed function inside."""
 
     def __init__(self):
         super().__init__()
         self.inner = Block()
 
     def forward(self, x):
-        x = under_checkpoint(self.inner, x)
-        return under_checkpoint(self.inner, x + 1)
+        x = checkpointed(self.inner, x)
+        return checkpointed(self.inner, x + 1)
 
 
-class Keywords(nn.Module):
+class WithKeywords(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -96,11 +98,11 @@ class Keywords(nn.Module):
         return self.first(x).tanh() * scale, None, {"sum": self.second(y).exp() + mask}
 
     def forward(self, x):
-        if REENTRANT:  # takes none
+        if REENTRANT:  # accepts no keywords
             inner = functools.partial(self.inner, scale=2.0, mask=x > 0)
-            a, nothing, b = under_checkpoint(inner, x, x * 2)
+            a, nothing, b = checkpointed(inner, x, x * 2)
         else:
-            a, nothing, b = under_checkpoint(self.inner, x, x * 2, scale=2.0, mask=x > 0)
+            a, nothing, b = checkpointed(self.inner, x, x * 2, scale=2.0, mask=x > 0)
         assert nothing is None
         return a + b["sum"]
 
@@ -110,14 +112,14 @@ MODELS = {
     "dropout": lambda: Block(nn.Dropout(0.5)),
     "batch norm": lambda: Block(nn.BatchNorm1d(12)),
     "two batch norms": lambda: Block(nn.BatchNorm1d(12), nn.ReLU(inplace=True), nn.BatchNorm1d(12)),
-    "batch norm last": lambda: Averages(nn.Linear(6, 6), nn.BatchNorm1d(6)),
-    "batch norm before what saves nothing": lambda: Averages(nn.BatchNorm1d(6), nn.Flatten()),
-    "without affine": lambda: Averages(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 6)),
-    "cumulative": lambda: Averages(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 6)),
-    "writes before": lambda: Writes(behind=False),
-    "writes behind": lambda: Writes(behind=True),
-    "twice": Twice,
-    "keywords": Keywords,
+    "batch norm last": lambda: BatchNormed(nn.Linear(6, 6), nn.BatchNorm1d(6)),
+    "batch norm before what saves nothing": lambda: BatchNormed(nn.BatchNorm1d(6), nn.Flatten()),
+    "without affine": lambda: BatchNormed(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 6)),
+    "cumulative": lambda: BatchNormed(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 6)),
+    "writes before": lambda: WritesBuffer(behind=False),
+    "writes behind": lambda: WritesBuffer(behind=True),
+    "twice": CalledTwice,
+    "keywords": WithKeywords,
 }
 
 
@@ -125,14 +127,14 @@ def ones(rows):
     return torch.ones(rows, 6, requires_grad=True)
 
 
-def state_of(module, x):
+def gradients_and_state(module, x):
     gradients = [p.grad for p in module.parameters()]
     return x.grad, gradients, [*module.buffers()], torch.get_rng_state()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_models_do_what_they_do_in_eager_mode(name, backend, each_kind):
+def test_checkpointed_models_match_eager(name, backend, both_checkpoint_kinds):
     torch.manual_seed(0)
     model = MODELS[name]().double()
     twin = copy.deepcopy(model)
@@ -146,13 +148,13 @@ def test_models_do_what_they_do_in_eager_mode(name, backend, each_kind):
             result = call(given)
             for _ in range(backwards):
                 result.sum().backward(retain_graph=True)
-            seen.append((result, *state_of(module, given)))
+            seen.append((result, *gradients_and_state(module, given)))
         assert_same(*seen)
     assert magpy.cache_info(run).hits >= 2
 
 
-def test_calls_come_before_earlier_ones_go_backward(each_kind):
-    """A batch norm counts on from what it holds then."""
+def test_backward_passes_may_follow_later_calls(both_checkpoint_kinds):
+    """A batch norm then updates the statistics that the earlier calls have left."""
     torch.manual_seed(0)
     model = Block(nn.BatchNorm1d(12)).double()
     twin = copy.deepcopy(model)
@@ -166,7 +168,7 @@ def test_calls_come_before_earlier_ones_go_backward(each_kind):
     assert [p.grad for p in model.parameters()]
 
 
-def test_a_function_that_no_gradient_reaches_does_not_run_again():
+def test_function_without_a_gradient_is_not_recomputed():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -193,10 +195,10 @@ def test_a_function_that_no_gradient_reaches_does_not_run_again():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_one_graph_holds_all_functions(backend, each_kind):
+def test_checkpointed_functions_share_one_graph(backend, both_checkpoint_kinds):
     model = nn.Sequential(Block(), Block(nn.Dropout(0.5)))
-    if not REENTRANT:  # functions under both are not followed
-        model.append(Twice())
+    if not REENTRANT:  # nested checkpoints are not followed if one of them is reentrant
+        model.append(CalledTwice())
     run = magpy.compile(model, backend=backend, fullgraph=True)
     for _ in range(3):
         run(ones(8)).sum().backward()
@@ -206,21 +208,21 @@ def test_one_graph_holds_all_functions(backend, each_kind):
     assert checkpoint not in {node.target for node in graph.graph.nodes}
 
 
-def goes_backward_at_once(result):
-    """Whether nothing but parameters lies behind the pass that leads back from a result."""
+def has_one_backward_node(result):
+    """True if one compiled backward pass leads from a result to the parameters."""
     behind = result.grad_fn.next_functions
     return {node.name() for node, _ in behind if node} == {"torch::autograd::AccumulateGrad"}
 
 
-def test_one_compiled_pass_goes_backward_through_functions():
+def test_one_compiled_backward_pass_covers_checkpointed_functions():
     inner, first = nn.Linear(6, 6), nn.Linear(6, 6)
     under = functools.partial(checkpoint, use_reentrant=False)
     run = magpy.compile(lambda x: under(inner, first(x).requires_grad_(True)).exp())
     run(torch.ones(2, 6))
-    assert goes_backward_at_once(run(torch.ones(2, 6)))
+    assert has_one_backward_node(run(torch.ones(2, 6)))
 
 
-def test_what_is_computed_again_is_not_kept(each_kind):
+def test_recomputed_tensors_are_not_saved(both_checkpoint_kinds):
     def make():
         wide = [nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in range(8)]
         return nn.ModuleList(wide)
@@ -232,11 +234,11 @@ def test_what_is_computed_again_is_not_kept(each_kind):
             x = x + through(layer, x)
         return x.sum()
 
-    run = magpy.compile(lambda x: forward(x, under_checkpoint))
+    run = magpy.compile(lambda x: forward(x, checkpointed))
     x = torch.randn(256, 64, requires_grad=True)
     calls = [
         lambda: run(x).backward(),
-        lambda: forward(x, under_checkpoint).backward(),
+        lambda: forward(x, checkpointed).backward(),
         lambda: forward(x, lambda layer, x: layer(x)).backward(),
     ]
     for call in calls:
@@ -246,7 +248,7 @@ def test_what_is_computed_again_is_not_kept(each_kind):
     assert without > 2 * compiled
 
 
-def test_what_a_function_does_in_python_is_done_again(each_kind):
+def test_python_effects_are_repeated_in_the_recomputation(both_checkpoint_kinds):
     class Counts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -261,7 +263,7 @@ def test_what_a_function_does_in_python_is_done_again(each_kind):
 
         def forward(self, x):
             seen = []
-            return under_checkpoint(self.inner, x, seen).cos(), seen
+            return checkpointed(self.inner, x, seen).cos(), seen
 
     model = Counts()
     run, twin = magpy.compile(model), copy.deepcopy(model)
@@ -274,7 +276,7 @@ def test_what_a_function_does_in_python_is_done_again(each_kind):
         assert_same(*found)
 
 
-def test_what_a_list_from_outside_the_function_has_is_put_there_again(each_kind):
+def test_appended_tensors_are_appended_again_in_the_recomputation(both_checkpoint_kinds):
     weight = torch.ones(6, requires_grad=True)
 
     def program(x):
@@ -285,7 +287,7 @@ def test_what_a_list_from_outside_the_function_has_is_put_there_again(each_kind)
             seen.append(y.detach().sum())
             return y
 
-        return under_checkpoint(inner, x).exp(), seen
+        return checkpointed(inner, x).exp(), seen
 
     run = magpy.compile(program)
     for _ in range(3):
@@ -297,7 +299,7 @@ def test_what_a_list_from_outside_the_function_has_is_put_there_again(each_kind)
         assert_same(*found)
 
 
-def test_exceptions_come_out_of_a_function(each_kind):
+def test_exceptions_leave_a_checkpointed_function(both_checkpoint_kinds):
     weight = torch.ones(6, requires_grad=True)
 
     def inner(x, fails):
@@ -307,7 +309,7 @@ def test_exceptions_come_out_of_a_function(each_kind):
 
     def program(x, fails):
         try:
-            return under_checkpoint(inner, x, fails).exp()
+            return checkpointed(inner, x, fails).exp()
         except ValueError as error:
             return x * len(str(error))
 
@@ -318,11 +320,11 @@ def test_exceptions_come_out_of_a_function(each_kind):
         run(torch.ones(2, 5), False)
 
 
-def test_records_tell_tensors_by_whether_gradients_are_taken(each_kind):
+def test_records_distinguish_tensors_by_requires_grad(both_checkpoint_kinds):
     weight = torch.full((6,), 0.5)
 
     def program(x):
-        return under_checkpoint(lambda y: (y * weight).sin().exp(), x).cos()
+        return checkpointed(lambda y: (y * weight).sin().exp(), x).cos()
 
     run = magpy.compile(program)
     for needs in ((True, False), (False, False), (False, True), (True, True), (True, False)):
@@ -339,7 +341,7 @@ def test_records_tell_tensors_by_whether_gradients_are_taken(each_kind):
         assert_same(*found)
 
 
-def test_functions_under_autocast(each_kind):
+def test_recomputation_uses_autocast_of_the_forward_pass(both_checkpoint_kinds):
     model = Block()
     twin = copy.deepcopy(model)
     run = magpy.compile(model)
@@ -355,7 +357,7 @@ def test_functions_under_autocast(each_kind):
         assert_same(*seen, atol=0.05, rtol=0.05)
 
 
-def test_a_function_finds_what_was_changed_behind_it(each_kind):
+def test_recomputation_reads_tensors_written_after_the_function(both_checkpoint_kinds):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -363,7 +365,7 @@ def test_a_function_finds_what_was_changed_behind_it(each_kind):
             self.register_buffer("scale", torch.ones(()))
 
         def forward(self, x):
-            y = under_checkpoint(lambda x: (x * self.weight * self.scale).sin(), x).exp()
+            y = checkpointed(lambda x: (x * self.weight * self.scale).sin(), x).exp()
             self.scale.add_(1)
             return y
 
@@ -375,7 +377,7 @@ def test_a_function_finds_what_was_changed_behind_it(each_kind):
         assert_same(model.weight.grad, twin.weight.grad)
 
 
-def test_one_record_is_for_all_sizes(each_kind):
+def test_one_record_serves_all_sizes(both_checkpoint_kinds):
     model = Block(nn.Dropout(0.5))
     run = magpy.compile(model, dynamic=True)
     for rows in (8, 3, 5):
@@ -391,24 +393,24 @@ def test_one_record_is_for_all_sizes(each_kind):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_train_under_a_default_device(name, each_kind):
+def test_models_train_under_a_default_device(name, both_checkpoint_kinds):
     with torch.device("cpu"):
-        test_models_do_what_they_do_in_eager_mode(name, "magpy", None)
+        test_checkpointed_models_match_eager(name, "magpy", None)
 
 
-def test_functions_under_a_default_device_are_compiled_with_what_is_around_them():
+def test_functions_under_a_default_device_join_the_surrounding_graph():
     model = Block(nn.BatchNorm1d(12), nn.Dropout(0.5))
     run = magpy.compile(model, fullgraph=True)
     with torch.device("cpu"):
         run(ones(8))
-        assert goes_backward_at_once(run(ones(8)))
+        assert has_one_backward_node(run(ones(8)))
 
 
-def test_what_is_made_again_is_made_on_the_default_device_of_the_call_going_backward(each_kind):
+def test_recomputation_uses_the_default_device_of_the_forward_pass(both_checkpoint_kinds):
     def function(x):
         return (x * torch.full((6,), 2.0)).sin()
 
-    run = magpy.compile(lambda x: under_checkpoint(function, x).exp(), fullgraph=True)
+    run = magpy.compile(lambda x: checkpointed(function, x).exp(), fullgraph=True)
     x = torch.ones(2, 6)
     expected = torch.func.grad(lambda x: function(x).exp().sum())(x)
     for _ in range(3):
@@ -421,7 +423,7 @@ def test_what_is_made_again_is_made_on_the_default_device_of_the_call_going_back
     assert magpy.cache_info(run).hits == 2
 
 
-def test_options_without_a_meaning_for_graphs_run_as_they_are():
+def test_options_without_a_graph_equivalent_run_natively():
     weight = torch.ones(6, requires_grad=True)
     options = [
         {"use_reentrant": True},
@@ -447,8 +449,8 @@ def test_options_without_a_meaning_for_graphs_run_as_they_are():
             assert_same(*found)
 
 
-class Reads(nn.Module):
-    """What ``inner`` finds was changed before, or is changed by whoever calls the module."""
+class ReadsAttributes(nn.Module):
+    """``inner`` reads attributes that the module has changed before, or that its caller changes."""
 
     def __init__(self, options):
         super().__init__()
@@ -466,8 +468,8 @@ class Reads(nn.Module):
         return y, others, torch.ones(3, dtype=y.dtype)
 
 
-class Mutations(nn.Module):
-    """``inner`` changes what is read behind it."""
+class ChangesAttributes(nn.Module):
+    """``inner`` changes attributes that are read after it."""
 
     def __init__(self, options):
         super().__init__()
@@ -490,36 +492,36 @@ OPTIONS = [
 ]
 
 
-def leaf():
+def leaf_inputs():
     return (torch.ones(3, requires_grad=True),)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_function_finds_what_the_program_has_changed_before(options):
-    twins = Twins(lambda: Reads(options))
+def test_checkpointed_function_reads_attributes_changed_before(options):
+    twins = Twins(lambda: ReadsAttributes(options))
     for dtype in (torch.float32, torch.float32, torch.float64, torch.float64):
         twins.change(lambda model, dtype=dtype: setattr(model, "dtype", dtype))
-        twins.call(leaf, backward=True)
+        twins.call(leaf_inputs, backward=True)
     for pair in (True, True, False):
         twins.change(lambda model, pair=pair: setattr(model, "pair", pair))
-        twins.call(leaf, backward=True)
+        twins.call(leaf_inputs, backward=True)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_the_program_finds_what_a_function_has_changed(options):
-    twins = Twins(lambda: Mutations(options))
+def test_program_reads_attributes_changed_by_a_checkpointed_function(options):
+    twins = Twins(lambda: ChangesAttributes(options))
     for _ in range(4):
-        twins.call(leaf, backward=True)
+        twins.call(leaf_inputs, backward=True)
 
 
-def test_batch_norms_are_compiled_with_what_is_around_them():
+def test_batch_norms_join_the_surrounding_graph():
     model = Block(nn.BatchNorm1d(12))
     run = magpy.compile(model)
     run(ones(8))
-    assert goes_backward_at_once(run(ones(8)))
+    assert has_one_backward_node(run(ones(8)))
 
 
-def test_batch_norms_of_all_sizes_have_one_record(each_kind):
+def test_one_record_serves_batch_norms_of_all_sizes(both_checkpoint_kinds):
     torch.manual_seed(0)
     model = Block(nn.BatchNorm1d(12)).double()
     twin = copy.deepcopy(model)
@@ -536,22 +538,22 @@ def test_batch_norms_of_all_sizes_have_one_record(each_kind):
 reentrant = functools.partial(checkpoint, use_reentrant=True)
 
 
-def _asks(x):
+def _branches_on_requires_grad(x):
     return x.sin() if (x * 2).requires_grad else x.sin() * 1
 
 
-def _asks_for_mode(x):
+def _branches_on_gradient_mode(x):
     return x.sin() if torch.is_grad_enabled() else x.sin() * 1
 
 
-def _switches(x):
+def _disables_gradients(x):
     with torch.no_grad():
         y = x.cos()
     return x.sin() * y
 
 
-class Parts:
-    """A program with reentrant checkpoints, and what it refers to."""
+class ReentrantProgram:
+    """A program with reentrant checkpoints, and the objects that it refers to."""
 
     def __init__(self, program):
         self.program = program
@@ -601,15 +603,15 @@ FOLLOWED = {
 }
 NATIVE = {
     "is around another": lambda own, x, y: reentrant(
-        lambda a: under_checkpoint(lambda b: own.count() * b.sin(), a * 2) * 3, x
+        lambda a: checkpointed(lambda b: own.count() * b.sin(), a * 2) * 3, x
     ),
     "gives its argument": lambda own, x, y: reentrant(lambda a: (a, a * own.weight), x),
     "gives a view of its argument": lambda own, x, y: reentrant(lambda a: a.view(2, 2), x) * 2,
     "gives a list": lambda own, x, y: reentrant(lambda a: [a.sin(), a * own.weight], x),
-    "asks what takes part in gradients": lambda own, x, y: reentrant(_asks, x),
-    "asks whether there are gradients": lambda own, x, y: reentrant(_asks_for_mode, x),
-    "switches gradients off": lambda own, x, y: reentrant(_switches, x),
-    "is under another": lambda own, x, y: under_checkpoint(
+    "asks what takes part in gradients": lambda own, x, y: reentrant(_branches_on_requires_grad, x),
+    "asks whether there are gradients": lambda own, x, y: reentrant(_branches_on_gradient_mode, x),
+    "switches gradients off": lambda own, x, y: reentrant(_disables_gradients, x),
+    "is under another": lambda own, x, y: checkpointed(
         lambda a: reentrant(lambda b: b.sin() * own.weight, a * 2), x
     ),
     "no argument takes part in gradients": lambda own, x, y: (
@@ -622,8 +624,8 @@ NATIVE = {
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FOLLOWED | NATIVE)
-def test_reentrant_checkpoints_do_what_they_do_in_eager_mode(name, backend, recwarn):
-    twins = Twins(lambda: Parts((FOLLOWED | NATIVE)[name]), backend=backend)
+def test_reentrant_checkpoints_match_eager(name, backend, recwarn):
+    twins = Twins(lambda: ReentrantProgram((FOLLOWED | NATIVE)[name]), backend=backend)
     for factor in (1.0, 2.0, 3.0, -4.0):
 
         def inputs(factor=factor):
@@ -637,7 +639,7 @@ def test_reentrant_checkpoints_do_what_they_do_in_eager_mode(name, backend, recw
     assert not [warning for warning in recwarn if warning.category is MagpyWarning]
 
 
-def test_the_mode_is_what_it_was_when_a_reentrant_checkpoint_has_raised():
+def test_gradient_mode_is_restored_after_a_reentrant_checkpoint_raises():
     def fails(x):
         raise ValueError("refused")
 
@@ -653,8 +655,8 @@ def test_the_mode_is_what_it_was_when_a_reentrant_checkpoint_has_raised():
         assert torch.is_grad_enabled()
 
 
-def test_what_is_drawn_again_is_what_was_drawn(device, each_kind):
-    run = magpy.compile(lambda x: under_checkpoint(lambda x: F.dropout(x) * 3, x))
+def test_recomputation_draws_the_same_random_numbers(device, both_checkpoint_kinds):
+    run = magpy.compile(lambda x: checkpointed(lambda x: F.dropout(x) * 3, x))
     for _ in range(4):
         x = torch.arange(1.0, 100.0, device=device).requires_grad_()
         result = run(x)
@@ -665,8 +667,8 @@ def test_what_is_drawn_again_is_what_was_drawn(device, each_kind):
     assert magpy.cache_info(run).hits == 3
 
 
-class Drawing:
-    """Draws from a generator of its own, now and when it is computed again."""
+class DrawsRandomNumbers:
+    """Draws from a generator of its own, in the forward pass and in the recomputation."""
 
     def __init__(self):
         self.generator = torch.Generator().manual_seed(1)
@@ -674,11 +676,11 @@ class Drawing:
 
     def __call__(self, x):
         draw = lambda y: (y * self.weight).sin() * torch.rand(3, generator=self.generator)
-        return under_checkpoint(draw, x).exp()
+        return checkpointed(draw, x).exp()
 
 
-class Reading(nn.Module):
-    """Reads the statistics that its own batch norm writes."""
+class ReadsStatistics(nn.Module):
+    """Reads the running statistics that its batch norm writes."""
 
     def __init__(self):
         super().__init__()
@@ -686,11 +688,11 @@ class Reading(nn.Module):
 
     def forward(self, x):
         x = torch.stack([x, x * 2, x.sin()])
-        return under_checkpoint(lambda y: self.norm(y) * self.norm.running_mean.sum(), x).exp()
+        return checkpointed(lambda y: self.norm(y) * self.norm.running_mean.sum(), x).exp()
 
 
-class Counting(nn.Module):
-    """One function reads what a later one counts."""
+class ReadsCounter(nn.Module):
+    """One checkpointed function reads a counter that a later one increments."""
 
     def __init__(self):
         super().__init__()
@@ -702,12 +704,12 @@ class Counting(nn.Module):
         return (x * self.weight).exp()
 
     def forward(self, x):
-        x = under_checkpoint(lambda y: (y * self.weight * self.count).sin(), x)
-        return under_checkpoint(self.second, x)
+        x = checkpointed(lambda y: (y * self.weight * self.count).sin(), x)
+        return checkpointed(self.second, x)
 
 
-class Varying(nn.Module):
-    """A number of its batch norm varies."""
+class VaryingNumber(nn.Module):
+    """A number attribute of its batch norm varies between calls."""
 
     def __init__(self):
         super().__init__()
@@ -715,16 +717,14 @@ class Varying(nn.Module):
 
     def forward(self, x):
         self.norm.eps += 0.1
-        return under_checkpoint(lambda y: self.norm(torch.stack([y, y * 2])).sin().exp(), x)
+        return checkpointed(lambda y: self.norm(torch.stack([y, y * 2])).sin().exp(), x)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("make", [Drawing, Reading, Counting, Varying])
-def test_what_is_computed_again_finds_what_it_finds_in_eager_mode(
-    make, backend, each_kind, recwarn
-):
+@pytest.mark.parametrize("make", [DrawsRandomNumbers, ReadsStatistics, ReadsCounter, VaryingNumber])
+def test_recomputation_reads_the_state_of_eager_mode(make, backend, both_checkpoint_kinds, recwarn):
     twins = Twins(make, backend=backend)
     for _ in range(4):
-        twins.call(leaf, backward=True)
+        twins.call(leaf_inputs, backward=True)
     assert magpy.cache_info(twins.compiled).hits >= 2
     assert not [warning for warning in recwarn if warning.category is MagpyWarning]

@@ -1,4 +1,4 @@
-"""What was compiled is a part of what calls it: one record, cut where it is cut itself."""
+"""Compiled callees: part of the record of their caller, with their own splits."""
 
 import functools
 
@@ -74,7 +74,7 @@ def function_of_the_same_name(scaled):
 @pytest.mark.parametrize(
     "make", [module, method, module_of_modules, module_that_splits, function_of_the_same_name]
 )
-def test_what_was_compiled_is_a_part_of_what_calls_it(make, capsys):
+def test_compiled_callee_is_part_of_its_callers_record(make, capsys):
     scaled, x = Scaled(""), torch.ones(2)
     program = make(scaled)
     fast = compiled(program)
@@ -87,7 +87,7 @@ def test_what_was_compiled_is_a_part_of_what_calls_it(make, capsys):
             scaled.factor = torch.tensor([3.0, 4.0])
 
 
-def test_a_split_in_what_torch_compile_is_to_leave_alone_lies_between_two_graphs():
+def test_split_in_a_function_disabled_for_torch_compile_separates_two_graphs():
     said = []
 
     @magpy.disable

@@ -1,4 +1,4 @@
-"""What `torch.func` makes of a function is one operator; the function is followed for its reads."""
+"""Functions transformed by `torch.func`: one operator each, and followed for their reads."""
 
 import types
 
@@ -23,13 +23,13 @@ transforms = pytest.mark.parametrize("transform", [TRANSFORMS[n] for n in ONE_GR
 
 
 @transforms
-def test_a_transformed_function_is_one_operator(transform):
+def test_transformed_function_is_one_operator(transform):
     twins = check(lambda x: transform(lambda t: (t * t * 2).sum(), x), one(), other=[one(1.0)])
     assert not twins.compiled._magpy_dispatcher.split_points
 
 
 @transforms
-def test_what_a_transformed_function_reads_is_guarded(transform):
+def test_reads_of_a_transformed_function_are_guarded(transform):
     def make():
         state = types.SimpleNamespace(power=2)
         program = lambda x: transform(lambda t: (t**state.power).sum(), x)
@@ -40,14 +40,14 @@ def test_what_a_transformed_function_reads_is_guarded(transform):
 
 
 @transforms
-def test_a_number_of_a_transformed_function_that_varies(transform):
+def test_transformed_function_takes_varying_numbers(transform):
     twins = Twins(lambda: lambda x, k: transform(lambda t: (t * t * k).sum(), x))
     for k in (2.0, 2.0, 3.0, 4.0, 2.0, 5.0):
         twins.call(lambda k=k: (tensor(1, -2, 3), k), why=f"{k}")
 
 
 @transforms
-def test_values_of_the_region_in_a_transformed_function(transform):
+def test_transformed_function_reads_values_created_inside(transform):
     def program(x):
         scale, items = x.mean(), [2.0]
         first = transform(lambda t: (t * t * scale * items[0]).sum(), x)
@@ -60,7 +60,7 @@ def test_values_of_the_region_in_a_transformed_function(transform):
 
 
 @transforms
-def test_effects_of_a_transformed_function(transform):
+def test_effects_of_a_transformed_function_are_repeated(transform):
     def make():
         state = types.SimpleNamespace(calls=0, log=[])
 
@@ -79,7 +79,7 @@ def test_effects_of_a_transformed_function(transform):
 
 
 @transforms
-def test_gradients_through_a_transformed_function(transform):
+def test_gradients_flow_through_a_transformed_function(transform):
     check(
         lambda x: transform(lambda t: (t * t * t).sum(), x),
         lambda: (tensor(1, 2, 3, grad=True),),
@@ -88,7 +88,7 @@ def test_gradients_through_a_transformed_function(transform):
     )
 
 
-def test_a_module_with_other_parameters():
+def test_functional_call_replaces_parameters():
     def make():
         torch.manual_seed(0)
         layer = nn.Linear(3, 2)
@@ -113,7 +113,7 @@ def test_a_module_with_other_parameters():
             twins.call(one(2.0, 1.0, float(i)))
 
 
-def test_tensors_as_keys_of_a_dictionary_of_the_region():
+def test_tensors_are_keys_of_a_new_dictionary():
     def program(x, y):
         named = {x: "first", y: "second"}
         return x * len(named), named[x], named.get(y), y in named
@@ -124,8 +124,8 @@ def test_tensors_as_keys_of_a_dictionary_of_the_region():
     check(program, shared, other=[apart])
 
 
-def calls_of_sizes(function):
-    """Misses of calls with six sizes, and whether all give what eager does."""
+def misses_for_six_sizes(function):
+    """Compare calls with six sizes to eager calls; returns the number of misses."""
     fast, misses = magpy.compile(function, dynamic=True, fullgraph=True), []
     for rows in (2, 3, 5, 7, 4, 12):
         x = torch.linspace(-1, 1, rows * 12).reshape(rows, 3, 4)
@@ -145,8 +145,8 @@ def calls_of_sizes(function):
     ],
     ids=["elements", "product", "number", "nested", "rows"],
 )
-def test_vmap_takes_any_number_at_one_record(function):
-    assert calls_of_sizes(function) == 1
+def test_one_record_serves_vmap_over_all_sizes(function):
+    assert misses_for_six_sizes(function) == 1
 
 
 NUMBERS = {2: 1.0, 12: 2.0}
@@ -168,15 +168,15 @@ NUMBERS = {2: 1.0, 12: 2.0}
     ],
     ids=range(10),
 )
-def test_sizes_that_a_mapped_function_looks_at_are_those_of_its_arguments(function):
-    calls_of_sizes(function)
+def test_mapped_function_reads_sizes_of_single_samples(function):
+    misses_for_six_sizes(function)
 
 
-def test_a_scan_is_one_record_for_any_number_beside_it():
+def test_one_record_serves_scans_of_all_batch_sizes():
     def combine(left, right):
         return left[0] * right[0], right[0] * left[1] + right[1]
 
     def program(x):
         return associative_scan(combine, (x, x + 1), dim=1, combine_mode="generic")[1]
 
-    assert calls_of_sizes(program) == 1
+    assert misses_for_six_sizes(program) == 1

@@ -1,4 +1,4 @@
-"""Native code that a class in Python has from its base looks at what it is given."""
+"""Native constructors and methods that Python classes inherit: reads of their arguments."""
 
 import collections
 import operator
@@ -81,7 +81,7 @@ CALLS = [[2, 3], [3, 2], [2, 2], [5, 9], [2, 3, 4], [9, 2], [2, 3]]
 
 @pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("made", MAY_CREATE)
-def test_what_is_made_is_made_of_this_call_s_arguments(made, kind):
+def test_objects_are_created_from_the_arguments_of_each_call(made, kind):
     def program(x, given):
         return x + 1, MAY_CREATE[made](given)
 
@@ -92,7 +92,7 @@ def test_what_is_made_is_made_of_this_call_s_arguments(made, kind):
 
 
 @pytest.mark.parametrize("made", MAY_CREATE)
-def test_what_is_made_is_made_of_this_call_s_tensors(made):
+def test_objects_are_created_from_the_tensors_of_each_call(made):
     def program(x, given):
         return x + 1, MAY_CREATE[made]([number.item() for number in given])
 

@@ -1,7 +1,7 @@
-"""What native code reads and changes without an instruction that says so is guarded, or not kept.
+"""Reads and changes by native code that no instruction reports: guarded, or not recorded.
 
-Each program runs on inputs that differ only in what such code looks at; whether it can be recorded
-does not matter here, that every answer is eager's does.
+Each program runs on inputs that differ only in a property that such code reads. Whether it can be
+recorded does not matter here; every result must equal that of eager mode.
 """
 
 import abc
@@ -63,7 +63,7 @@ class Getter:
         self.k = k
 
 
-class Remembers:
+class Caching:
     def __init__(self, k):
         self.k = k
 
@@ -96,7 +96,7 @@ def named(name, **attributes):
     return function
 
 
-def moved():
+def reordered_dictionary():
     table = collections.OrderedDict(a=1, b=2)
     table.move_to_end("a")
     return table
@@ -106,8 +106,8 @@ def two(*ks):
     return [Thing(k=k) for k in ks]
 
 
-LOOKS = {
-    # Callbacks that are native themselves.
+INSPECTIONS = {
+    # Native callbacks.
     "map len": (lambda v: list(map(len, v)), [[1, 2], [3]], [[1], [3, 4]]),
     "map sum": (lambda v: list(map(sum, v)), [[1, 2], [3]], [[1], [3, 4]]),
     "map str": (lambda v: list(map(str, v)), [[1, 2], [3]], [[1], [3, 4]]),
@@ -155,12 +155,12 @@ LOOKS = {
         Record(1, [2]),
         Record(1, [3]),
     ),
-    # Values that are equal and not the same.
+    # Values that are equal and not identical.
     "ranges": (lambda v: repr(v), range(0), range(2, 1)),
     "keys": (lambda v: list(v), {1: 2}, {True: 2}),
     "members": (lambda v: list(v), {1}, {True}),
     "order of a set": (lambda v: list(v), {1, 9, 17}, {17, 9, 1}),
-    "order": (lambda v: list(v), collections.OrderedDict(a=1, b=2), moved()),
+    "order": (lambda v: list(v), collections.OrderedDict(a=1, b=2), reordered_dictionary()),
     "signed zero": (lambda v: math.copysign(1, v[0]), (0.0,), (-0.0,)),
     "complex zero": (lambda v: repr(v), complex(0.0, 1), complex(-0.0, 1)),
     "length limit": (lambda v: v.maxlen, collections.deque([1], 2), collections.deque([1], 3)),
@@ -181,17 +181,17 @@ LOOKS = {
     "flag": (lambda v: Bits.A in v, Bits.A | Bits.B, Bits.B),
     "field": (lambda v: v.left, Fields((1, 2)), Fields((2, 2))),
     "native property": (lambda v: v.left, Getter(1), Getter(2)),
-    "cached method": (lambda v: v.cached(), Remembers(1), Remembers(2)),
-    "cached property": (lambda v: v.kept, Remembers(1), Remembers(2)),
+    "cached method": (lambda v: v.cached(), Caching(1), Caching(2)),
+    "cached property": (lambda v: v.kept, Caching(1), Caching(2)),
     "function name": (lambda v: v.__name__, named("a"), named("b")),
     "function state": (lambda v: dict(vars(v)), named("a", k=1), named("a", k=2)),
     "function attribute": (lambda v: v.k, named("a", k=1), named("a", k=2)),
 }
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_native_code_that_looks(name):
-    program, first, second = LOOKS[name]
+@pytest.mark.parametrize("name", INSPECTIONS)
+def test_native_reads_match_eager(name):
+    program, first, second = INSPECTIONS[name]
     fresh = (
         copy.deepcopy
         if not callable(first) and type(first) is not types.CellType
@@ -200,7 +200,7 @@ def test_native_code_that_looks(name):
     check_results(lambda: program, lambda: (fresh(first),), lambda: (fresh(second),))
 
 
-HIDDEN = {
+HIDDEN_OPERATORS = {
     "map in place": lambda xs: len(list(map(torch.relu_, xs))),
     "map item": lambda xs: list(map(torch.Tensor.item, xs)),
     "map float": lambda xs: list(map(float, xs)),
@@ -221,17 +221,17 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_native_code_that_runs_tensor_operators(name):
+@pytest.mark.parametrize("name", HIDDEN_OPERATORS)
+def test_tensor_operators_run_by_native_code_match_eager(name):
     check_results(
-        lambda: HIDDEN[name],
+        lambda: HIDDEN_OPERATORS[name],
         lambda: ([tensor(1), tensor(3)],),
         lambda: ([tensor(5), tensor(-2)],),
         lambda: ([tensor(0), tensor(0)],),
     )
 
 
-def test_class_registered_with_an_abstract_class_is_noticed():
+def test_class_registered_with_an_abstract_class_misses():
     class Abstract(abc.ABC):
         pass
 
@@ -248,7 +248,7 @@ def test_class_registered_with_an_abstract_class_is_noticed():
     twins.call(lambda: (Concrete(), tensor(1)), hit=False)
 
 
-def test_class_registered_with_another_abstract_class_is_no_miss():
+def test_class_registered_with_another_abstract_class_hits():
     class Abstract(abc.ABC):
         pass
 
@@ -270,7 +270,7 @@ def test_class_registered_with_another_abstract_class_is_no_miss():
     twins.call(lambda: (Concrete(), tensor(1)), hit=False)
 
 
-def test_attribute_of_a_class_that_is_read_through_its_dictionary():
+def test_class_attributes_read_through_the_dictionary_are_guarded():
     class Base:
         k = 1
 
@@ -284,7 +284,7 @@ def test_attribute_of_a_class_that_is_read_through_its_dictionary():
         twins.call(one())
 
 
-def test_bases_of_a_class_that_are_exchanged():
+def test_replaced_bases_of_a_class_miss():
     class Left:
         k = 1
 
@@ -305,7 +305,7 @@ def test_bases_of_a_class_that_are_exchanged():
         twins.call(one())
 
 
-def test_order_of_an_ordered_dictionary_in_a_closure():
+def test_order_of_an_ordered_dictionary_is_guarded():
     def make():
         table = collections.OrderedDict(a=1, b=2)
 
@@ -322,7 +322,7 @@ def test_order_of_an_ordered_dictionary_in_a_closure():
     twins.call(one(), hit=False)
 
 
-def test_attribute_getter_as_an_argument():
+def test_attribute_getters_as_arguments_are_guarded():
     check_results(
         lambda: lambda v, x: v(x),
         lambda: (operator.attrgetter("T"), matrix()),

@@ -1,4 +1,4 @@
-"""What functions that `torch.func` transforms refer to beside their arguments: a later call's."""
+"""Closures of functions that are arguments of operators: each call uses its own tensors."""
 
 import functools
 import types
@@ -12,13 +12,15 @@ import magpy_like as magpy
 from tests.programs import Twins, tensor
 
 
-def made(start):
+def tensor_from(start):
     return tensor(start, start + 1.5, -start)
 
 
-def calls(make, *, inputs=lambda start: (made(start),), splits=None, hits=True):
-    """Four calls with other tensors: each gives what eager does; the last ones hit, in one graph
-    unless the program ``splits``."""
+def check_calls(make, *, inputs=lambda start: (tensor_from(start),), splits=None, hits=True):
+    """Compare four calls with different tensors to eager calls.
+
+    The last calls hit if ``hits``; ``splits`` states whether the program is split.
+    """
     twins = Twins(make)
     for start in (1.0, 2.0, 3.0, 4.0):
         twins.call(lambda start=start: inputs(start), why=f"from {start}")
@@ -92,21 +94,21 @@ CLOSURES = {
 
 @pytest.mark.parametrize("program", CLOSURES.values(), ids=CLOSURES)
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
-def test_tensors_that_a_transformed_function_refers_to_are_those_of_the_call(program, backend):
+def test_closure_of_a_transformed_function_has_the_tensors_of_each_call(program, backend):
     twins = Twins(lambda: program, backend=backend)
     for start in (1.0, 2.0, 3.0, 4.0):
-        twins.call(lambda start=start: (made(start),), why=f"from {start}")
+        twins.call(lambda start=start: (tensor_from(start),), why=f"from {start}")
     assert magpy.cache_info(twins.compiled).hits == 3
     assert not twins.compiled._magpy_dispatcher.split_points
 
 
-def test_gradients_reach_tensors_that_a_transformed_function_refers_to():
+def test_gradients_reach_tensors_in_a_closure():
     twins = Twins(lambda: lambda x: vmap(lambda row: row * x.exp())(x))
     for start in (1.0, 2.0, 3.0):
-        twins.call(lambda start=start: (made(start).requires_grad_(),), backward=True)
+        twins.call(lambda start=start: (tensor_from(start).requires_grad_(),), backward=True)
 
 
-def test_a_variable_that_changes_between_two_transforms():
+def test_closure_variable_changes_between_two_transforms():
     def program(x):
         scale, count = x, 1
 
@@ -119,7 +121,7 @@ def test_a_variable_that_changes_between_two_transforms():
         scale = x + 1
         return first, vmap(scaled)(x), count
 
-    calls(lambda: program)
+    check_calls(lambda: program)
 
 
 class Scaling:
@@ -130,7 +132,7 @@ class Scaling:
         return row * self.weight
 
 
-class Applied(torch.autograd.Function):
+class ApplyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, function):
         return (function[0] if isinstance(function, tuple) else function)(x)
@@ -150,79 +152,79 @@ def size(x):
     return vmap(lambda row: row * n)(x)
 
 
-OTHERS = {
+OTHER_REFERENCES = {
     "numbers that data decide": number_of_data,
     "a size": size,
     "an instance that is called": lambda x: vmap(Scaling(x))(x),
-    "an instance for a custom function": lambda x: Applied.apply(x, Scaling(x)),
-    "a function for a custom function": lambda x: Applied.apply(x, lambda t: t * x),
-    "a function in a tuple": lambda x: Applied.apply(x, (lambda t: t * x,)),
+    "an instance for a custom function": lambda x: ApplyFunction.apply(x, Scaling(x)),
+    "a function for a custom function": lambda x: ApplyFunction.apply(x, lambda t: t * x),
+    "a function in a tuple": lambda x: ApplyFunction.apply(x, (lambda t: t * x,)),
 }
 
 
-@pytest.mark.parametrize("program", OTHERS.values(), ids=OTHERS)
-def test_what_else_an_operator_finds_other_values_by(program):
-    calls(lambda: program)
+@pytest.mark.parametrize("program", OTHER_REFERENCES.values(), ids=OTHER_REFERENCES)
+def test_other_references_have_the_values_of_each_call(program):
+    check_calls(lambda: program)
 
 
 HOLDERS = {
     "an attribute": (
         lambda x, held: vmap(lambda row: row * held.weight)(x),
-        lambda start: (made(start), Rows(made(-start))),
+        lambda start: (tensor_from(start), Rows(tensor_from(-start))),
     ),
     "a method": (
         lambda x, held: vmap(held.scaled)(x),
-        lambda start: (made(start), Rows(made(-start))),
+        lambda start: (tensor_from(start), Rows(tensor_from(-start))),
     ),
     "a list": (
         lambda x, held: vmap(lambda row: row * held[0])(x),
-        lambda start: (made(start), [made(-start)]),
+        lambda start: (tensor_from(start), [tensor_from(-start)]),
     ),
     "a dictionary": (
         lambda x, held: vmap(lambda row: row * held["w"])(x),
-        lambda start: (made(start), {"w": made(-start)}),
+        lambda start: (tensor_from(start), {"w": tensor_from(-start)}),
     ),
     "an object of the region": (
         lambda x, held: vmap(Rows(held * 2).scaled)(x),
-        lambda start: (made(start), made(-start)),
+        lambda start: (tensor_from(start), tensor_from(-start)),
     ),
 }
 
 
 @pytest.mark.parametrize("program, inputs", HOLDERS.values(), ids=HOLDERS)
-def test_tensors_of_objects_that_a_transformed_function_refers_to(program, inputs):
-    calls(lambda: program, inputs=inputs)
+def test_objects_in_a_closure_have_the_tensors_of_each_call(program, inputs):
+    check_calls(lambda: program, inputs=inputs)
 
 
-def test_a_variable_of_a_function_that_is_an_argument():
+def test_closure_of_an_argument_has_the_tensors_of_each_call():
     def inputs(start):
-        weight = made(start)
+        weight = tensor_from(start)
 
         def function(x):
             return vmap(lambda row: row * weight)(x)
 
-        return made(-start), function
+        return tensor_from(-start), function
 
-    calls(lambda: lambda x, function: function(x), inputs=inputs, hits=False)
+    check_calls(lambda: lambda x, function: function(x), inputs=inputs, hits=False)
 
 
-def test_a_module_that_the_program_makes():
+def test_module_created_inside_is_transformed():
     def program(x):
         layer = nn.Linear(3, 3)
         return vmap(layer)(torch.stack([x, x])), vmap(lambda row: layer(row))(torch.stack([x, x]))
 
-    calls(lambda: program, hits=False)
+    check_calls(lambda: program, hits=False)
 
 
-def test_a_function_that_is_an_argument_is_the_same_one():
+def test_function_arguments_are_transformed():
     def inputs(start):
-        weight = made(start)
+        weight = tensor_from(start)
         return weight, lambda row: row * weight
 
-    calls(lambda: lambda x, function: vmap(function)(x), inputs=inputs, hits=False)
+    check_calls(lambda: lambda x, function: vmap(function)(x), inputs=inputs, hits=False)
 
 
-def test_an_argument_that_is_found_in_an_object_too():
+def test_argument_stored_in_an_object_splits():
     def make():
         held = types.SimpleNamespace(weight=None)
 
@@ -233,7 +235,7 @@ def test_an_argument_that_is_found_in_an_object_too():
         program.held = held
         return program
 
-    calls(make, splits=True)
+    check_calls(make, splits=True)
 
 
 def changes_attribute(state, x):
@@ -261,7 +263,7 @@ def appends(state, x):
     return vmap(lambda row: row * state.items[-1])(x)
 
 
-def asks_length(state, x):
+def reads_length(state, x):
     state.items.append(1.0)
     return vmap(lambda row: row * len(state.items))(x)
 
@@ -291,13 +293,13 @@ def in_a_custom_function(state, x):
 
 CHANGES = [
     changes_attribute, changes_attribute_to_a_result, counts, changes_element, appends,
-    asks_length, changes_key, in_a_custom_function,
+    reads_length, changes_key, in_a_custom_function,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda function: function.__name__)
-def test_a_transformed_function_finds_what_the_program_has_changed_before(changes):
-    """The graph runs before all changes, so the program splits there once that is known."""
+def test_transformed_function_reads_values_changed_before(changes):
+    """The graph runs before all changes, so the program splits here once that is known."""
 
     def make():
         state = types.SimpleNamespace(
@@ -308,11 +310,11 @@ def test_a_transformed_function_finds_what_the_program_has_changed_before(change
 
     twins = Twins(make)
     for start in (1.0, 2.0, 3.0, 4.0, 5.0):
-        twins.call(lambda start=start: (made(start),), why=f"from {start}")
+        twins.call(lambda start=start: (tensor_from(start),), why=f"from {start}")
     assert twins.compiled._magpy_dispatcher.split_points
 
 
-def test_a_module_whose_attribute_a_transformed_method_reads():
+def test_transformed_method_reads_a_changed_module_attribute():
     class Remembers(nn.Module):
         def forward(self, x):
             self.last = x
@@ -321,10 +323,10 @@ def test_a_module_whose_attribute_a_transformed_method_reads():
         def scaled(self, row):
             return row * self.last
 
-    calls(Remembers)
+    check_calls(Remembers)
 
 
-def test_gradients_of_each_sample():
+def test_per_sample_gradients_match_eager():
     def make():
         torch.manual_seed(0)
         layer = nn.Linear(3, 2)
@@ -340,4 +342,4 @@ def test_gradients_of_each_sample():
         program.layer = layer
         return program
 
-    calls(make)
+    check_calls(make)

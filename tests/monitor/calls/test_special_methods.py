@@ -1,4 +1,4 @@
-"""Special methods that Python looks for in classes by itself are guarded like any other read."""
+"""Special methods that Python looks up in classes by itself: guarded like any other read."""
 
 import copy
 import operator
@@ -45,8 +45,8 @@ def _enter(manager):
         return entered
 
 
-def _answer(name, number):
-    """A method of that name; each call of this makes another function."""
+def _special_method(name, number):
+    """A new function object of that name at each call, which returns ``number``."""
     method = _function(name, number)
     method.__name__ = name
     return method
@@ -60,7 +60,7 @@ def _function(name, number):
     }  # fmt: skip
     if name == "__iter__":
         return lambda self: (i for i in range(number))
-    # A function whose first argument a closure shares keeps it in a cell.
+    # An argument that an inner function uses is kept in a cell.
     return lambda self, *_: (lambda: (self, answers.get(name, number))[1])()
 
 
@@ -69,8 +69,8 @@ def _leave(*_):
 
 
 @pytest.mark.parametrize("operation, method", OPERATIONS.values(), ids=list(OPERATIONS))
-def test_special_method_that_is_replaced_later(operation, method):
-    Holder = type("Holder", (), {method: _answer(method, 3), "__exit__": _leave})
+def test_replaced_special_method_takes_effect(operation, method):
+    Holder = type("Holder", (), {method: _special_method(method, 3), "__exit__": _leave})
     holder = Holder()
 
     def program(x):
@@ -78,17 +78,17 @@ def test_special_method_that_is_replaced_later(operation, method):
 
     fast = magpy.compile(program, backend="eager")
     for _ in range(3):
-        setattr(Holder, method, _answer(method, 3))
+        setattr(Holder, method, _special_method(method, 3))
         expected, found = program(tensor(1, 2)), fast(tensor(1, 2))
         assert found[1] == expected[1]
-    setattr(Holder, method, _answer(method, 4))
+    setattr(Holder, method, _special_method(method, 4))
     expected, found = program(tensor(1, 2)), fast(tensor(1, 2))
     assert found[1] == expected[1]
     assert torch.equal(found[0], expected[0])
 
 
 @pytest.mark.parametrize("operation, method", OPERATIONS.values(), ids=list(OPERATIONS))
-def test_special_method_by_a_function_of_another_name(operation, method):
+def test_special_method_may_be_a_function_of_another_name(operation, method):
     """Native code finds it by the name in the class, whatever the function itself is called."""
     Holder = type("Holder", (), {method: _function(method, 3), "__exit__": _leave})
     holder = Holder()
@@ -113,15 +113,15 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("operation, has, name, gives", ADDED.values(), ids=list(ADDED))
-def test_special_method_that_is_added_later(operation, has, name, gives):
+@pytest.mark.parametrize("operation, has, name, result", ADDED.values(), ids=list(ADDED))
+def test_added_special_method_takes_effect(operation, has, name, result):
     Holder = type("Holder", (), dict(has))
     holder = Holder()
     fast = magpy.compile(lambda x: (x * 2, _outcome(operation, holder)), backend="eager")
     for _ in range(2):
         before = _outcome(operation, holder)
         assert fast(tensor(1, 2))[1] == before
-    setattr(Holder, name, lambda *_: copy.copy(gives))
+    setattr(Holder, name, lambda *_: copy.copy(result))
     after = _outcome(operation, holder)
     assert after != before
     assert fast(tensor(1, 2))[1] == after
@@ -135,7 +135,7 @@ def _outcome(operation, holder):
 
 
 @pytest.mark.parametrize("operation", [len, sum, bool, lambda a: [*a], lambda a: 1 if a else 0])
-def test_special_method_that_a_subclass_of_lists_is_given_later(operation):
+def test_special_method_added_to_a_list_subclass_takes_effect(operation):
     class Items(list):
         pass
 
@@ -148,7 +148,7 @@ def test_special_method_that_a_subclass_of_lists_is_given_later(operation):
     assert fast(tensor(1, 2))[1] == operation(items)
 
 
-def test_metaclass_that_is_given_another_check_of_instances():
+def test_instance_check_added_to_a_metaclass_takes_effect():
     class Meta(type):
         pass
 
@@ -160,7 +160,7 @@ def test_metaclass_that_is_given_another_check_of_instances():
     assert torch.equal(fast(tensor(1, 2)), tensor(2, 4))
 
 
-def test_the_call_of_the_compiled_object_itself_that_is_replaced():
+def test_replaced_call_method_of_the_compiled_object_takes_effect():
     class Scale:
         def __call__(self, x):
             return x * 2
@@ -174,7 +174,7 @@ def test_the_call_of_the_compiled_object_itself_that_is_replaced():
     assert torch.equal(fast(tensor(1, 2)), tensor(4, 8))
 
 
-def test_in_place_method_that_is_added_later():
+def test_added_in_place_method_takes_effect():
     class Total:
         def __init__(self, value):
             self.value = value
@@ -194,7 +194,7 @@ def test_in_place_method_that_is_added_later():
 
 
 class Offset:
-    """Answers tensor operators in Python."""
+    """Implements operators with tensors in Python."""
 
     def __init__(self, value):
         self.value = value
@@ -228,7 +228,7 @@ def _add_to(x, offset):
     ],
     ids=["reflected", "function", "first", "sum", "abs", "made inside", "in place"],
 )
-def test_operator_that_a_class_in_python_answers(program):
+def test_operators_implemented_in_python_are_followed(program):
     fast = magpy.compile(program, backend="eager")
     for factor in (1, 1, 2, 3):
         x, offset = tensor(1, -2) * factor, Offset(tensor(3, 4) * factor)
@@ -237,7 +237,7 @@ def test_operator_that_a_class_in_python_answers(program):
 
 
 @pytest.mark.parametrize("holder_first", [False, True])
-def test_tensor_that_is_the_attribute_of_a_later_argument(holder_first):
+def test_tensor_may_also_be_an_attribute_of_a_later_argument(holder_first):
     def program(x, holder):
         first = holder.value if holder_first else x
         return first + 1, x * holder.value
@@ -249,7 +249,7 @@ def test_tensor_that_is_the_attribute_of_a_later_argument(holder_first):
             assert torch.equal(found, expected)
 
 
-def test_module_that_is_the_attribute_of_a_later_argument():
+def test_module_may_also_be_an_attribute_of_a_later_argument():
     identity, relu = torch.nn.Identity(), torch.nn.ReLU()
 
     def program(x, module, holder):
@@ -262,7 +262,7 @@ def test_module_that_is_the_attribute_of_a_later_argument():
             assert torch.equal(found, expected)
 
 
-def test_number_that_becomes_complex():
+def test_power_that_becomes_complex_matches_eager():
     class Root(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -286,7 +286,7 @@ class Index:
         return self.value
 
 
-def _put_at(x, index):
+def _assign_at(x, index):
     x = x.clone()
     x[index] = 7.0
     return x
@@ -298,11 +298,11 @@ def _put_at(x, index):
         lambda x, index: x * torch.ones(index, 1),
         lambda x, index: x.expand(index, 2),
         lambda x, index: x[index],
-        _put_at,
+        _assign_at,
     ],
     ids=["factory", "method", "item", "put"],
 )
-def test_number_that_a_class_in_python_gives_to_an_operator(program):
+def test_index_methods_provide_numbers_of_operators(program):
     fast = magpy.compile(program, backend="eager")
     for number in (0, 0, 1, 0):
         x = tensor(1, 2)

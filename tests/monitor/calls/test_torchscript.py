@@ -1,4 +1,4 @@
-"""A TorchScript function is followed where it only computes, whatever steers it but tensors."""
+"""TorchScript functions: followed if they only compute and no tensor decides their control flow."""
 
 import functools
 from typing import List, Optional
@@ -53,7 +53,7 @@ def rows_and_more(x, shift: Optional[torch.Tensor] = None):
 
 
 @torch.jit.script
-def of_some_type(x):
+def promoted(x):
     if x.dtype == torch.float16 or not x.is_floating_point():
         x = x.to(torch.float32)
     return x * x.size(-1) ** -0.5
@@ -87,7 +87,7 @@ def first_of(items: List[float]):
 
 
 @torch.jit.script
-def given_back(items: List[List[int]]):
+def returned_lists(items: List[List[int]]):
     return items
 
 
@@ -130,7 +130,7 @@ def odd_names(x, max: int, _inplace: bool = False, *, len: float):
 
 
 @torch.jit.script
-def says(x):
+def prints(x):
     print(x.dim())
     return x * 2
 
@@ -143,18 +143,18 @@ OPERATORS = {
     "traced": lambda x: traced(x),
     "branches on sizes": lambda x: (padded(x, 4), padded(x, 3)),
     "loops": lambda x: (rows_and_more(x), rows_and_more(x, shift=x.sum())),
-    "looks at types": lambda x: (of_some_type(x), of_some_type(x.int())),
+    "looks at types": lambda x: (promoted(x), promoted(x.int())),
     "arguments of any names": lambda x: (odd_names(x, 1, len=3.0), odd_names(x, 1, True, len=2)),
     "its argument again": lambda x: (halved(x, 1) is x, halved(x, 2), halved(x + 1, 3)),
     "partial": lambda x: functools.partial(padded, multiple=5)(x),
 }
-MORE = {
+SPLITTING = {
     "branches": lambda x: branches(x),
     "changes": lambda x: changes(x),
     "draws": lambda x: draws(x),
     "picks": lambda x: picks(x).shape[0] * x,
     "counts": lambda x: x * counts(x)[1],
-    "says": lambda x: says(x),
+    "prints": lambda x: prints(x),
 }
 
 
@@ -164,13 +164,13 @@ def inputs():
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_is_captured(name, backend):
+def test_script_functions_are_captured(name, backend):
     twins = Twins(lambda: OPERATORS[name], backend=backend, fullgraph=True)
     twins.call(inputs, hit=False, backward=True)
     twins.call(inputs, hit=True, backward=True)
 
 
-def test_sizes_may_vary():
+def test_one_record_serves_all_sizes():
     twins = Twins(lambda: lambda x: mish(x)[1].shape[0] * swish(x), dynamic=True)
     for rows in (2, 3, 5, 7):
         twins.call(lambda rows=rows: (matrix(rows, 4),))
@@ -179,26 +179,26 @@ def test_sizes_may_vary():
 SIZED = {
     "branches": lambda x: padded(x, 4) * 2,
     "bounds": lambda x: x[: rows_and_more(x[:, :2])[1] - 1] + 1,
-    "types": lambda x: of_some_type(x.t()),
+    "types": lambda x: promoted(x.t()),
 }
 
 
 @pytest.mark.parametrize("name", SIZED)
-def test_sizes_that_it_branches_on_are_guarded(name):
+def test_branches_on_sizes_are_guarded(name):
     twins = Twins(lambda: SIZED[name], fullgraph=True)
     for rows in (4, 6, 5, 9, 12, 3, 8, 16, 7, 10):
         twins.call(lambda rows=rows: (matrix(rows, 3),))
     assert magpy.cache_info(twins.compiled).misses <= 4
 
 
-def test_a_number_that_it_branches_on_is_guarded():
-    # Torch's own test utilities give script functions another __call__: so not compiled themselves.
+def test_branches_on_numbers_are_guarded():
+    # Torch's test utilities replace __call__ of script functions, so a lambda is compiled instead.
     twins = Twins(lambda: lambda x, n: halved(x, n), fullgraph=True)
     for n in (1, 2, 3, 4, 5, 6, 8):
         twins.call(lambda n=n: (matrix(), n))
 
 
-def test_its_numbers_wrap_and_divide_as_those_of_torchscript():
+def test_numbers_wrap_and_divide_as_in_torchscript():
     twins = Twins(lambda: lambda x, n: hashed(x, n))
     for n in (1, 2, 3, 10**9, 10**12, 4, 10**15, 9 * 10**18, 5, 10**10):
         twins.call(lambda n=n: (matrix(), n))
@@ -207,22 +207,22 @@ def test_its_numbers_wrap_and_divide_as_those_of_torchscript():
         twins.call(lambda n=n: (matrix(), n))
 
 
-def test_its_lists_are_copies_of_what_it_says_that_it_takes():
-    twins = Twins(lambda: lambda x, n: (x, first_of([n, 2]), given_back([[1], (2,)])))
+def test_lists_are_copied_and_converted_to_declared_types():
+    twins = Twins(lambda: lambda x, n: (x, first_of([n, 2]), returned_lists([[1], (2,)])))
     for n in (1, 2.5, 3, 4, 1.5, 2.0):
         twins.call(lambda n=n: (matrix(), n))
-    twins = Twins(lambda: lambda x, items: (x, given_back(items)[0] is items[0], items))
+    twins = Twins(lambda: lambda x, items: (x, returned_lists(items)[0] is items[0], items))
     for n in (1, 2, 3):
         twins.call(lambda n=n: (matrix(), [[n]]))
 
 
-def test_fractions_become_integers_of_64_bits():
+def test_floats_are_converted_to_64_bit_integers():
     twins = Twins(lambda: lambda x, n: whole(x, n))
     for n in (1.5, 2.5, 1e30, -1e30, 3.5):
         twins.call(lambda n=n: (matrix(), n))
 
 
-def test_what_it_raises_is_torchscript_s():
+def test_exceptions_are_those_of_torchscript():
     def caught(x):
         try:
             return padded(x[0] if x.sum() > 100 else x, 2)
@@ -237,28 +237,28 @@ def test_what_it_raises_is_torchscript_s():
         twins.call(lambda: (torch.full((2, 3), 100.0),))
 
 
-CALLS = [
+INVALID_CALLS = [
     lambda x: swish(x, 2.0, 3.0), lambda x: swish(x, x=x), lambda x: swish(),
     lambda x: swish(x, "b"),
     lambda x: swish(x, None), lambda x: halved(x, 2.0), lambda x: halved(x, n=True),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", CALLS)
-def test_arguments_that_it_does_not_take_are_refused_as_eager_does(program):
+@pytest.mark.parametrize("program", INVALID_CALLS)
+def test_invalid_arguments_raise_as_in_eager(program):
     twins = Twins(lambda: program)
     for _ in range(3):
         twins.call(inputs)
 
 
-def test_a_default_device_is_none_of_its_business():
+def test_default_device_has_no_effect():
     fast = magpy.compile(lambda x: rows_and_more(x)[1], backend="eager")
     with torch.device("meta"):
         for _ in range(3):
             assert fast(torch.ones(2, 3, device="cpu")).device.type == "cpu"
 
 
-def test_another_function_is_noticed():
+def test_replaced_script_function_misses():
     functions = [swish]
     fast = magpy.compile(lambda x: functions[0](x), backend="eager")
     x = matrix()
@@ -267,10 +267,10 @@ def test_another_function_is_noticed():
     assert torch.equal(fast(x), traced(x))
 
 
-@pytest.mark.parametrize("name", MORE)
-def test_what_is_more_than_an_operator_is_called_as_it_is(name):
+@pytest.mark.parametrize("name", SPLITTING)
+def test_functions_that_do_more_than_compute_run_natively(name):
     def make():
-        return MORE[name]
+        return SPLITTING[name]
 
     def plain():
         return (matrix(),)
@@ -279,5 +279,5 @@ def test_what_is_more_than_an_operator_is_called_as_it_is(name):
     for _ in range(3):
         twins.call(plain)
     twins.call(lambda: (-matrix(),))
-    report = magpy.explain(MORE[name], matrix())
+    report = magpy.explain(SPLITTING[name], matrix())
     assert any(point.reason is SplitReason.TORCHSCRIPT for point in report.split_points)

@@ -1,4 +1,4 @@
-"""Instructions whose argument takes more than a byte: Python 3.12 tells of them twice."""
+"""Instructions with extended arguments (above 255), which Python 3.12 reports twice."""
 
 import types
 
@@ -7,8 +7,8 @@ import torch
 import magpy_like as magpy
 
 
-def with_names(count):
-    """A function with many names, which reads a global number and changes an attribute."""
+def function_with_names(count):
+    """A function with ``count`` global names that reads a global number and sets an attribute."""
     lines = [
         "def function(x, box):",
         *(f"    if x is None: x = name_{number}" for number in range(count)),
@@ -20,8 +20,8 @@ def with_names(count):
     return variables["function"], variables
 
 
-def test_what_is_read_by_a_name_beyond_the_first_hundreds_is_guarded():
-    function, variables = with_names(300)
+def test_reads_with_extended_arguments_are_guarded():
+    function, variables = function_with_names(300)
     fast = magpy.compile(function, backend="eager")
     box = types.SimpleNamespace(count=0, shift=torch.ones(2))
     for _ in range(3):
@@ -35,7 +35,7 @@ def test_what_is_read_by_a_name_beyond_the_first_hundreds_is_guarded():
     assert box.count == 5
 
 
-def test_a_branch_may_jump_over_hundreds_of_instructions():
+def test_branches_jump_over_hundreds_of_instructions():
     lines = [
         "def function(x, seen):",
         "    if x.sum() > 0:",

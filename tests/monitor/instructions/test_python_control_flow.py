@@ -1,4 +1,4 @@
-"""Generators, comprehensions, exceptions, context managers and matching run as they are written."""
+"""Generators, comprehensions, exceptions, context managers, ``match`` and closures."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ import magpy_like as magpy
 from tests.programs import Twins, check, check_results, check_stateful, matrix, one, tensor
 
 
-def test_generator_that_is_used_up_inside():
+def test_generators_exhausted_inside_are_followed():
     def pieces(x, n):
         for i in range(n):
             received = yield x * i
@@ -23,7 +23,7 @@ def test_generator_that_is_used_up_inside():
     check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
 
 
-def test_generator_that_delegates_sends_and_returns():
+def test_generators_delegate_receive_and_return_values():
     def inner(x):
         received = yield x
         yield x * received
@@ -44,7 +44,7 @@ def test_generator_that_delegates_sends_and_returns():
     check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
 
 
-def test_generator_expression_over_outside_values():
+def test_generator_expressions_over_external_values_are_guarded():
     def program(x, weights):
         return sum(x * w for w in weights if w > 1)
 
@@ -55,7 +55,7 @@ def test_generator_expression_over_outside_values():
     )
 
 
-def test_generator_that_is_closed_runs_its_finally():
+def test_closed_generator_runs_its_finally():
     def make():
         ended = []
 
@@ -77,7 +77,7 @@ def test_generator_that_is_closed_runs_its_finally():
     check_results(make, one())
 
 
-def test_generator_as_an_argument():
+def test_generators_may_be_arguments():
     def program(xs):
         return sum(xs)
 
@@ -85,7 +85,7 @@ def test_generator_as_an_argument():
     check_results(lambda: program, lambda: (iter([tensor(1), tensor(2)]),))
 
 
-def test_generator_that_is_left_half_way():
+def test_suspended_generator_may_be_returned():
     def program(x):
         def steps():
             yield x
@@ -101,7 +101,7 @@ def test_generator_that_is_left_half_way():
         assert list(rest) == []
 
 
-def test_comprehensions_of_every_kind():
+def test_comprehensions_of_every_kind_are_followed():
     def program(x, names):
         listed = [x * i for i, _ in enumerate(names)]
         table = {name: x + i for i, name in enumerate(names)}
@@ -112,7 +112,7 @@ def test_comprehensions_of_every_kind():
     check(program, lambda: (tensor(1, 2), ["a", "bb"]), other=[lambda: (tensor(1, 2), ["a", "bc"])])
 
 
-def test_loops_with_else_break_and_continue():
+def test_loops_with_else_break_and_continue_are_followed():
     def program(x, values):
         for v in values:
             if v == 2:
@@ -135,7 +135,7 @@ def test_loops_with_else_break_and_continue():
     )
 
 
-def test_unpacking():
+def test_unpacking_reads_all_elements():
     def program(pair, rest, x):
         (a, b), [c, *d, e] = pair, rest
         first, *more = x
@@ -152,14 +152,14 @@ def test_unpacking():
     )
 
 
-def test_iterating_over_a_tensor():
+def test_iteration_over_a_tensor_yields_rows():
     def program(m):
         return [row * i for i, row in enumerate(m)], len(m)
 
     check(program, lambda: (matrix(2, 3),), other=[lambda: (matrix(3, 3),)])
 
 
-def test_zip_enumerate_reversed_and_itertools():
+def test_iterators_of_the_standard_library_are_guarded():
     def program(xs, names):
         out = {}
         for i, (x, name) in enumerate(zip(xs, names)):
@@ -187,7 +187,7 @@ class Refused(ValueError):
         self.code = code
 
 
-def test_exception_that_is_caught_inside():
+def test_exceptions_are_caught_inside():
     def program(x, table, key):
         try:
             factor = table[key]
@@ -202,7 +202,7 @@ def test_exception_that_is_caught_inside():
     )
 
 
-def test_exception_raised_and_caught_across_frames():
+def test_exceptions_are_caught_in_an_outer_frame():
     def refuse(limit, n):
         if n > limit:
             raise Refused("too big", n)
@@ -219,7 +219,7 @@ def test_exception_raised_and_caught_across_frames():
     check(program, lambda: (tensor(1, 2), 5), other=[lambda: (tensor(1, 2), 2)])
 
 
-def test_exception_of_a_tensor_operator_that_is_caught():
+def test_exceptions_of_tensor_operators_are_caught():
     def program(x, y):
         try:
             return x @ y
@@ -231,14 +231,14 @@ def test_exception_of_a_tensor_operator_that_is_caught():
     )
 
 
-def _keeps_text(x, i):
+def _returns_message(x, i):
     try:
         return x[i]
     except IndexError as error:
         return str(error)
 
 
-def _leaves_a_note(x, i):
+def _appends_in_finally(x, i):
     notes = []
     try:
         try:
@@ -250,7 +250,7 @@ def _leaves_a_note(x, i):
     return rows, notes
 
 
-def _stores(x, i):
+def _assigns_elements(x, i):
     x = x.clone()
     try:
         x[i] = 0
@@ -259,7 +259,7 @@ def _stores(x, i):
     return x
 
 
-def _adds_until_it_is_definite(x, i):
+def _decomposes_matrix(x, i):
     matrix = torch.diag(i.double() - 2)
     try:
         return torch.linalg.cholesky(matrix)
@@ -267,7 +267,7 @@ def _adds_until_it_is_definite(x, i):
         return matrix + 100 * torch.eye(2)
 
 
-class _Rows(torch.autograd.Function):
+class _SelectRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, i):
         return x[i]
@@ -279,7 +279,7 @@ class _Rows(torch.autograd.Function):
 
 def _custom_function(x, i):
     try:
-        return _Rows.apply(x, i)
+        return _SelectRows.apply(x, i)
     except IndexError:
         return x - 1
 
@@ -304,14 +304,14 @@ def _number_as_size(x, i):
     [
         _number_as_index,
         _number_as_size,
-        _keeps_text,
-        _leaves_a_note,
-        _stores,
-        _adds_until_it_is_definite,
+        _returns_message,
+        _appends_in_finally,
+        _assigns_elements,
+        _decomposes_matrix,
         _custom_function,
     ],
 )
-def test_exception_that_a_tensors_values_cause_is_caught_at_those_calls_only(program):
+def test_data_dependent_exception_is_caught_only_for_its_values(program):
     calls = [
         lambda values=values: (matrix(3, 2), torch.tensor(values))
         for values in ([3, 0], [4, 1], [0, 2], [2, 1], [9, 9])
@@ -320,7 +320,7 @@ def test_exception_that_a_tensors_values_cause_is_caught_at_those_calls_only(pro
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_exception_that_sizes_cause_is_caught_at_those_sizes_only(dynamic):
+def test_size_dependent_exception_is_caught_only_for_its_sizes(dynamic):
     def program(x):
         try:
             return x @ torch.ones(4, 2)
@@ -334,15 +334,15 @@ def test_exception_that_sizes_cause_is_caught_at_those_sizes_only(dynamic):
         assert expected.shape == actual.shape and torch.equal(expected, actual)
 
 
-def test_call_whose_operator_fails_for_its_values_is_not_recorded_and_the_next_one_is():
-    twins = Twins(lambda: _stores)
+def test_call_with_a_data_dependent_exception_is_not_recorded():
+    twins = Twins(lambda: _assigns_elements)
     twins.call(lambda: (matrix(3, 2), torch.tensor([3, 0])))
     twins.call(lambda: (matrix(3, 2), torch.tensor([0, 2])))
     twins.call(lambda: (matrix(3, 2), torch.tensor([1, 1])), hit=True)
     twins.call(lambda: (matrix(3, 2), torch.tensor([5, 1])))
 
 
-def test_exception_that_sizes_cause_is_part_of_the_record():
+def test_size_dependent_exception_is_part_of_the_record():
     def program(x, y):
         try:
             return torch.cat([x, y])
@@ -352,7 +352,7 @@ def test_exception_that_sizes_cause_is_part_of_the_record():
     check(program, lambda: (matrix(2, 3), matrix(2, 2)))
 
 
-def test_finally_else_and_reraise():
+def test_finally_else_and_reraise_are_followed():
     def make():
         order = []
 
@@ -383,7 +383,7 @@ def test_finally_else_and_reraise():
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyError("k"), Refused("no", 3)])
-def test_exception_that_escapes_is_eagers(error):
+def test_uncaught_exception_matches_eager(error):
     def make():
         seen = []
 
@@ -399,7 +399,7 @@ def test_exception_that_escapes_is_eagers(error):
     check_results(make, lambda: (tensor(1), True), lambda: (tensor(1), False))
 
 
-def test_exception_escapes_once_and_later_calls_still_hit():
+def test_calls_hit_after_an_uncaught_exception():
     def program(x, n):
         return x / n if n else [][1]
 
@@ -410,7 +410,7 @@ def test_exception_escapes_once_and_later_calls_still_hit():
     twins.call(lambda: (tensor(1), 0), hit=False)
 
 
-def test_assert_and_exception_groups():
+def test_assertions_and_exception_groups_are_followed():
     def program(x, n):
         assert n > 0, "positive"
         try:
@@ -424,7 +424,7 @@ def test_assert_and_exception_groups():
     check_results(lambda: program, lambda: (tensor(1), 1), lambda: (tensor(1), -1))
 
 
-def test_error_handler_sees_the_exception():
+def test_handler_reads_its_exception_from_sys():
     import sys
 
     def program(x):
@@ -453,7 +453,7 @@ class Scaled:
         return kind is ValueError
 
 
-def test_context_manager_in_python():
+def test_python_context_managers_are_followed():
     def program(x, by, fail):
         with Scaled(by) as factor, Scaled(1):
             if fail:
@@ -468,7 +468,7 @@ def test_context_manager_in_python():
     )
 
 
-def test_context_manager_from_outside_is_changed_in_place():
+def test_external_context_manager_is_changed_in_place():
     def make():
         manager = Scaled(2.0)
 
@@ -483,7 +483,7 @@ def test_context_manager_from_outside_is_changed_in_place():
     check_stateful(make, one(), changes=[lambda p: setattr(p.manager, "by", 4.0)])
 
 
-def test_context_managers_of_contextlib():
+def test_context_managers_of_contextlib_are_followed():
     @contextlib.contextmanager
     def scaled(by):
         yield by
@@ -510,7 +510,7 @@ class Point:
         self.x, self.y = x, y
 
 
-def test_match_statements():
+def test_match_statements_are_followed():
     def program(t, shape):
         match shape:
             case Point(0, y=0):
@@ -554,7 +554,7 @@ def test_match_statements():
 # --- closures and class bodies --------------------------------------------------------------------
 
 
-def test_closure_is_read():
+def test_reads_of_closure_variables_are_guarded():
     def make():
         scale, table = 2.0, {"shift": 1}
 
@@ -571,7 +571,7 @@ def test_closure_is_read():
     check_stateful(make, one(), changes=[rebind, lambda p: p.table.update(shift=5)])
 
 
-def test_nonlocal_is_written():
+def test_nonlocal_variables_are_written():
     def make():
         state, last = 0.0, None
 
@@ -586,7 +586,7 @@ def test_nonlocal_is_written():
     check_stateful(make, one(), max_recordings=2)
 
 
-def test_cells_of_the_region_itself():
+def test_cells_created_inside_are_followed():
     def program(x, n):
         total = x
 
@@ -601,7 +601,7 @@ def test_cells_of_the_region_itself():
     check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
 
 
-def test_counter_in_a_closure():
+def test_counter_in_a_closure_is_incremented():
     def make():
         n = 0
 
@@ -615,7 +615,7 @@ def test_counter_in_a_closure():
     check_results(make, one())
 
 
-def test_async_function_ends_politely():
+def test_coroutine_driven_inside_is_followed():
     async def program(x):
         return x + 1
 
@@ -629,7 +629,7 @@ def test_async_function_ends_politely():
     check_results(lambda: outer, one())
 
 
-def test_compiled_coroutine_function_can_still_be_awaited():
+def test_compiled_coroutine_function_can_be_awaited():
     import asyncio
 
     import magpy_like as magpy
@@ -643,7 +643,7 @@ def test_compiled_coroutine_function_can_still_be_awaited():
         assert torch.equal(asyncio.run(compiled(tensor(1, 2))), tensor(2, 3))
 
 
-def test_walrus_ternary_chained_comparison_and_short_circuit():
+def test_conditional_expressions_and_chained_comparisons_are_followed():
     def program(x, a, b):
         y = x * n if (n := a + b) > 3 else x
         return y, 0 < a < b < 10, a and b or None, not b
@@ -655,7 +655,7 @@ def test_walrus_ternary_chained_comparison_and_short_circuit():
     )
 
 
-def test_deleted_local_and_global_statement():
+def test_locals_are_deleted_and_globals_written():
     from tests.programs import load, namespace
 
     source = """
@@ -681,7 +681,7 @@ def program(x):
 # --- the exception that is being handled ---------------------------------------------------------
 
 
-def _leaves_several_contexts(x):
+def _exits_several_contexts(x):
     log = []
     with contextlib.ExitStack() as stack:
         factor = stack.enter_context(contextlib.nullcontext(3.0))
@@ -690,7 +690,7 @@ def _leaves_several_contexts(x):
     return x, log
 
 
-def _leaves_several_contexts_by_an_exception(x):
+def _exits_several_contexts_by_an_exception(x):
     log = []
     with contextlib.suppress(ValueError), contextlib.ExitStack() as stack:
         stack.callback(log.append, "called back")
@@ -699,7 +699,7 @@ def _leaves_several_contexts_by_an_exception(x):
     return x * len(log), log
 
 
-def _asks_in_its_own_handler(x):
+def _reads_exception_in_its_own_handler(x):
     try:
         raise KeyError("own")
     except KeyError:
@@ -709,15 +709,15 @@ def _asks_in_its_own_handler(x):
 @pytest.mark.parametrize(
     "program",
     [
-        _leaves_several_contexts, _leaves_several_contexts_by_an_exception,
-        _asks_in_its_own_handler,
+        _exits_several_contexts, _exits_several_contexts_by_an_exception,
+        _reads_exception_in_its_own_handler,
     ],
 )  # fmt: skip
-def test_a_program_asks_which_exception_it_handles(program):
+def test_program_reads_the_exception_it_handles(program):
     check(program, one(), other=[one(1.0)])
 
 
-def test_the_exception_that_the_caller_handles_is_that_of_each_call():
+def test_program_reads_the_exception_its_caller_handles():
     def program(x):
         return x * 2, sys.exception()
 

@@ -1,4 +1,4 @@
-"""An attribute and the entry of the dictionary that keeps it are one place."""
+"""Attributes and the entries of instance dictionaries: one location under two names."""
 
 import pytest
 import torch
@@ -41,18 +41,18 @@ def copied(box, x):
     return dict(box.__dict__)["q"] * 2
 
 
-def filled(box, x):
+def defaulted(box, x):
     box.__dict__.setdefault("r", x)
     box.__dict__.update(s=x)
     box.r = box.r + box.s
     return box.r, sorted(vars(box))
 
 
-PROGRAMS = [set_as_an_entry, set_as_an_attribute, counted, updated_and_deleted, copied, filled]
+PROGRAMS = [set_as_an_entry, set_as_an_attribute, counted, updated_and_deleted, copied, defaulted]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_what_is_left_in_one_is_found_in_the_other(program):
+def test_attributes_and_dictionary_entries_are_one_location(program):
     fast = magpy.compile(program, backend="eager")
     mine, theirs = Box(), Box()
     for i in range(4):

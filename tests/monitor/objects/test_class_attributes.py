@@ -1,7 +1,7 @@
 """Attributes that a program sets on classes: recorded, guarded and set again by the mock.
 
-Each case makes its classes anew and gives the program and the classes. It runs eagerly and compiled
-side by side; after each call the results and what the classes hold are compared.
+Each case creates its classes anew and returns the program and the classes. One copy runs in eager
+mode and one compiled; after each call their results and class attributes are compared.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Case = tuple[Callable[..., Any], Sequence[type]]
 _DEFAULT = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl"}
 
 
-def held_by(cls: type) -> dict[str, Any]:
-    """What a class holds itself, in order, with code in place of functions."""
+def own_attributes(cls: type) -> dict[str, Any]:
+    """A class's own attributes in order, with comparable values in place of functions."""
     return {name: _comparable(v) for name, v in vars(cls).items() if name not in _DEFAULT}
 
 
@@ -45,14 +45,14 @@ def _comparable(value: Any) -> Any:
 
 
 class Pair:
-    """One program eagerly and compiled, each with classes of its own."""
+    """One program in eager mode and compiled, each with its own classes."""
 
     def __init__(self, make: Callable[[], Case]) -> None:
         (self.eager, self.eager_classes), (target, self.classes) = make(), make()
         self.compiled = magpy.compile(target, backend="eager")
 
     def call(self, *args: Any) -> bool:
-        """Call both on equal arguments; whether the compiled one hit."""
+        """Call both on equal arguments and compare them; True if the compiled one hit."""
         before = magpy.cache_info(self.compiled).hits
         outcomes = []
         for function in (self.compiled, self.eager):
@@ -62,7 +62,7 @@ class Pair:
                 outcomes.append((type(error), str(error)))
         assert_same(*outcomes)
         for mine, theirs in zip(self.classes, self.eager_classes, strict=True):
-            assert_same(held_by(mine), held_by(theirs), what=mine.__name__)
+            assert_same(own_attributes(mine), own_attributes(theirs), what=mine.__name__)
         return magpy.cache_info(self.compiled).hits > before
 
     def change(self, alter: Callable[..., Any]) -> None:
@@ -233,7 +233,7 @@ def caches_by_key() -> Case:
     return program, [C]
 
 
-def is_made_once() -> Case:
+def is_a_singleton() -> Case:
     class Single:
         _instance = None
 
@@ -266,7 +266,7 @@ def sets_a_method() -> Case:
     return program, [C, D]
 
 
-def wraps_a_method_for_a_while() -> Case:
+def wraps_a_method_temporarily() -> Case:
     class C:
         def forward(self, x):
             return x + 1
@@ -310,7 +310,7 @@ def sets_special_methods() -> Case:
     return program, [C]
 
 
-def deletes_what_hides() -> Case:
+def deletes_a_shadowing_attribute() -> Case:
     class Base:
         n = 1
 
@@ -326,7 +326,7 @@ def deletes_what_hides() -> Case:
     return program, [Base, Derived]
 
 
-def sets_behind_super() -> Case:
+def sets_an_attribute_found_by_super() -> Case:
     class Base:
         kind = "a"
 
@@ -375,7 +375,7 @@ def has_a_metaclass_in_python() -> Case:
     return program, [C]
 
 
-def has_a_metaclass_that_swallows() -> Case:
+def has_a_metaclass_that_ignores_writes() -> Case:
     class Meta(type):
         def __setattr__(cls, name, value):
             if not name.startswith("_"):
@@ -447,7 +447,7 @@ def has_slots() -> Case:
     return program, [C]
 
 
-def looks_into_the_dictionary() -> Case:
+def reads_the_class_dictionary() -> Case:
     class C:
         n = 1
 
@@ -480,7 +480,7 @@ def has_two_bases() -> Case:
     return program, [A, B, C]
 
 
-def is_derived_from_inside() -> Case:
+def has_a_subclass_created_inside() -> Case:
     class Base:
         n = 0
 
@@ -494,7 +494,7 @@ def is_derived_from_inside() -> Case:
     return program, [Base]
 
 
-def puts_back_when_it_fails() -> Case:
+def restores_in_finally() -> Case:
     class C:
         level = 0
         log = ()
@@ -514,7 +514,7 @@ def puts_back_when_it_fails() -> Case:
     return program, [C]
 
 
-def is_refused() -> Case:
+def has_invalid_assignments() -> Case:
     class C:
         n = 0
 
@@ -536,7 +536,7 @@ def is_refused() -> Case:
     return program, [C]
 
 
-def writes_in_turn() -> Case:
+def deletes_and_sets_again() -> Case:
     class C:
         a = 1
 
@@ -552,18 +552,20 @@ def writes_in_turn() -> Case:
 HITS = {
     counts: 4, counts_by_sum: 3, counts_from_instances: 3, counts_where_inherited: 4,
     counts_by_names: 2, counts_from_nothing: 2, counts_in_classmethods: 3, counts_in_a_module: 4,
-    averages: 4, registers_instances: 4, replaces_a_list: 2, caches_by_key: 3, is_made_once: 3,
-    sets_a_method: 3, wraps_a_method_for_a_while: 3, sets_descriptors: 3, sets_special_methods: 3,
-    deletes_what_hides: 3, sets_behind_super: 4, has_a_metaclass_in_python: 3,
-    has_a_metaclass_that_swallows: 3, has_a_descriptor_in_the_metaclass: 3,
-    has_an_abstract_class: 4, has_slots: 4, looks_into_the_dictionary: 3, has_two_bases: 4,
-    is_derived_from_inside: 3, puts_back_when_it_fails: 3, is_refused: 4, writes_in_turn: 3,
+    averages: 4, registers_instances: 4, replaces_a_list: 2, caches_by_key: 3, is_a_singleton: 3,
+    sets_a_method: 3, wraps_a_method_temporarily: 3, sets_descriptors: 3, sets_special_methods: 3,
+    deletes_a_shadowing_attribute: 3, sets_an_attribute_found_by_super: 4,
+    has_a_metaclass_in_python: 3, has_a_metaclass_that_ignores_writes: 3,
+    has_a_descriptor_in_the_metaclass: 3, has_an_abstract_class: 4, has_slots: 4,
+    reads_the_class_dictionary: 3, has_two_bases: 4,
+    has_a_subclass_created_inside: 3, restores_in_finally: 3,
+    has_invalid_assignments: 4, deletes_and_sets_again: 3,
 }  # fmt: skip
-"""Of five calls, how many need no monitor run at least."""
+"""The least number of hits in five calls."""
 
 
 @pytest.mark.parametrize("make", HITS, ids=lambda make: make.__name__)
-def test_attributes_set_on_classes_are_set_again(make):
+def test_mock_sets_class_attributes(make):
     pair = Pair(make)
     hits = sum(pair.call(tensor(1, -2, 3) + i) for i in range(5))
     assert hits >= HITS[make], magpy.api._dispatcher(pair.compiled).split_points
@@ -579,15 +581,15 @@ def _set_numbers(value: Any) -> Callable[..., None]:
     return alter
 
 
-def _hide(*classes: type) -> None:
-    """The last class gets an attribute for each that the first one has."""
+def _shadow(*classes: type) -> None:
+    """Set the attributes of the first class on the last class, with other values."""
     for name, found in list(vars(classes[0]).items()):
         if type(found) in (int, float, str, tuple):
             type.__setattr__(classes[-1], name, found * 3)
 
 
-def _hide_on_the_way(*classes: type) -> None:
-    """The last class gets another base, which has such attributes too."""
+def _shadow_by_another_base(*classes: type) -> None:
+    """Give the last class a further base with the attributes of the first class."""
     first, last = classes[0], classes[-1]
     taken = {n: v * 5 for n, v in vars(first).items() if type(v) in (int, float, str, tuple)}
     base = type(first)("Between", (), taken)
@@ -595,7 +597,7 @@ def _hide_on_the_way(*classes: type) -> None:
         last.__bases__ = (base, *last.__bases__)
 
 
-def _hide_methods(*classes: type) -> None:
+def _replace_methods(*classes: type) -> None:
     for cls in classes:
         for name, found in list(vars(cls).items()):
             if isinstance(found, types.FunctionType) and name in ("forward", "ask", "run"):
@@ -609,13 +611,13 @@ def _delete(*classes: type) -> None:
 
 
 CHANGES = (
-    _set_numbers(40), _set_numbers(2.5), _set_numbers(True), _hide, _hide_methods,
-    _hide_on_the_way, _delete,
+    _set_numbers(40), _set_numbers(2.5), _set_numbers(True), _shadow, _replace_methods,
+    _shadow_by_another_base, _delete,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("make", HITS, ids=lambda make: make.__name__)
-def test_changes_of_classes_between_calls_are_noticed(make):
+def test_external_changes_of_classes_take_effect(make):
     for first, change in enumerate(CHANGES):
         pair = Pair(make)
         for i in range(3):

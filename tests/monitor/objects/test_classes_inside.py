@@ -1,4 +1,4 @@
-"""Classes that a program makes as it runs: by a statement, a metaclass, a factory, a decorator."""
+"""Classes created inside: by a statement, a metaclass, a factory or a decorator."""
 
 import abc
 import collections
@@ -67,7 +67,7 @@ def _typed_dictionary(x):
 
 
 class Counting(type):
-    """Counts the names of a body, answers for names that are not there, and adds to instances."""
+    """Counts the names of a class body, resolves missing attributes and sets one on instances."""
 
     def __new__(cls, name, bases, names, **kwargs):
         made = super().__new__(cls, name, bases, names)
@@ -93,8 +93,8 @@ def _meta_class(x):
     return Made(x).x * Made.factor, Made.count, Made.unknown, Made(x).given
 
 
-class Named:
-    """A descriptor that marks the class it is put into."""
+class NamedDescriptor:
+    """A descriptor that sets an attribute on the class that it is defined in."""
 
     def __set_name__(self, owner, name):
         self.name = name
@@ -106,7 +106,7 @@ class Named:
 
 def _descriptor(x):
     class Made:
-        field = Named()
+        field = NamedDescriptor()
 
     return x * Made.field * Made().field * Made.extra
 
@@ -132,7 +132,7 @@ def _module(x):
     return Scale()(x)
 
 
-MADE = {
+PROGRAMS = {
     f.__name__.strip("_"): f
     for f in (
         _enumeration, _numbered, _named_tuple, _typed_tuple, _data_class, _typed_dictionary,
@@ -141,16 +141,16 @@ MADE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_class_made_inside_is_part_of_the_record(name):
-    program = MADE[name]
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_new_class_is_part_of_the_record(name):
+    program = PROGRAMS[name]
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for i in range(3):
         assert_same(fast(tensor(i, 2)), program(tensor(i, 2)))
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_abstract_class_made_inside():
+def test_new_abstract_class_is_part_of_the_record():
     def program(x):
         class Shape(abc.ABC):
             @abc.abstractmethod
@@ -168,7 +168,7 @@ def test_abstract_class_made_inside():
     check_results(lambda: program, one())
 
 
-def test_instance_of_a_class_made_inside_that_leaves_is_of_a_class_of_its_own():
+def test_returned_instances_of_a_new_class_have_distinct_classes():
     def program(x):
         class Made:
             pass
@@ -183,7 +183,7 @@ def test_instance_of_a_class_made_inside_that_leaves_is_of_a_class_of_its_own():
     assert_same((first.x, second.x), (tensor(2), tensor(3)))
 
 
-def test_metaclass_that_calls_type():
+def test_metaclass_call_to_type_is_followed():
     make = load(
         "class Adding(type):\n"
         "    def __call__(cls, *args):\n"
@@ -205,7 +205,7 @@ def test_metaclass_that_calls_type():
     check_stateful(make, one(), changes=[change])
 
 
-def test_one_instance_that_a_metaclass_keeps():
+def test_singleton_of_a_metaclass_is_guarded():
     make = load(
         "class Single(type):\n"
         "    known = {}\n"
@@ -226,7 +226,7 @@ def test_one_instance_that_a_metaclass_keeps():
     check_stateful(make, one(), changes=[change], max_recordings=2)
 
 
-def test_base_from_outside_of_a_class_made_inside():
+def test_external_base_of_a_new_class_is_guarded():
     make = load(
         "class Base:\n"
         "    factor = 2.0\n"
@@ -245,7 +245,7 @@ def test_base_from_outside_of_a_class_made_inside():
     check_stateful(make, one(), changes=[base, names])
 
 
-def test_class_from_outside_that_is_decorated_inside():
+def test_external_class_is_decorated_inside():
     make = load(
         "import dataclasses\n"
         "def program(x):\n"

@@ -1,4 +1,4 @@
-"""Methods of a container's own class run when the program calls them, not when it is watched."""
+"""Container subclasses: their methods run when the program calls them, not when it is monitored."""
 
 import collections
 import operator
@@ -94,7 +94,7 @@ def first(*values):
     return values[0]
 
 
-LOOKS = {
+EXPRESSIONS = {
     "listed": [
         "len(v)", "[i for i in v]", "v + [1]", "v[0]", "v[-1]", "v[0:2]", "max(v)", "sorted(v)",
         "tuple(v)", "[*v]", "sum(v)", "set(v)", "dict(enumerate(v))", "list(zip(v, v))", "2.0 in v",
@@ -128,19 +128,21 @@ MAKERS = {
     "queued": lambda: Queued([1.0, 2.0, 3.0, 4.0]),
     "sized": Sized,
 }
-CASES = [(kind, look) for kind, looks in LOOKS.items() for look in looks]
+CASES = [
+    (kind, expression) for kind, expressions in EXPRESSIONS.items() for expression in expressions
+]
 
 
-@pytest.mark.parametrize(("kind", "look"), CASES)
-def test_a_look_runs_the_methods_that_it_runs_in_eager(kind, look):
+@pytest.mark.parametrize(("kind", "expression"), CASES)
+def test_expression_runs_the_same_methods_as_in_eager(kind, expression):
     names = {"torch": torch, "operator": operator, "first": first}
 
-    def made():
+    def make():
         own = {**names, "v": MAKERS[kind](), "w": MAKERS[kind]()}
-        exec(f"def program(x):\n    found = {look}\n    return x * 2, found", own)
+        exec(f"def program(x):\n    found = {expression}\n    return x * 2, found", own)
         return own["program"], own["v"]
 
-    (eager, eager_value), (target, value) = made(), made()
+    (eager, eager_value), (target, value) = make(), make()
     compiled = magpy.compile(target, backend="eager")
     for i in range(3):
         del LOG[:]
@@ -152,7 +154,7 @@ def test_a_look_runs_the_methods_that_it_runs_in_eager(kind, look):
         assert_same((actual, value), (expected, eager_value), what=f"call {i}")
 
 
-def test_a_container_that_hands_out_other_elements_than_it_holds():
+def test_iteration_may_yield_other_elements_than_stored():
     class Doubled(list):
         def __iter__(self):
             return (2 * item for item in list.__iter__(self))

@@ -1,4 +1,4 @@
-"""What runs when an object dies is part of the program: destructors, callbacks, `finally`."""
+"""Finalizers: destructors, weak reference callbacks and `finally` blocks of dropped generators."""
 
 import gc
 import weakref
@@ -9,8 +9,8 @@ import magpy_like as magpy
 from tests.programs import Twins, check_stateful, one, tensor
 
 
-class Noted:
-    """Leaves a note in a list when it dies."""
+class AppendsWhenDestroyed:
+    """Appends a note to a list when it is destroyed."""
 
     def __init__(self, log, note=1):
         self.log, self.note = log, note
@@ -19,52 +19,52 @@ class Noted:
         self.log.append(self.note)
 
 
-def _unfinished(log):
+def _generator_with_finally(log):
     try:
         yield 1.0
     finally:
         log.append("finished")
 
 
-def _generator_dropped(x, log):
-    steps = _unfinished(log)
+def _drops_generator(x, log):
+    steps = _generator_with_finally(log)
     next(steps)
     del steps
     return x * len(log)
 
 
-def _deleted(x, log):
-    noted = Noted(log, x + 1)
+def _deletes_local(x, log):
+    noted = AppendsWhenDestroyed(log, x + 1)
     del noted
     return x * len(log)
 
 
-def _left_at_the_end(x, log):
-    noted = Noted(log, x * 2)
+def _drops_at_return(x, log):
+    noted = AppendsWhenDestroyed(log, x * 2)
     return x * noted.note
 
 
-def _left_by_a_function(x, log):
+def _drops_at_return_of_inner_function(x, log):
     def inner():
-        noted = Noted(log)
+        noted = AppendsWhenDestroyed(log)
         return noted.note
 
     return x * inner() * len(log)
 
 
-def _argument_only(x, log):
-    return x * (id(Noted(log)) > 0) * len(log)
+def _drops_argument(x, log):
+    return x * (id(AppendsWhenDestroyed(log)) > 0) * len(log)
 
 
-def _replaced(x, log):
-    noted = Noted(log, "first")
-    noted = Noted(log, "second")
+def _rebinds_local(x, log):
+    noted = AppendsWhenDestroyed(log, "first")
+    noted = AppendsWhenDestroyed(log, "second")
     return x * len(log), noted.note
 
 
-def _left_by_an_exception(x, log):
+def _drops_by_exception(x, log):
     def inner():
-        noted = Noted(log)
+        noted = AppendsWhenDestroyed(log)
         raise ValueError(noted.note)
 
     try:
@@ -74,14 +74,14 @@ def _left_by_an_exception(x, log):
     return x * len(log)
 
 
-def _weak_reference_called_back(x, log):
-    noted = Noted([])
+def _has_weak_reference_callback(x, log):
+    noted = AppendsWhenDestroyed([])
     reference = weakref.ref(noted, lambda _: log.append("gone"))
     del noted
     return x * len(log), reference() is None
 
 
-def _tensor_work(x, log):
+def _computes_in_destructor(x, log):
     class Works:
         def __del__(self):
             log.append(x.exp())
@@ -93,33 +93,34 @@ def _tensor_work(x, log):
 @pytest.mark.parametrize(
     "program",
     [
-        _generator_dropped, _deleted, _left_at_the_end, _left_by_a_function, _argument_only,
-        _replaced, _left_by_an_exception, _weak_reference_called_back, _tensor_work,
+        _drops_generator, _deletes_local, _drops_at_return, _drops_at_return_of_inner_function,
+        _drops_argument, _rebinds_local, _drops_by_exception, _has_weak_reference_callback,
+        _computes_in_destructor,
     ],
 )  # fmt: skip
-def test_what_an_object_leaves_when_it_dies(program):
+def test_finalizers_run_where_the_program_drops_the_object(program):
     def make():
         log = []
-        made = lambda x: program(x, log)
-        made.log = log
-        return made
+        target = lambda x: program(x, log)
+        target.log = log
+        return target
 
     twins = Twins(make)
     for i in range(4):
         twins.call(one(1.0, 2.0 + i), why=f"call {i}")
 
 
-def test_a_destructor_that_depends_on_nothing_is_part_of_the_record():
+def test_destructor_at_return_is_part_of_the_record():
     def make():
         log = []
-        made = lambda x: _left_at_the_end(x, log)
-        made.log = log
-        return made
+        target = lambda x: _drops_at_return(x, log)
+        target.log = log
+        return target
 
     check_stateful(make, one(), other=[one(1.0)])
 
 
-def test_a_split_keeps_no_object_of_the_program_alive():
+def test_split_keeps_no_object_alive():
     class Box:
         scale = 2.0
 
@@ -146,15 +147,15 @@ def test_a_split_keeps_no_object_of_the_program_alive():
         gc.enable()
 
 
-def test_a_recorded_call_keeps_no_frame_alive():
+def test_recorded_call_keeps_no_frame_alive():
     class Box:
         scale = 2.0
 
-    died = []
+    finalized = []
 
     def program(x):
         box = Box()
-        weakref.finalize(box, died.append, 1)
+        weakref.finalize(box, finalized.append, 1)
         return x * box.scale
 
     compiled = magpy.compile(program, backend="eager")
@@ -162,12 +163,12 @@ def test_a_recorded_call_keeps_no_frame_alive():
     try:
         for i in range(3):
             compiled(tensor(1))
-            assert len(died) == i + 1
+            assert len(finalized) == i + 1
     finally:
         gc.enable()
 
 
-def test_a_split_inside_a_handler_keeps_no_frame_alive():
+def test_split_inside_a_handler_keeps_no_frame_alive():
     opaque = magpy.disable(lambda: None)
 
     def program(x):

@@ -1,4 +1,4 @@
-"""Objects that native code hands out were there before: what is read of them is guarded."""
+"""External objects that native code returns: reads of their attributes are guarded."""
 
 import collections
 import contextvars
@@ -75,7 +75,7 @@ def _closure(box):
     return lambda x: x * inner.__closure__[0].cell_contents.k
 
 
-FINDS = {
+SOURCES = {
     "class of an object": (lambda box: lambda x: x * type(box).scale, "class"),
     "__class__": (lambda box: lambda x: x * box.__class__.scale, "class"),
     "__mro__": (lambda box: lambda x: x * type(box).__mro__[0].scale, "class"),
@@ -87,7 +87,7 @@ FINDS = {
         "class",
     ),
     "weak reference": (_weak_reference, "object"),
-    "weak reference to what is held": (_weak_reference_and_object, "object"),
+    "weak reference to a held object": (_weak_reference_and_object, "object"),
     "weak method": (_weak_method, "object"),
     "weak values": (_weak_values, "object"),
     "unwrap": (_unwrapped, "object"),
@@ -144,9 +144,9 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", FINDS)
-def test_change_of_an_object_that_native_code_hands_out(name):
-    make, change = FINDS[name]
+@pytest.mark.parametrize("name", SOURCES)
+def test_changes_of_objects_returned_by_native_code_take_effect(name):
+    make, change = SOURCES[name]
 
     class Box(Base):
         scale = 2.0
@@ -160,7 +160,7 @@ def test_change_of_an_object_that_native_code_hands_out(name):
         CHANGES[change](box)
 
 
-def test_record_keeps_nothing_alive_that_is_only_weakly_known():
+def test_record_keeps_weakly_referenced_objects_collectable():
     box = Base()
     reference = weakref.ref(box)
 
@@ -178,7 +178,7 @@ def test_record_keeps_nothing_alive_that_is_only_weakly_known():
         assert_same(fast(tensor(1)), tensor(1))
 
 
-def test_attribute_of_a_thread_is_read_in_each_thread():
+def test_thread_local_attribute_is_read_in_each_thread():
     local = threading.local()
     local.k = 2.0
     fast = magpy.compile(lambda x: x * local.k, backend="eager")

@@ -1,4 +1,4 @@
-"""Which arguments are one object steers a program in many ways; a record is for one of them."""
+"""Identity of arguments: a record holds for one aliasing of them if control flow depends on it."""
 
 import types
 import typing
@@ -11,7 +11,7 @@ from tests.compare import assert_same
 from tests.programs import check, check_results, tensor
 
 
-def _updated(a, b):
+def _updates_dictionary(a, b):
     table = {}
     table[a] = 1
     table.setdefault(b, 2)
@@ -19,7 +19,7 @@ def _updated(a, b):
     return a * len(table)
 
 
-def _written(x, pair):
+def _writes_attributes(x, pair):
     pair[0].value, pair[1].value = 1, 2
     return x * pair[0].value
 
@@ -39,7 +39,7 @@ ON_TENSORS = {
     "frozen set": lambda a, b: a * len(frozenset((a, b))),
     "keys from a list": lambda a, b: a * len(dict.fromkeys([a, b])),
     "spread set": lambda a, b: a * len({*[a], *[b]}),
-    "dictionary that is changed": _updated,
+    "dictionary that is changed": _updates_dictionary,
     "same memory": lambda a, b: a + 1 if a.is_set_to(b) else a,
 }
 
@@ -53,7 +53,7 @@ ON_OBJECTS = {
     "membership": lambda x, pair: x + 1 if pair[1] in [pair[0]] else x,
     "position": lambda x, pair: x * pair.index(pair[1]),
     "count": lambda x, pair: x * pair.count(pair[0]),
-    "attribute that is written": _written,
+    "attribute that is written": _writes_attributes,
 }
 
 
@@ -80,24 +80,24 @@ def two_things():
 
 
 @pytest.mark.parametrize("name", ON_TENSORS)
-def test_tensors_that_are_one_or_two(name):
+def test_aliasing_of_tensors_matches_eager(name):
     check_results(lambda: ON_TENSORS[name], same_tensor, two_tensors, same_tensor)
     check_results(lambda: ON_TENSORS[name], two_tensors, same_tensor, two_tensors)
 
 
 @pytest.mark.parametrize("name", ON_OBJECTS)
-def test_objects_that_are_one_or_two(name):
+def test_aliasing_of_objects_is_guarded(name):
     check(ON_OBJECTS[name], same_thing, other=[two_things])
     check(ON_OBJECTS[name], two_things, other=[same_thing])
 
 
-def test_objects_that_are_not_compared_may_be_one_or_two():
+def test_aliasing_without_effect_is_not_guarded():
     twins = check(lambda a, b: a + b, two_tensors)
     twins.call(same_tensor, hit=True)
 
 
-def test_types_of_annotations_are_told_apart():
-    """As libraries do that validate the fields of a configuration."""
+def test_types_of_annotations_are_distinguished():
+    """Libraries that validate the fields of a configuration compare them like this."""
     kinds = {types.UnionType: 2, typing.Union: 3, list: 5}
 
     def program(x, expected):
@@ -111,21 +111,23 @@ def test_types_of_annotations_are_told_apart():
     assert magpy.cache_info(fast).hits == len(some)
 
 
-def _filled(x, lists):
+def _appends_to_all(x, lists):
     for i, found in enumerate(lists):
         found.append(i)
     return [x * len(found) for found in lists]
 
 
-def test_many_objects_that_are_changed_may_not_be_one():
+def test_distinctness_of_changed_objects_is_guarded():
     different = lambda: (tensor(1), [[] for _ in range(5)])  # noqa: E731
-    twins = check(_filled, different, other=[lambda: (tensor(1), [*([[]] * 2), [], [], []])])
+    twins = check(
+        _appends_to_all, different, other=[lambda: (tensor(1), [*([[]] * 2), [], [], []])]
+    )
     twins.call(different, hit=True)
 
 
-def test_guard_of_many_objects_that_are_changed_grows_with_them():
+def test_distinctness_guards_grow_linearly():
     sizes = []
     for count in (10, 40):
-        report = magpy.explain(_filled, tensor(1), [[] for _ in range(count)])
+        report = magpy.explain(_appends_to_all, tensor(1), [[] for _ in range(count)])
         sizes.append(len(report.guards))
     assert sizes[1] < 5 * sizes[0]

@@ -1,7 +1,7 @@
-"""Dictionaries whose keys are equal to themselves alone: what counts is which variable it is.
+"""Dictionary keys compared by identity: a key stands for the variable that is looked up.
 
-A record knows a key by where it was found, so one serves whichever key a call brings, as long as
-what lies there is alike; a key that was always the recorded one would be a wrong answer.
+A record identifies a key by its access path, so one record serves any key of a call as long as the
+values under the keys are alike. Always looking up the recorded key would be wrong.
 """
 
 import weakref
@@ -36,7 +36,7 @@ def item(x, table, key):
     return x * table[key]
 
 
-def got(x, table, key):
+def item_or_default(x, table, key):
     return x * table.get(key, 5)
 
 
@@ -48,12 +48,12 @@ def not_missing(x, table, key):
     return x + 1 if key not in table else x * table[key]
 
 
-def put(x, table, key):
+def stored(x, table, key):
     table[key] = x.sum()
     return x
 
 
-def put_by_default(x, table, key):
+def stored_by_default(x, table, key):
     return x * table.setdefault(key, 4)
 
 
@@ -68,7 +68,7 @@ def removed(x, table, key):
     return x
 
 
-def taken_out(x, table, key):
+def popped(x, table, key):
     return x * table.pop(key, 6)
 
 
@@ -78,13 +78,13 @@ def replaced(x, table, key):
     return x * before
 
 
-def with_another(x, table, key):
+def stored_with_another(x, table, key):
     new = x * 2 if isinstance(key, torch.Tensor) else lambda: x
     table[new] = 7
     return x * len(table)
 
 
-def put_and_removed(x, table, key):
+def stored_and_removed(x, table, key):
     table[None] = table.get(key, 1)
     new = x * 2
     table[new] = 7
@@ -92,24 +92,24 @@ def put_and_removed(x, table, key):
     return x * len(table)
 
 
-def in_a_tuple(x, table, key):
+def key_in_a_tuple(x, table, key):
     inner = {(key, 1): table.get(key, 3)}
     return x * inner[key, 1]
 
 
-def of_a_list(x, table, key):
+def keys_of_a_list(x, table, key):
     keys = [key, next(iter([key]))]
     return x * sum(table.get(k, 2) for k in keys)
 
 
 PROGRAMS = [
-    item, got, member, not_missing, put, put_by_default, counted, removed, taken_out, replaced,
-    with_another, put_and_removed, in_a_tuple, of_a_list,
+    item, item_or_default, member, not_missing, stored, stored_by_default, counted, removed, popped,
+    replaced, stored_with_another, stored_and_removed, key_in_a_tuple, keys_of_a_list,
 ]  # fmt: skip
 
 
 def outcome(call, x, table, key):
-    """The result, and what the table holds, with a key's position among the given ones for it."""
+    """Result and values of the table; a missing key results in -1."""
     try:
         result = call(x, table, key)
     except KeyError as error:
@@ -118,14 +118,14 @@ def outcome(call, x, table, key):
 
 
 def positions(table, keys):
-    """Which of the keys are there, in order; -1 for one that a call has made."""
+    """Indices of the table's keys in ``keys``, in order; -1 for a key created by the call."""
     ids = [id(key) for key in keys]
     return [ids.index(id(key)) if id(key) in ids else -1 for key in table]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("kind", KEYS)
-def test_every_key_is_looked_up_as_itself(kind, program):
+def test_each_key_is_looked_up_by_identity(kind, program):
     fast = magpy.compile(program, backend="eager")
     found, expected = [], []
     for which in (0, 0, 1, 0, 2, 1, 2):
@@ -138,8 +138,8 @@ def test_every_key_is_looked_up_as_itself(kind, program):
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_one_record_serves_all_keys_with_tensors_behind_them(kind):
-    """Those are arguments of the operator graph; a module is the same at every call of a record."""
+def test_one_record_serves_all_keys_of_tensors(kind):
+    """Tensors are arguments of the operator graph; a module is a fixed object of a record."""
     keys = KEYS[kind]()
     table = {key: tensor(i, 1) for i, key in enumerate(keys)}
     fast = magpy.compile(item, backend="eager", fullgraph=True)
@@ -148,7 +148,7 @@ def test_one_record_serves_all_keys_with_tensors_behind_them(kind):
     assert magpy.cache_info(fast).misses == (3 if kind == "modules" else 1)
 
 
-def test_two_keys_that_become_one_are_told_apart():
+def test_aliasing_of_two_keys_is_guarded():
     def program(x, table, one, other):
         table[one] = x + 1
         return table[other] * 2
@@ -163,7 +163,7 @@ def test_two_keys_that_become_one_are_told_apart():
     assert magpy.cache_info(fast).hits >= 2
 
 
-def test_table_outside_is_looked_up_at_an_argument():
+def test_argument_is_looked_up_in_an_external_table():
     keys = [tensor(i) for i in range(3)]
     table = {keys[0]: 2.0, keys[1]: 3.0}
 
@@ -176,7 +176,7 @@ def test_table_outside_is_looked_up_at_an_argument():
     assert magpy.cache_info(fast).hits > 0
 
 
-def test_parameter_as_a_key_of_a_table_outside_is_watched():
+def test_parameter_as_a_key_of_an_external_table_is_guarded():
     weight = torch.nn.Parameter(tensor(1, 2))
     table = {}
 
@@ -191,8 +191,8 @@ def test_parameter_as_a_key_of_a_table_outside_is_watched():
     assert magpy.cache_info(fast).hits >= 2
 
 
-def test_state_that_is_made_when_it_is_first_asked_for():
-    """As optimizers keep theirs: a dictionary for each parameter."""
+def test_state_created_at_its_first_lookup_is_recorded():
+    """Optimizers keep their state like this: a dictionary for each parameter."""
 
     def program(x, states, keys):
         for key in keys:
@@ -224,21 +224,23 @@ def all_removed(x, names, table):
     return x
 
 
-def put_and_removed_again(x, names, table):
+def each_stored_and_removed(x, names, table):
     for name in names:
         table[name] = 1
         del table[name]
     return x
 
 
-def each_removed(x, names, table):
+def table_emptied(x, names, table):
     for name in list(table):
         del table[name]
     return x
 
 
-@pytest.mark.parametrize("program", [looked_up, all_removed, put_and_removed_again, each_removed])
-def test_keys_that_another_table_has(program):
+@pytest.mark.parametrize(
+    "program", [looked_up, all_removed, each_stored_and_removed, table_emptied]
+)
+def test_keys_of_one_table_are_looked_up_in_another(program):
     functions = KEYS["functions"]()
     names = dict.fromkeys(functions[:2])
     fast = magpy.compile(program, backend="eager")
@@ -263,7 +265,7 @@ def test_record_keeps_no_key_alive():
     assert gone() is None and magpy.cache_info(fast).hits == 1
 
 
-def test_equality_that_a_class_gets_later_is_noticed():
+def test_equality_added_to_the_class_of_a_key_takes_effect():
     class Key:
         pass
 

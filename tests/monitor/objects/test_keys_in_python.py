@@ -1,4 +1,4 @@
-"""Keys that hash and compare themselves in Python are asked as often as by the program."""
+"""Keys with hashes and comparisons in Python: called as often as in eager mode."""
 
 import collections
 import dataclasses
@@ -15,28 +15,28 @@ from magpy_like.native import dict_of, stored_hashes
 from tests.programs import Twins, one
 
 
-def _make(operation):
-    """A program with keys that note each time they are asked for a hash or compared."""
-    told = []
+def _make_program(operation):
+    """A program whose keys log each hash and comparison, the log, and the program's state."""
+    log = []
 
     class Key:
-        asked = 0
+        hashed = 0
 
         def __init__(self, name):
             self.name = name
 
         def __hash__(self):
-            Key.asked += 1
-            told.append(("hash", self.name))
+            Key.hashed += 1
+            log.append(("hash", self.name))
             return hash(self.name)
 
         def __eq__(self, other):
-            told.append(("compare", self.name))
+            log.append(("compare", self.name))
             return self.name == (other.name if isinstance(other, Key) else other)
 
     class Meta(type):
         def __hash__(cls):
-            told.append("hash of a class")
+            log.append("hash of a class")
             return 5
 
     class Kind(metaclass=Meta):
@@ -46,7 +46,7 @@ def _make(operation):
         A = 1
 
         def __hash__(self):
-            told.append("hash of a member")
+            log.append("hash of a member")
             return 7
 
     @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,9 @@ def _make(operation):
     state.ordered.move_to_end(keys[0])
 
     def program(x):
-        return operation(state, x), Key.asked
+        return operation(state, x), Key.hashed
 
-    return program, told, state
+    return program, log, state
 
 
 _OPERATIONS = {
@@ -113,23 +113,23 @@ _OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", _OPERATIONS)
-def test_keys_are_asked_as_often_as_by_the_program(name):
-    eager, eager_told, eager_state = _make(_OPERATIONS[name])
-    target, told, state = _make(_OPERATIONS[name])
+def test_keys_are_hashed_and_compared_as_often_as_in_eager(name):
+    eager, eager_log, eager_state = _make_program(_OPERATIONS[name])
+    target, log, state = _make_program(_OPERATIONS[name])
     compiled = magpy.compile(target, backend="eager")
     for i in range(5):
         x = torch.tensor([1.0, float(i)])
-        expected, expected_asked = eager(x)
-        found, asked = compiled(x)
-        assert told == eager_told, f"call {i}"
-        assert asked == expected_asked == eager_state.Key.asked == state.Key.asked, f"call {i}"
+        expected, expected_hashed = eager(x)
+        found, hashed = compiled(x)
+        assert log == eager_log, f"call {i}"
+        assert hashed == expected_hashed == eager_state.Key.hashed == state.Key.hashed, f"call {i}"
         assert str(found) == str(expected), f"call {i}"
         for part in ("table", "ordered", "members", "kept", "empty"):
             assert _names(getattr(state, part)) == _names(getattr(eager_state, part)), part
 
 
 def _names(value):
-    """What a container holds, without asking its keys anything."""
+    """Contents of a container, read without hashing or comparing its keys."""
     if isinstance(value, dict):
         return [type(value).__name__, *((_names(k), _names(v)) for k, v in items_of(value))]
     if isinstance(value, set | frozenset):
@@ -141,14 +141,14 @@ def _names(value):
     return getattr(value, "name", type(value).__qualname__)
 
 
-def test_containers_of_such_keys_are_made_by_a_hit():
-    compiled = magpy.compile(_make(_OPERATIONS["made and left"])[0], backend="eager")
+def test_containers_of_such_keys_are_created_by_a_hit():
+    compiled = magpy.compile(_make_program(_OPERATIONS["made and left"])[0], backend="eager")
     for _ in range(3):
         compiled(torch.ones(2))
     assert magpy.cache_info(compiled).hits
 
 
-def test_made_containers_find_what_the_programs_own_find():
+def test_created_containers_find_equal_keys():
     def make():
         @dataclasses.dataclass(frozen=True)
         class Size:
@@ -169,7 +169,7 @@ def test_made_containers_find_what_the_programs_own_find():
     assert magpy.cache_info(compiled).hits == 2
 
 
-def test_records_of_fields_are_found_in_a_cache():
+def test_data_classes_are_found_in_a_cache():
     @dataclasses.dataclass(frozen=True)
     class Settings:
         scale: float
@@ -184,17 +184,17 @@ def test_records_of_fields_are_found_in_a_cache():
         twins.call(one(1, 2), hit=i > 0)
 
 
-def test_dictionary_subclasses_are_not_asked_for_their_values():
+def test_monitor_calls_no_methods_of_dictionary_subclasses():
     def make():
-        counts = {"asked": 0}
+        counts = {"values": 0}
 
         class Table(dict):
             def values(self):
-                counts["asked"] += 1
+                counts["values"] += 1
                 return super().values()
 
         def program(x):
-            return len([Table(a=x)][0]), counts["asked"]
+            return len([Table(a=x)][0]), counts["values"]
 
         return program
 
@@ -204,32 +204,32 @@ def test_dictionary_subclasses_are_not_asked_for_their_values():
 
 
 class _Counting:
-    asked = 0
+    hashed = 0
 
     def __hash__(self):
-        _Counting.asked += 1
+        _Counting.hashed += 1
         return 3
 
 
-def test_an_ordered_dictionary_is_gone_through_and_copied_in_its_order_without_hashes():
+def test_ordered_dictionaries_are_read_and_copied_in_order_without_hashing():
     first, second = _Counting(), "second"
     ordered = collections.OrderedDict({first: 1, second: 2, "third": 3})
     ordered.move_to_end(first)
-    _Counting.asked = 0
+    _Counting.hashed = 0
     expected = [(second, 2), ("third", 3), (first, 1)]
     assert items_of(ordered) == expected
     assert list(copy_of(ordered).items()) == expected
-    assert _Counting.asked == 0
+    assert _Counting.hashed == 0
 
 
-def test_a_dictionary_is_made_of_known_hashes():
+def test_dictionary_is_created_from_stored_hashes():
     key = _Counting()
     table = {key: 1, "a": 2}
-    _Counting.asked = 0
+    _Counting.hashed = 0
     hashes = tuple(number for _, number in stored_hashes(table))
     again = dict_of(tuple(table), hashes, (5, 6))
     assert list(again.items()) == [(key, 5), ("a", 6)] and hashes == (3, hash("a"))
-    assert stored_hashes({key}) == [(key, 3)] and _Counting.asked == 1  # by the set literal
+    assert stored_hashes({key}) == [(key, 3)] and _Counting.hashed == 1  # by the set literal
     assert again[key] == 5 and again["a"] == 6
     with pytest.raises(ValueError, match="as many hashes"):
         dict_of((1, 2), (1,), (1, 2))

@@ -1,4 +1,4 @@
-"""Where objects lie in memory is another place for every object, and none is the answer twice."""
+"""Memory addresses in ``id``, hashes, orders of sets and texts: those of each call's objects."""
 
 import copy
 import dataclasses
@@ -16,11 +16,11 @@ from tests.programs import collect
 
 
 class Thing:
-    """Equal to itself alone, and found by its address."""
+    """Hashed by its address, and equal only to itself."""
 
 
-class Numbered:
-    """Says itself that it is found by its address."""
+class HashedByAddress:
+    """Hashed by its address by a method in Python."""
 
     def __init__(self):
         self.held = Thing()
@@ -38,7 +38,7 @@ class Pair:
     second: object
 
 
-class Named:
+class ShowsAttribute:
     def __init__(self, thing):
         self.thing = thing
 
@@ -46,13 +46,13 @@ class Named:
         return f"named {self.thing!r}"
 
 
-def _added(found, *others):
+def _added_to_set(found, *others):
     for other in others:
         found.add(other)
     return [item is others[0] for item in found]
 
 
-TOLD = {
+REPEATED = {
     "id": lambda x, thing: id(thing),
     "hash": lambda x, thing: hash(thing),
     "hash by the method of object": lambda x, thing: object.__hash__(thing),
@@ -64,9 +64,9 @@ TOLD = {
     "hash of a tensor": lambda x, thing: hash(x),
     "hash of a tensor by its method": lambda x, thing: x.__hash__(),
 }
-"""What the mock asks for again."""
+"""Values that the mock computes again for the objects of each call."""
 
-SHOWN = {
+TEXTS = {
     "repr": lambda x, thing: repr(thing),
     "str": lambda x, thing: str(thing),
     "format": lambda x, thing: format(thing),
@@ -76,7 +76,7 @@ SHOWN = {
     "field of the representation": lambda x, thing: f"<{thing!r}, {id(thing):#x}>",
 }
 
-SHOWN_INSIDE = {
+NESTED_TEXTS = {
     "percent": lambda x, thing: "%s" % thing,  # noqa: UP031
     "percent in bytes": lambda x, thing: b"%a" % thing,
     "percent of several": lambda x, thing: "%s %d".__mod__((thing, 1)),
@@ -90,11 +90,11 @@ SHOWN_INSIDE = {
     "partial": lambda x, thing: repr(functools.partial(len, thing)),
     "data class": lambda x, thing: repr(Pair(thing, 1)),
     "native method of an object": lambda x, thing: repr(thing.__eq__),
-    "method in Python": lambda x, thing: repr(Named(thing)),
+    "method in Python": lambda x, thing: repr(ShowsAttribute(thing)),
     "joined": lambda x, thing: ", ".join(map(str, (thing, 1))),
 }
 
-IN_ORDER = {
+ORDERS = {
     "loop": lambda a, b: [found is a for found in {a, b}],
     "list": lambda a, b: [found is a for found in list({a, b})],
     "tuples in a set": lambda a, b: [one is a for one, _ in {(a, 1), (b, 1)}],
@@ -105,15 +105,15 @@ IN_ORDER = {
     "any one": lambda a, b: {a, b}.pop() is a,
     "first one": lambda a, b: next(iter({a, b})) is a,
     "keys": lambda a, b: [found is a for found in dict.fromkeys({a, b})],
-    "set that is added to": lambda a, b: _added(set(), a, b),
+    "set that is added to": lambda a, b: _added_to_set(set(), a, b),
     "sorted": lambda a, b: [found is a for found in sorted((a, b), key=id)],
     "largest": lambda a, b: max([a, b], key=hash) is a,
     "comparison": lambda a, b: id(a) < id(b),
     "comparison of texts": lambda a, b: repr(a) < repr(b),
 }
-"""What tells which of two objects lies where."""
+"""Values that depend on the order of two addresses."""
 
-RELIED_ON = {
+GUARDED = {
     "hash of a tuple": lambda x, thing: hash((1, (thing, "a"))),
     "hash of a frozen set": lambda x, thing: hash(frozenset((1, thing))),
     "key": lambda x, thing: {id(thing): 1},
@@ -125,11 +125,11 @@ RELIED_ON = {
     "hashes of several": lambda x, thing: [*map(hash, (thing, 1))],
     "bits of an id": lambda x, thing: id(thing).bit_count(),
 }
-"""What a record has of one object, and no other."""
+"""Values that a record holds as constants, so that it serves one object only."""
 
 
-def calls(program, count=4):
-    """A compiled program is called with other objects each time: how often it hit."""
+def call_with_new_objects(program, count=4):
+    """Call a compiled program with new objects each time; returns it and its cache information."""
     fast, kept = magpy.compile(program, backend="eager"), []
     for _ in range(count):
         kept.append((torch.ones(2), Thing()))
@@ -138,42 +138,42 @@ def calls(program, count=4):
     return fast, magpy.cache_info(fast)
 
 
-@pytest.mark.parametrize("name", [*TOLD, *SHOWN])
-def test_other_objects_tell_their_own_address_from_one_record(name):
-    told = {**TOLD, **SHOWN}[name]
-    _, info = calls(lambda x, thing: (told(x, thing), x * 2))
+@pytest.mark.parametrize("name", [*REPEATED, *TEXTS])
+def test_one_record_serves_addresses_of_all_objects(name):
+    operation = {**REPEATED, **TEXTS}[name]
+    _, info = call_with_new_objects(lambda x, thing: (operation(x, thing), x * 2))
     assert (info.records, info.graphs, info.hits) == (1, 1, 4)
 
 
-@pytest.mark.parametrize("name", [*RELIED_ON, *SHOWN_INSIDE])
-def test_what_is_made_of_an_address_is_made_anew_for_another(name):
-    made = {**RELIED_ON, **SHOWN_INSIDE}[name]
-    _, info = calls(lambda x, thing: (made(x, thing), x * 2), 7)
+@pytest.mark.parametrize("name", [*GUARDED, *NESTED_TEXTS])
+def test_values_derived_from_an_address_are_those_of_each_object(name):
+    operation = {**GUARDED, **NESTED_TEXTS}[name]
+    _, info = call_with_new_objects(lambda x, thing: (operation(x, thing), x * 2), 7)
     assert info.hits >= 1 and info.graphs == 1
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
-def test_order_of_objects_is_that_of_these_objects(name):
-    told, things = IN_ORDER[name], [Thing() for _ in range(20)]
+@pytest.mark.parametrize("name", ORDERS)
+def test_order_by_address_is_that_of_each_call(name):
+    operation, things = ORDERS[name], [Thing() for _ in range(20)]
     pairs = itertools.combinations(things, 2)
-    pair = next(pair for pair in pairs if told(*pair) != told(*pair[::-1]))
-    fast = magpy.compile(lambda x, a, b: (told(a, b), x * 2), backend="eager")
+    pair = next(pair for pair in pairs if operation(*pair) != operation(*pair[::-1]))
+    fast = magpy.compile(lambda x, a, b: (operation(a, b), x * 2), backend="eager")
     for a, b in [pair, pair[::-1], pair, pair[::-1]]:
-        assert fast(torch.ones(2), a, b)[0] == told(a, b)
+        assert fast(torch.ones(2), a, b)[0] == operation(a, b)
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_hash_that_is_an_address_by_its_own_method():
+def test_hash_method_that_returns_the_address_is_followed():
     def program(x, thing):
         return hash(thing), x * 2
 
     fast = magpy.compile(program, backend="eager")
-    for thing in [Numbered(), Numbered(), Numbered()]:
+    for thing in [HashedByAddress(), HashedByAddress(), HashedByAddress()]:
         for _ in range(2):
             assert fast(torch.ones(2), thing)[0] == id(thing)
 
 
-BORN = {
+NEW_OBJECTS = {
     "instance": (lambda x: Thing(), id),
     "hash of an instance": (lambda x: Thing(), hash),
     "list": (lambda x: [x], id),
@@ -190,26 +190,26 @@ BORN = {
     "order": (lambda x: {Thing(), Thing(), Thing()}, lambda found: [*map(id, found)]),
     "order of tensors": (lambda x: {x + 1, x + 2}, lambda found: [*map(id, found)]),
 }
-"""What makes an object, and what tells its address."""
+"""Pairs of a function that creates an object, and one whose result depends on its address."""
 
 
-@pytest.mark.parametrize("name", BORN)
-def test_what_the_program_makes_lies_elsewhere_at_every_call(name):
-    make, told = BORN[name]
+@pytest.mark.parametrize("name", NEW_OBJECTS)
+def test_new_objects_have_new_addresses_at_every_call(name):
+    make, operation = NEW_OBJECTS[name]
 
     def program(x):
         found = make(x)
-        return found, told(found), x * 2
+        return found, operation(found), x * 2
 
     fast, kept = magpy.compile(program, backend="eager"), []
     for _ in range(4):
         kept.append(fast(torch.ones(2)))
-        assert kept[-1][1] == told(kept[-1][0])
+        assert kept[-1][1] == operation(kept[-1][0])
     assert len({str(address) for _, address, _ in kept}) == len(kept)
 
 
 @pytest.mark.parametrize("name", ["__repr__", "__str__", "__format__"])
-def test_class_that_is_given_a_text_of_its_own_is_asked_for_it(name):
+def test_text_method_added_to_a_class_takes_effect(name):
     class Plain:
         pass
 
@@ -223,7 +223,7 @@ def test_class_that_is_given_a_text_of_its_own_is_asked_for_it(name):
     assert_same(fast(torch.ones(2), thing), program(torch.ones(2), thing))
 
 
-class Sharing(torch.nn.Module):
+class SharedParameters(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(3)])
@@ -238,35 +238,36 @@ class Sharing(torch.nn.Module):
         return x * count, [*map(id, self.parameters())], first
 
 
-def test_parameters_of_a_model_are_told_by_ids_in_one_graph():
-    model = Sharing()
+def test_ids_of_parameters_stay_in_one_graph():
+    model = SharedParameters()
     fast = magpy.compile(model, backend="eager", fullgraph=True)
     for _ in range(3):
         assert_same(fast(torch.ones(1, 2)), model(torch.ones(1, 2)))
     assert magpy.cache_info(fast).hits == 2
     guards = magpy.explain(model, torch.ones(1, 2)).guards
-    assert not any("function id" in guard for guard in guards)  # they are bound to the record
+    # Parameters are fixed objects of the record, whose ids need no condition.
+    assert not any("function id" in guard for guard in guards)
     model.layers[1].weight = torch.nn.Parameter(torch.ones(2, 2))
     model.cache[id(model.layers[1].weight)] = 5.0
     assert_same(fast(torch.ones(1, 2)), model(torch.ones(1, 2)))
 
 
-def test_objects_are_told_apart_by_ids_whichever_they_are():
-    _, info = calls(lambda x, thing: x + 1 if id(x) == id(thing) else x)
+def test_comparison_of_ids_serves_all_objects():
+    _, info = call_with_new_objects(lambda x, thing: x + 1 if id(x) == id(thing) else x)
     assert (info.records, info.hits) == (1, 4)
 
 
-def test_copies_that_note_what_they_have_copied_are_of_any_object():
+def test_deep_copies_serve_all_objects():
     def program(x, thing):
         return copy.deepcopy({"a": [thing.__dict__, (x.shape, [1])]}), x * 2
 
-    _, info = calls(program)
+    _, info = call_with_new_objects(program)
     assert (info.records, info.graphs, info.hits) == (1, 1, 4)
 
 
 @pytest.mark.parametrize("name", ["key", "hash of a tuple", "ids of several"])
-def test_record_of_one_object_does_not_keep_it(name):
-    fast = magpy.compile(lambda x, thing: (RELIED_ON[name](x, thing), x * 2), backend="eager")
+def test_record_for_one_object_does_not_keep_it_alive(name):
+    fast = magpy.compile(lambda x, thing: (GUARDED[name](x, thing), x * 2), backend="eager")
     x, thing = torch.ones(2), Thing()
     for _ in range(2):
         fast(x, thing)
@@ -276,7 +277,7 @@ def test_record_of_one_object_does_not_keep_it(name):
     assert end() is None and magpy.cache_info(fast).hits == 1
 
 
-def test_addresses_are_told_where_sizes_vary():
+def test_addresses_are_read_where_sizes_vary():
     def program(x, thing):
         return x * len({id(x), id(thing)}), f"{thing} of {len(x)}"
 

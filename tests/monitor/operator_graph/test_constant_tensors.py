@@ -1,4 +1,4 @@
-"""What a program reads out of tensors that it computes from constants alone is a constant."""
+"""Values of tensors that are computed from constants alone: constants of the record."""
 
 import numpy as np
 import pytest
@@ -19,12 +19,12 @@ READS = {
         x * float(np.finfo(torch.tensor(0, dtype=x.dtype).numpy().dtype).eps)
     ),
     "array": lambda x: x * float(np.arange(3)[torch.tensor([1, 2]).numpy()].sum()),
-    "changed in place": lambda x: x * _changed().max().item(),
+    "changed in place": lambda x: x * _changed_in_place().max().item(),
     "shape": lambda x: x * torch.tensor([1, 0, 2]).nonzero().shape[0],
 }
 
 
-def _changed():
+def _changed_in_place():
     values = torch.zeros(3)
     values[1] = 2
     values += 1
@@ -32,7 +32,7 @@ def _changed():
 
 
 @pytest.mark.parametrize("name", READS)
-def test_read(name):
+def test_reads_of_constant_tensors_do_not_split(name):
     check(READS[name], one(), other=[matrix_of(3)])
     magpy.compile(READS[name], backend="eager", fullgraph=True)(torch.ones(3))
 
@@ -46,8 +46,8 @@ def test_read(name):
     ],
     ids=["rrelu", "dropout", "attention"],
 )
-def test_random_numbers_drawn_for_constants_are_no_constants(draw):
-    """The verification of operator facts found that rrelu and attention draw."""
+def test_random_results_are_not_constant(draw):
+    """Regression: the verification of operator facts found that rrelu and attention draw."""
 
     def program(x):
         return x * draw().sum().item()
@@ -98,25 +98,25 @@ def _random(x):
     return torch.zeros(3).uniform_(x.dim() - 2.0, x.dim() + 1.0)
 
 
-def _out(x):
+def _out_argument(x):
     values = torch.zeros(3)
     torch.add(x, 1, out=values)
     return values
 
 
 def _statistics(x):
-    """Batch norm does not tell torch that it writes to these."""
+    """Batch norm does not declare in its schema that it writes to these tensors."""
     mean = torch.zeros(2)
     F.batch_norm(x.view(-1, 1).expand(3, 2), mean[:], torch.ones(2), training=True)
     return mean
 
 
-WRITTEN = [_view, _data, _added, _filled, _data_before, _random, _out, _statistics]
+WRITTEN = [_view, _data, _added, _filled, _data_before, _random, _out_argument, _statistics]
 
 
 @pytest.mark.parametrize("make", WRITTEN)
 @pytest.mark.parametrize("read", [lambda t: t.sum().item(), lambda t: 1.0 if t.sum() > 0 else 2.0])
-def test_what_other_values_are_written_to_is_none(make, read):
+def test_tensors_with_written_inputs_are_not_constant(make, read):
     check_results(lambda: lambda x: x * read(make(x)), one(), one(-5.0, -6.0, -7.0))
 
 
@@ -142,5 +142,5 @@ def _through_data(x):
 
 
 @pytest.mark.parametrize("program", [_tensor_after, _array_after, _through_data])
-def test_memory_that_numpy_shares_is_not_written_to(program):
+def test_memory_shared_with_numpy_matches_eager(program):
     check_results(lambda: program, one(), one(-5.0, -6.0, -7.0))
