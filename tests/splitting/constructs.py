@@ -66,7 +66,7 @@ CONSTRUCTS = {
     "in __exit__ with an exception": (
         "class Catches{n}:\n    def __enter__(self):\n        return self\n"
         "    def __exit__(self, kind, error, trace):\n        x = torch.ones(2)\n        {b}\n"
-        "        tell((kind.__name__, str(error)))\n        return True\n---\n"
+        "        effect((kind.__name__, str(error)))\n        return True\n---\n"
         "with Catches{n}():\n    raise ValueError('own')"
     ),
     # Exceptions.
@@ -75,10 +75,10 @@ CONSTRUCTS = {
     "except": "try:\n    raise ValueError('own')\nexcept ValueError:\n    {b}",
     "except as": (
         "try:\n    raise ValueError('own')\nexcept ValueError as e{n}:\n    {b}\n"
-        "    tell(str(e{n}))"
+        "    effect(str(e{n}))"
     ),
     "except what a dynamic function raises": (
-        "try:\n    refuse({n})\nexcept ValueError as e{n}:\n    {b}\n    tell(str(e{n}))"
+        "try:\n    refuse({n})\nexcept ValueError as e{n}:\n    {b}\n    effect(str(e{n}))"
     ),
     "except what a native function raises": (
         "try:\n    {{}}['k']\nexcept KeyError as e{n}:\n    {b}\n    x = x + len(e{n}.args)"
@@ -91,14 +91,14 @@ CONSTRUCTS = {
     "except a group": (
         "try:\n    raise ExceptionGroup('g', [ValueError('own')])\nexcept* ValueError:\n    {b}"
     ),
-    "raise anew": (
+    "raise another": (
         "try:\n    try:\n        refuse({n})\n    except ValueError as e{n}:\n        {b}\n"
         "        raise KeyError('new') from e{n}\nexcept KeyError as e{n}:\n"
-        "    tell((str(e{n}), str(e{n}.__cause__)))\n    x = x + 1"
+        "    effect((str(e{n}), str(e{n}.__cause__)))\n    x = x + 1"
     ),
     "raise again": (
         "try:\n    try:\n        refuse({n})\n    except ValueError:\n        {b}\n"
-        "        raise\nexcept ValueError as e{n}:\n    tell(str(e{n}))\n    x = x + 1"
+        "        raise\nexcept ValueError as e{n}:\n    effect(str(e{n}))\n    x = x + 1"
     ),
     "finally": "try:\n    x = x + 1\nfinally:\n    {b}",
     "finally, raising": (
@@ -246,7 +246,7 @@ def wrapped(f):
         return f(*args, **kw)
     return wrapper
 """
-SPLITTING = "x = x + 1\ntell(x.shape[0])\nx = x * 2"
+SPLITTING = "x = x + 1\neffect(x.shape[0])\nx = x * 2"
 
 
 def program(*names: str, splitting: str = SPLITTING) -> str:

@@ -484,7 +484,7 @@ def f(a, /, b, *args, c=1, **kw):
 def main():
     return f(1, 2, 3, z=4)
 """,
-    "a class made inside": """
+    "a new class": """
 def main():
     base = effect(object)
     class Inner(base):
@@ -518,7 +518,7 @@ def main():
 # the reasons.
 UNRESUMABLE = {
     "a generator inside": ("is a generator or coroutine", "native code lies between"),
-    "a class made inside": ("is the body of a class", "native code lies between"),
+    "a new class": ("is the body of a class", "native code lies between"),
     "operators that defer to the other operand": ("native code lies between",),  # object.__ne__
     "match": ("native code lies between",),  # effect() calls repr
 }

@@ -18,7 +18,7 @@ LOG = []
 _NUMBERS = itertools.count()
 
 
-def tell(value):
+def effect(value):
     """A dynamic function."""
     LOG.append(value)
     return len(LOG)
@@ -31,7 +31,11 @@ def refuse(value):
 
 
 def load(text, **further):
-    names = {"tell": magpy.disable(tell), "refuse": magpy.disable(refuse), "__name__": "program"}
+    names = {
+        "effect": magpy.disable(effect),
+        "refuse": magpy.disable(refuse),
+        "__name__": "program",
+    }
     names.update(further)
     name = f"<construct {next(_NUMBERS)}>"
     exec(compile(text, name, "exec"), names)
@@ -135,7 +139,7 @@ def raised_by_a_dynamic_function(x, kind):
     except ValueError as error:
         show()
         x = x * 3
-        tell(str(error))
+        effect(str(error))
     except (KeyError, OSError) as error:
         x = x * 5
         show()
@@ -212,7 +216,7 @@ def raised_in_a_loop(x, kind):
     return x
 
 
-opaque = magpy.disable(tell)
+opaque = magpy.disable(effect)
 HANDLING = [
     raised_by_a_dynamic_function,
     propagated_through_frames,

@@ -19,40 +19,40 @@ EXPRESSIONS = (
     "{n}",
     "({e} + {e})",
     "({n} * {i})",
-    "told({n})",
+    "logged({n})",
     "helper({e}, k={i})",
     "method(Box({n}))",
     "sum([helper({n}, k=j) for j in range({i})], {n})",
-    "torch.stack([told({n} + j) for j in range(2)]).sum(0)",
-    "(lambda v: told(v) + {n})({e})",
+    "torch.stack([logged({n} + j) for j in range(2)]).sum(0)",
+    "(lambda v: logged(v) + {n})({e})",
     "[{n}, {e}][{i} % 2]",
     "{{'a': {n}, 'b': {e}}}['a']",
-    "({n} if {n}.sum() > {i} else told({e}))",
+    "({n} if {n}.sum() > {i} else logged({e}))",
     "next(parts({n}))",
 )
 STATEMENTS = (
     "{n} = {e}",
-    "tell({n})",
-    "state['count'] += 1; tell(state['count'])",
+    "effect({n})",
+    "state['count'] += 1; effect(state['count'])",
     "log.append({i})",
-    "state['kept'] = {n}; tell('kept')",
+    "state['kept'] = {n}; effect('kept')",
     "box.value = {e}",
     "{n} = {n} + box.value",
     "refuse({n})",
     "if {n}.sum() > {i}:\n{b}\nelse:\n{b}",
     "if state['count'] > {i}:\n{b}",
-    "for j in range({i}):\n    tell(j)\n{b}",
-    "for item, other in zip([{n}, {e}], (1.0, 2.0)):\n    {n} = item * other\n    tell(other)\n{b}",
-    "while {n}.sum() > 2 and state['rounds'] < 3:\n    state['rounds'] += 1\n{b}",
-    "try:\n{b}\nexcept ValueError as error:\n    tell(str(error))\n{b}\nfinally:\n    tell('f')",
+    "for j in range({i}):\n    effect(j)\n{b}",
+    "for v, f in zip([{n}, {e}], (1.0, 2.0)):\n    {n} = v * f\n    effect(f)\n{b}",
+    "while {n}.sum() > 2 and state['steps'] < 3:\n    state['steps'] += 1\n{b}",
+    "try:\n{b}\nexcept ValueError as e:\n    effect(str(e))\n{b}\nfinally:\n    effect('f')",
     "try:\n    refuse({n})\nexcept ValueError:\n    {n} = {n} + 1\nelse:\n{b}",
     "with torch.no_grad():\n{b}",
     "with Quiet('q') as q:\n{b}",
     "with noted('g'):\n{b}",
     "return {e}",
-    "continue_ = [told(v) for v in ({n}, {e})]",
+    "continue_ = [logged(v) for v in ({n}, {e})]",
     "raise ValueError('own')",
-    "def inner(v):\n    tell('inner')\n    return v + {n}\n{n} = inner({e})",
+    "def inner(v):\n    effect('inner')\n    return v + {n}\n{n} = inner({e})",
 )
 
 
@@ -64,12 +64,12 @@ def programs(draw):
     return f"""
 class Box:
     def __init__(self, value):
-        self.value = told(value)
+        self.value = logged(value)
 class Quiet:
     def __init__(self, name):
         self.name = name
     def __enter__(self):
-        tell("enter " + self.name)
+        effect("enter " + self.name)
         return self
     def __exit__(self, kind, value, trace):
         log.append(f"exit {{self.name}} {{kind and kind.__name__}}")
@@ -80,12 +80,12 @@ def noted(name):
     try:
         yield name
     finally:
-        tell("end")
+        effect("end")
 def parts(x):
     for factor in (1, 2):
-        yield told(x * factor)
+        yield logged(x * factor)
 def helper(x, *, k=0):
-    return told(x) + k
+    return logged(x) + k
 def method(box):
     return box.value * 2
 def program(x):
@@ -104,26 +104,26 @@ class IsolatedProgram:
     """The program with state of its own."""
 
     def __init__(self, text, fails):
-        self.log, self.state = [], {"count": 0, "rounds": 0, "kept": None}
+        self.log, self.state = [], {"count": 0, "steps": 0, "kept": None}
         self.calls = 0
 
-        def tell(value):
-            self.log.append(("tell", plain(value), plain(self.state["kept"])))
+        def effect(value):
+            self.log.append(("effect", plain(value), plain(self.state["kept"])))
             return len(self.log)
 
-        def told(value):
-            tell(value)
+        def logged(value):
+            effect(value)
             return value
 
         def refuse(value):
             self.calls += 1
-            tell("refuse")
+            effect("refuse")
             if self.calls % fails == 0:
                 raise ValueError(f"refused {plain(value)}")
 
         names = {
             "torch": torch, "contextlib": contextlib, "log": self.log, "state": self.state,
-            "tell": magpy.disable(tell), "told": magpy.disable(told),
+            "effect": magpy.disable(effect), "logged": magpy.disable(logged),
             "refuse": magpy.disable(refuse), "__name__": "program",
         }  # fmt: skip
         name = f"<split program {id(self)}>"

@@ -395,7 +395,7 @@ SWEPT = (
 
 
 @pytest.mark.full
-def test_every_check_behind_a_split_and_of_a_lifted_value_matters(tmp_path):
+def test_every_check_after_a_split_and_of_a_lifted_value_matters(tmp_path):
     tests = Path(__file__).parents[2]
     paths = [str(tests / name) for name in SWEPT]
     root = tests.parent
