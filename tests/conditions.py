@@ -21,7 +21,7 @@ from magpy_like.synthesis.guard.conditions import Condition, Kind, Part
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
 from magpy_like.synthesis.guard.lifted_conditions import LiftedConditions
 from magpy_like.synthesis.guard.size_conditions import MAX_SIZE
-from magpy_like.synthesis.mock import early_checks
+from magpy_like.synthesis.mock import speculation_checks
 from magpy_like.synthesis.shared_graphs import CompiledGraph
 from tests.promises import Promise
 
@@ -197,7 +197,7 @@ def _see(number: int) -> Callable[[bool], bool]:
     return seen
 
 
-_synthesise, _check_function = Dispatcher.synthesise, early_checks._check_function
+_synthesise, _check_function = Dispatcher.synthesise, speculation_checks._check_function
 _try_guard, _compile = RecordCache.try_guard, GraphBackend.compile
 _run_after_failure = Dispatcher._run_after_failure
 _note_misspeculation = Dispatcher._note_misspeculation
@@ -266,7 +266,7 @@ def noted(run: Run) -> Iterator[None]:
             (guard_builder, "GuardWriter", _NumberingWriter),
             (guard_builder, "LiftedConditions", _NumberingLiftedConditions),
             (record, "MockBuilder", _MockBuilder),
-            (early_checks, "_check_function", _check_function_noted),
+            (speculation_checks, "_check_function", _check_function_noted),
             (Dispatcher, "synthesise", _synthesise_noted),
             (RecordCache, "try_guard", _try_noted),
             (Dispatcher, "_run_after_failure", _run_after_noted),

@@ -1,12 +1,12 @@
 """Facts about code objects, computed from their bytecode alone, for Python 3.11 and 3.12.
 
 ``supported_versions``: refuses other interpreters on import
-``per_code``: a cache for facts about code objects
+``per_code_cache``: a cache for facts about code objects
 ``instruction_stream``: instructions with offsets, jump targets and stack effects
 ``exception_table``: the exception table, decoded and encoded
-``operand_kinds``: the kinds of the entries on the operand stack
+``stack_entry_kinds``: the kinds of the entries on the operand stack
 ``live_locals``: live local variables
 ``local_uses``: locals followed from their loads to the instructions that use them
 ``post_dominators``: join points of branches, and reachability
-``code_facts``: other facts: cleanup in generators, in-place operators, keyword names
+``instruction_facts``: other facts: cleanup in generators, in-place operators, keyword names
 """

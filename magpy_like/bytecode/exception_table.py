@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import CodeType
 
 from magpy_like.bytecode.instruction_stream import Instruction
-from magpy_like.bytecode.per_code import per_code
+from magpy_like.bytecode.per_code_cache import per_code
 
 
 @dataclass(frozen=True, slots=True)

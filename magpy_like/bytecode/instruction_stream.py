@@ -9,7 +9,7 @@ import dis
 from dataclasses import dataclass
 from types import CodeType
 
-from magpy_like.bytecode.per_code import per_code
+from magpy_like.bytecode.per_code_cache import per_code
 
 
 @dataclass(frozen=True, slots=True)

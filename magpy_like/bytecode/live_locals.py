@@ -7,8 +7,8 @@ from types import CodeType
 from magpy_like.bytecode.exception_table import handler_of
 from magpy_like.bytecode.instruction_stream import instruction_list, instructions
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
-from magpy_like.bytecode.operand_kinds import stack_kinds
-from magpy_like.bytecode.per_code import per_code
+from magpy_like.bytecode.per_code_cache import per_code
+from magpy_like.bytecode.stack_entry_kinds import stack_kinds
 
 # The instructions that read a slot, or its cell, before they write to it.
 _READS = frozenset(

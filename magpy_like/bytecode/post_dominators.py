@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import CodeType
 
 from magpy_like.bytecode.instruction_stream import Instruction, instruction_list, instructions
-from magpy_like.bytecode.per_code import per_code
+from magpy_like.bytecode.per_code_cache import per_code
 
 RETURN = -1
 """In place of an offset: the end of the frame, at any of its returns."""

@@ -3,16 +3,18 @@
 It knows nothing of capture: any captured graph will do, Dynamo's too. In the order of the flow:
 
 ``compile_fx``: from a captured graph to a callable, with all fallbacks to ATen
-``graph_parts``: partitioning of graphs with control flow; ``varying_inputs``: their sizes
+``graph_partition``: partitioning of graphs with control flow
+``inferred_dynamic_sizes``: dynamic sizes of their parts
 ``runtime_scalars``, ``unbacked_symbols``: float and size arguments; data-dependent sizes
-``decompositions/``: operators in terms of simpler ones (section 4.1)
+``decompositions/``: operators in terms of simpler ones (section 4.2)
 ``autograd/``: AOTAutograd, forward and backward graphs, saved tensors (section 3.9)
-``passes/``: graph passes, before and after autograd (section 4.2)
+``passes/``: graph passes, before and after autograd
 ``lowering/``, ``ir/``: ATen operators as loop nests; the loop IR (section 4.3)
 ``scheduling/``: fusion, order, memory planning (section 4.4)
 ``codegen/``: C++ (section 4.6), Triton (section 4.5), and the Python launcher (section 4.7)
-``build``: print, compile, load, or find compiled; ``runtime/``: caches, loaded kernels
-``trace``, ``ir_text``: every stage as a file; ``compiler_errors``: errors and the fallback warning
+``kernel_build``: print, compile, load, or find compiled; ``runtime/``: caches, loaded kernels
+``stage_trace``, ``ir_text``: every stage as a file
+``compiler_errors``: errors and the fallback warning
 """
 
 from __future__ import annotations

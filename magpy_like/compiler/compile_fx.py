@@ -17,28 +17,28 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from magpy_like.compiler import build, ir_text, passes, runtime_scalars
+from magpy_like.compiler import ir_text, kernel_build, passes, runtime_scalars
 from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
 from magpy_like.compiler.autograd.overwritten_saved_values import may_overwrite_saved_tensors
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
-from magpy_like.compiler.codegen.launcher.launcher import Launcher
+from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
-from magpy_like.compiler.graph_parts import compile_in_parts, make_interpreter
+from magpy_like.compiler.graph_partition import compile_in_parts, make_interpreter
+from magpy_like.compiler.lowering.aten_graph_properties import assumptions, find_shape_env
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.lowering.traced_graph import assumptions, find_shape_env
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
-from magpy_like.compiler.trace import Trace, open_trace
+from magpy_like.compiler.stage_trace import Trace, open_trace
 from magpy_like.compiler.unbacked_symbols import DATA_DEPENDENT_ERRORS, make_sizes_symbolic
 from magpy_like.disk_cache import cpp_compiler
+from magpy_like.graph_operators.checkpoint_batch_norm import StatisticsUpdateUnsupported
 from magpy_like.graph_operators.checkpoint_operator import (
     inline_checkpoints,
     mark_eager_checkpoints,
 )
-from magpy_like.graph_operators.checkpoint_statistics import StatisticsUpdateUnsupported
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.aot_autograd import LazyGraphModule
@@ -188,7 +188,7 @@ def _compile_captured(
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = inline_checkpoints(captured)
     gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
-    cached = build.find_captured(key) if key is not None else None
+    cached = kernel_build.find_captured(key) if key is not None else None
     if cached is not None:
         _, restore = _flatten_outputs(gm)
         return without_grad(cached) if restore is None else _then(without_grad(cached), restore)
@@ -304,8 +304,8 @@ def _interpret_if_possible(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]
 
 
 def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]], Any]:
-    key = build.key(gm, kind, trace)
-    found = None if key is None else build.find(key, gm, kind)
+    key = kernel_build.key(gm, kind, trace)
+    found = None if key is None else kernel_build.find(key, gm, kind)
     if found is not None:
         return found
     stage = "aten_backward" if kind == "backward" else "aten_forward"
@@ -325,8 +325,8 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         schedule = Scheduler(graph).run()
         for work in schedule.steps:
             if isinstance(work, Kernel):
-                build.adapt_plan(work, graph)
+                kernel_build.adapt_plan(work, graph)
         steps = plan_memory(graph, schedule)
     trace.write("schedule", f"{kind}.txt", lambda: ir_text.format_schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
-    return build.build(Launcher(graph, steps), kernels, graph, kind, trace, key)
+    return kernel_build.build(Launcher(graph, steps), kernels, graph, kind, trace, key)

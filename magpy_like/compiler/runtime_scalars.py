@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.compiler.codegen.launcher.launcher import AssumptionFailed
+from magpy_like.compiler.codegen.launcher import AssumptionFailed
 from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 
 Call = Callable[..., Any]

@@ -27,8 +27,8 @@ from magpy_like.control_flow.paths.captured_frames import capture_state, check_r
 from magpy_like.control_flow.paths.frame_locations import OperatorOutput
 from magpy_like.control_flow.paths.isolated_paths import PathOptions
 from magpy_like.control_flow.paths.operator_results import Result
-from magpy_like.control_flow.paths.operator_tools import OperatorTools
 from magpy_like.control_flow.paths.path_ends import PathEnd, begin_branch
+from magpy_like.control_flow.paths.shared_parts import OperatorTools
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
@@ -42,7 +42,7 @@ from magpy_like.split_points import BranchNotMergeable, LoopNotMergeable, Split,
 from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
-from magpy_like.splitting.single_instruction import CONDITIONAL_JUMPS
+from magpy_like.splitting.native_instruction import CONDITIONAL_JUMPS
 
 _log = topic("splits")
 

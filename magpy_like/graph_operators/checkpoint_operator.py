@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from magpy_like.graph_operators.checkpoint_statistics import Update, update_on_recompute
+from magpy_like.graph_operators.checkpoint_batch_norm import Update, update_on_recompute
 from magpy_like.graph_operators.control_operators import may_write
 from magpy_like.graph_operators.node_metadata import (
     AS_IS,

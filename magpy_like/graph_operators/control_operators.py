@@ -1,8 +1,8 @@
 """Control flow in graphs: operators of branches and loops, their semantics in Python, predicates.
 
 ``cond`` and ``while_loop`` are those of ``torch.ops.higher_order``; ``for_loop`` and
-``for_loop_with_exits`` are defined here. :mod:`magpy_like.compiler.graph_parts` compiles a graph
-that contains them.
+``for_loop_with_exits`` are defined here. :mod:`magpy_like.compiler.graph_partition` compiles a
+graph that contains them.
 
 Operators that no backend compiles faithfully (a custom autograd function that reads a tensor's
 value, ``checkpoint``) have ``as_is`` in their ``meta``, and run as they were recorded.

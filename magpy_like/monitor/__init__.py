@@ -8,8 +8,9 @@
 ``objects``: reads, inspections and changes of Python objects.
 ``operator_graph``: the operator graph and the tensors on it.
 ``symbolic``: lifted values, expressions and the symbolic twin.
-``torch_state``: modes, devices, random draws and the autograd graph.
-``effects``: effects beyond the RefGraph, which the mock reproduces.
+``torch_state``: modes, devices and the autograd graph.
+``random_draws``: random numbers of Python and NumPy, which the mock draws again.
+``replayed_effects``: effects beyond the RefGraph, which the mock reproduces.
 ``process_state``: state of the process and of torch that the program reads.
 ``region_entry``: entering the compiled region.
 ``entering_frames``: which frames are followed, and what a record relies on for their functions.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from magpy_like.bytecode.code_facts import in_place_reads, keyword_names
-from magpy_like.monitor.calls import replayed_calls
+from magpy_like.bytecode.instruction_facts import in_place_reads, keyword_names
+from magpy_like.monitor.calls import warning_and_log_calls
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.isolation import Isolation
 from magpy_like.monitor.object_replacement import OriginalNumbers
@@ -17,7 +17,7 @@ from magpy_like.monitor.suspension import Suspension
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.lifted_flags import LiftedFlags
 from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
-from magpy_like.monitor.symbolic.variation import Variation
+from magpy_like.monitor.symbolic.values_to_lift import Variation
 from magpy_like.monitor.torch_state import tensor_attributes
 from magpy_like.native import Monitor
 
@@ -54,7 +54,7 @@ class Context:
         """The frame of the last reported event."""
         self.root_frame: types.FrameType | None = None
         """The compiled function's own frame."""
-        self.replacement_call: replayed_calls.Call | None = None
+        self.replacement_call: warning_and_log_calls.Call | None = None
         """The call to make in place of the one that is about to run."""
         self.compiling_read = False
         """Whether the program has read that it is being compiled."""

@@ -19,7 +19,7 @@ import torch
 import torch.utils.weak
 
 from magpy_like.annotation import RelationKind
-from magpy_like.bytecode.code_facts import resume_offset
+from magpy_like.bytecode.instruction_facts import resume_offset
 from magpy_like.monitor.calls import compiled_callees, polyfills, special_methods
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.finalizers import WEAK_CONTAINERS

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import Annotation, RelationKind
-from magpy_like.monitor.calls.operator_calls import BINARY, IN_PLACE
+from magpy_like.monitor.calls.python_operators import BINARY, IN_PLACE
 from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_relation
 from magpy_like.monitor.objects.containers import CONTAINERS, cell_at
 from magpy_like.monitor.objects.finalizers import defines_destructor

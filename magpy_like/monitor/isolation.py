@@ -11,7 +11,7 @@ from magpy_like.monitor.isolated_runs import BranchRun, IsolatedRun, isolated_fi
 from magpy_like.native import Monitor
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.calls.checkpointed_functions import CheckpointCall
+    from magpy_like.monitor.calls.checkpoint_calls import CheckpointCall
     from magpy_like.monitor.context import Context
 
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.effects import Effects
 from magpy_like.monitor.object_replacement import OriginalNumbers
+from magpy_like.monitor.objects.external_reads import ExternalReads
 from magpy_like.monitor.objects.inspections import Inspections
 from magpy_like.monitor.objects.mutations import Mutations
-from magpy_like.monitor.objects.outside_reads import OutsideReads
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.constant_tensors import ConstantTensors
 from magpy_like.monitor.operator_graph.graph_values import GraphValues
@@ -27,8 +26,9 @@ from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_sizes import TensorSizes
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.process_state import ProcessState
+from magpy_like.monitor.replayed_effects import Effects
 from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
-from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
+from magpy_like.monitor.symbolic.values_to_lift import NOTHING_VARIES, Variation
 from magpy_like.refgraph import RefGraph
 from magpy_like.split_points import SourcePosition, SplitPoint
 
@@ -95,7 +95,7 @@ class Recording:
         self.sizes = TensorSizes(self.variables, self.operators)
         self.graph = GraphValues(self.variables, self.operators, self.running, self.writes)
         self.effects = Effects()
-        self.reads = OutsideReads(
+        self.reads = ExternalReads(
             self.refs, self.variables, self.running, self.writes, self.sizes, self.effects,
             self.lifted,
         )  # fmt: skip

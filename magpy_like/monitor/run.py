@@ -16,13 +16,13 @@ from typing import Any
 import torch
 import torch.utils.weak
 
-from magpy_like.bytecode.code_facts import current_opname
+from magpy_like.bytecode.instruction_facts import current_opname
 from magpy_like.logs import topic
 from magpy_like.monitor.calls import native_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
+from magpy_like.monitor.calls.conversion_results import is_passed_through
 from magpy_like.monitor.calls.operator_closures import refuse
-from magpy_like.monitor.calls.passthrough_results import is_passed_through
-from magpy_like.monitor.calls.replayed_calls import innermost_program_frame
+from magpy_like.monitor.calls.warning_and_log_calls import innermost_program_frame
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.instructions.rule_table import WHEN, Rules, load_rules
@@ -39,7 +39,7 @@ from magpy_like.monitor.region_entry import enable_instruction_events, traceable
 from magpy_like.monitor.suspension import CollectionSuspension
 from magpy_like.monitor.symbolic.lists.graph_lists import inspected_lists
 from magpy_like.monitor.symbolic.numbers.lifted_number_rules import LIFTED_NUMBER_RULES
-from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
+from magpy_like.monitor.symbolic.values_to_lift import NOTHING_VARIES, Variation
 from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.native import (
     Monitor,

@@ -4,8 +4,8 @@ Python version and source.
 ``monitor.cpp``: trace hook, operand stacks and frames.
 ``stack_depth.h``: the depth of the operand stack at an instruction.
 ``guards.cpp``: checks of guards on tensors, attributes and watched dictionaries.
-``keys.cpp``: order and stored hashes of dictionaries and sets.
-``dispatch.cpp``: the count of operators that torch dispatches.
+``container_keys.cpp``: order and stored hashes of dictionaries and sets.
+``operator_count.cpp``: the count of operators that torch dispatches.
 ``instance_checks``: an ``isinstance`` that runs no code of the program.
 """
 
@@ -78,13 +78,13 @@ StateCheck = _guards.StateCheck
 attribute = _guards.attribute
 lacks = _guards.lacks
 
-_keys = build("keys", source_of("keys"))
+_keys = build("keys", source_of("container_keys"))
 
 ordered_keys = _keys.ordered_keys
 stored_hashes = _keys.stored_hashes
 dict_of = _keys.dict_of
 
-_dispatch = build("dispatch", source_of("dispatch"), *WITH_TORCH)
+_dispatch = build("dispatch", source_of("operator_count"), *WITH_TORCH)
 
 start_counting = _dispatch.start
 stop_counting = _dispatch.stop

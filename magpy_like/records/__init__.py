@@ -5,11 +5,11 @@
 - ``record_cache``: its records, and the search for one that matches
 - ``monitored_call``: a call that misses, run under the monitor
 - ``segments``: the monitored run cut into segments, each with a record
-- ``program_state``: continuations of a program, and state that they share
+- ``program_continuations``: continuations of a program, and state that they share
 - ``miss_analysis``: values that varied between calls are lifted
 - ``fast_paths``: speculation and merged branches, until a run disproves them
 - ``eager_switch``: when a function runs eagerly for good
-- ``graph_backend``, ``backends``: compilation of operator graphs
+- ``graph_backend``, ``backend_names``: compilation of operator graphs
 - ``foreign_tracing``: others that trace or transform the program's operators
 - ``explain``: the report of one run
 """

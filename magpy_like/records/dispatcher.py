@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
-from magpy_like.compiler.graph_parts import make_interpreter
+from magpy_like.compiler.graph_partition import make_interpreter
 from magpy_like.config import config
 from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.variation import Variation, argument_path
+from magpy_like.monitor.symbolic.values_to_lift import Variation, argument_path
 from magpy_like.native import call_as_caller
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records import explain
@@ -24,7 +24,7 @@ from magpy_like.records.graph_backend import GraphBackend
 from magpy_like.records.interface import CacheInfo, Explanation
 from magpy_like.records.miss_analysis import Limits, Varying
 from magpy_like.records.monitored_call import MonitoredCall
-from magpy_like.records.program_state import ProgramState
+from magpy_like.records.program_continuations import ProgramState
 from magpy_like.records.record_cache import RecordCache
 from magpy_like.split_points import (
     BranchRefused,

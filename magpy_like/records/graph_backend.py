@@ -13,12 +13,16 @@ from magpy_like.compiler.autograd.overwritten_saved_values import (
     find_nonleaf_inputs,
     may_overwrite_saved_tensors,
 )
-from magpy_like.compiler.graph_parts import compile_in_parts, eager_under_autograd, make_interpreter
+from magpy_like.compiler.graph_partition import (
+    compile_in_parts,
+    eager_under_autograd,
+    make_interpreter,
+)
 from magpy_like.graph_operators.checkpoint_operator import mark_eager_checkpoints
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.logs import topic
-from magpy_like.records.backends import RELIABLE, resolve_backend
-from magpy_like.records.program_state import ProgramState
+from magpy_like.records.backend_names import RELIABLE, resolve_backend
+from magpy_like.records.program_continuations import ProgramState
 from magpy_like.synthesis.mock.unused_results import compile_with_unused_results
 from magpy_like.synthesis.shared_graphs import CompiledGraph, compile_assumptions
 from magpy_like.torch_compat.operators import make_dual, unpack_dual

@@ -15,7 +15,7 @@ import torch
 from magpy_like.config import config
 from magpy_like.errors import DynamicDimensionError
 from magpy_like.monitor.symbolic.dynamic_marks import has_marked_tensors, marked_dimensions
-from magpy_like.monitor.symbolic.variation import Path, Variation
+from magpy_like.monitor.symbolic.values_to_lift import Path, Variation
 from magpy_like.synthesis.guard.expected_values import differences, other_lengths
 from magpy_like.synthesis.record import Record
 

@@ -24,7 +24,7 @@ from magpy_like.monitor.objects.finalizers import find_observed, has_destructor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import distinct_copy, is_liftable
-from magpy_like.monitor.symbolic.variation import argument_path
+from magpy_like.monitor.symbolic.values_to_lift import argument_path
 from magpy_like.monitor.torch_state import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand

@@ -2,12 +2,12 @@
 
 - ``shadow_node``: ShadowNode, ShadowVersion, Relation: one variable and its edges
 - ``ref_graph``: RefGraph and its update rules
-- ``node_search``: Algorithm 1, the nodes of guard and mock
+- ``guard_and_mock_nodes``: Algorithm 1, the nodes of guard and mock
 - ``plain_values``: values without identity, and queries of objects that call no code of theirs
 - ``rendering``: a RefGraph as text, and for Graphviz
 """
 
-from magpy_like.refgraph.node_search import get_guard_nodes, get_mock_nodes
+from magpy_like.refgraph.guard_and_mock_nodes import get_guard_nodes, get_mock_nodes
 from magpy_like.refgraph.ref_graph import ABSENT, EXTERNAL, RefGraph
 from magpy_like.refgraph.shadow_node import (
     MRO,

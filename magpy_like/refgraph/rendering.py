@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magpy_like.annotation.schema import RelationKind
-from magpy_like.refgraph.node_search import get_guard_nodes, get_mock_nodes
+from magpy_like.refgraph.guard_and_mock_nodes import get_guard_nodes, get_mock_nodes
 from magpy_like.refgraph.ref_graph import ABSENT, EXTERNAL, RefGraph
 from magpy_like.refgraph.shadow_node import Relation, ShadowNode, ShadowVersion
 

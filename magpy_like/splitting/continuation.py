@@ -10,6 +10,7 @@ from typing import Any
 
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.splitting.continuation_functions import run_chain
 from magpy_like.splitting.frame_layout import Layout, UnresumableState
 from magpy_like.splitting.frame_state import (
     FrameState,
@@ -19,9 +20,8 @@ from magpy_like.splitting.frame_state import (
     origins,
     pushes_two_entries,
 )
+from magpy_like.splitting.native_instruction import EXECUTABLE_INSTRUCTIONS
 from magpy_like.splitting.pending_instructions import suspend
-from magpy_like.splitting.resumption import run_chain
-from magpy_like.splitting.single_instruction import EXECUTABLE_INSTRUCTIONS
 
 
 class Continuation:
@@ -92,7 +92,7 @@ def active_frames(
 
 def state_after(state: FrameState, frame: FrameType) -> FrameState:
     """The state of the innermost frame after its instruction, equal to the result of
-    :func:`~magpy_like.splitting.single_instruction.execute_instruction`.
+    :func:`~magpy_like.splitting.native_instruction.execute_instruction`.
 
     Raises:
         UnresumableState: the instruction has left a state that no continuation can be given.

@@ -21,7 +21,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
 from magpy_like.splitting.frame_layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.splitting.frame_state import has_handler, line_of, pushes_two_entries
-from magpy_like.splitting.single_instruction import (
+from magpy_like.splitting.native_instruction import (
     CONDITIONAL_JUMPS,
     OPERAND_INSTRUCTIONS,
     Raised,

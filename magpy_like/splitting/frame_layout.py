@@ -20,7 +20,7 @@ from typing import Any
 
 from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.live_locals import live_locals
-from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
+from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.monitor.objects.finalizers import may_keep_alive
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.bytecode.exception_table import handler_of
 from magpy_like.bytecode.instruction_stream import Instruction, instructions, stack_effect
 from magpy_like.bytecode.live_locals import slot_count
-from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
+from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.native import NULL, frame_function, frame_locals, frame_stack
 from magpy_like.native.instance_checks import is_instance
 

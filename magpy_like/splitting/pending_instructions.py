@@ -30,8 +30,8 @@ from magpy_like.splitting.frame_state import (
     pushes_two_entries,
     unresumable_reason,
 )
+from magpy_like.splitting.pending_binary_operators import pending_binary, pending_comparison
 from magpy_like.splitting.pending_calls import pending_call, pending_call_function_ex
-from magpy_like.splitting.pending_operators import pending_binary, pending_comparison
 
 
 def suspend(states: Sequence[FrameState]) -> list[FrameState] | str:

@@ -13,11 +13,11 @@ from types import CodeType, GeneratorType
 from typing import Any
 
 from magpy_like.bytecode.instruction_stream import instruction_list
-from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
+from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.native import frame_function, frame_locals, frame_operands
+from magpy_like.splitting.continuation_functions import build_resumption, build_started_generator
 from magpy_like.splitting.frame_layout import FrameLayout, build_frame, lay_out_frame
 from magpy_like.splitting.frame_state import FrameState
-from magpy_like.splitting.resumption import build_resumption, build_started_generator
 
 
 def capture_generator(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.calls.operator_calls import OPERATORS
+from magpy_like.monitor.calls.python_operators import OPERATORS
 from magpy_like.monitor.symbolic.expressions import (
     Address,
     Computed,

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from magpy_like.compiler import build, dynamo_backend
+from magpy_like.compiler import dynamo_backend, kernel_build
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.lowering.graph_lowering import Graph
@@ -81,7 +81,7 @@ def schedule(function: Callable[..., Any], *args: Any) -> Schedule:
     # A graph in the disk cache would not be scheduled.
     with (
         mock.patch.object(Scheduler, "run", run),
-        mock.patch.object(build, "find", lambda *args: None),
+        mock.patch.object(kernel_build, "find", lambda *args: None),
         torch.no_grad(),
     ):
         compiled(function)(*args)
@@ -105,7 +105,7 @@ def aten_fallbacks(function: Callable[..., Any], *args: Any) -> list[str]:
 
     with (
         mock.patch.object(Graph, "run", run),
-        mock.patch.object(build, "find", lambda *args: None),
+        mock.patch.object(kernel_build, "find", lambda *args: None),
         torch.no_grad(),
     ):
         compiled(function)(*args)

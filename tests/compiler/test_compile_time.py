@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from magpy_like.compiler import build
+from magpy_like.compiler import kernel_build
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.loop_ir import Box
@@ -63,10 +63,12 @@ def test_mutation_visits_readers_of_its_memory_only():
 def test_functions_are_distributed_by_size():
     functions = [("big", "x" * 50_000, []), *((f"k{n}", "x" * 5_000, []) for n in range(10))]
     with mock.patch("os.sched_getaffinity", return_value={0, 1}):
-        units = build._balance_units(functions)
+        units = kernel_build._balance_units(functions)
         assert [sum(len(text) for _, text, _ in share) for share in units] == [50_000, 50_000]
-        assert len(build._balance_units(functions[1:3])) == 1  # too little for a second process
-        assert build._balance_units([]) == []
+        assert (
+            len(kernel_build._balance_units(functions[1:3])) == 1
+        )  # too little for a second process
+        assert kernel_build._balance_units([]) == []
 
 
 @pytest.mark.parametrize(

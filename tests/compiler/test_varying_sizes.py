@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-from magpy_like.compiler import build, compile_fx
+from magpy_like.compiler import compile_fx, kernel_build
+from magpy_like.compiler.codegen import launcher
 from magpy_like.compiler.codegen.cpp import cpp_printer
-from magpy_like.compiler.codegen.launcher import launcher
 from tests.compare import assert_same
 from tests.compiler.programs import tensors
 from tests.seeding import seed
@@ -121,9 +121,9 @@ def test_sizes_as_numbers_equal_eager():
 
 
 def test_each_size_is_computed_once_per_call(monkeypatch):
-    sources, define = [], build.define
+    sources, define = [], kernel_build.define
     monkeypatch.setattr(
-        build, "define", lambda text, names: sources.append(text) or define(text, names)
+        kernel_build, "define", lambda text, names: sources.append(text) or define(text, names)
     )
 
     def function(x):
@@ -170,7 +170,9 @@ def test_interior_windows_of_varying_images_are_not_masked(monkeypatch):
     monkeypatch.setattr(
         cpp_printer, "print_unit", lambda unit: texts.append(print_unit(unit)) or texts[-1]
     )
-    monkeypatch.setattr(build, "key", lambda gm, kind, trace: None)  # bypasses the disk cache
+    monkeypatch.setattr(
+        kernel_build, "key", lambda gm, kind, trace: None
+    )  # bypasses the disk cache
 
     def function(x):
         return F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 7, 1, 3)

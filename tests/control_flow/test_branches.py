@@ -13,7 +13,7 @@ import magpy_like as magpy
 from magpy_like.bytecode.instruction_stream import instruction_list
 from magpy_like.bytecode.post_dominators import RETURN, join_point
 from magpy_like.monitor.isolation import Isolation
-from magpy_like.splitting.single_instruction import CONDITIONAL_JUMPS
+from magpy_like.splitting.native_instruction import CONDITIONAL_JUMPS
 from tests.compare import assert_same
 from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
 from zoo import ZOO

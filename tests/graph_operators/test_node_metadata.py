@@ -6,7 +6,7 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import magpy_like as magpy
-from magpy_like.compiler import build, passes
+from magpy_like.compiler import kernel_build, passes
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.graph_operators import node_metadata
 from magpy_like.graph_operators.node_metadata import DECLARED, NUMBER, TWIN, undeclared
@@ -96,7 +96,7 @@ def found(monkeypatch):
     monkeypatch.setattr(passes, "run", checked_run)
     monkeypatch.setattr(passes, "run_captured", checked_run_captured)
     # Without caches of graphs: a cached one does not go through the passes.
-    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(kernel_build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
     return problems, seen
 

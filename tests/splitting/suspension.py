@@ -14,15 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from magpy_like.native import frame_stack
+from magpy_like.splitting.continuation_functions import run_chain
 from magpy_like.splitting.frame_state import capture, is_restoring
-from magpy_like.splitting.pending_instructions import suspend
-from magpy_like.splitting.resumption import run_chain
-from magpy_like.splitting.single_instruction import (
+from magpy_like.splitting.native_instruction import (
     CONDITIONAL_JUMPS,
     OPERAND_INSTRUCTIONS,
     Raised,
     execute_instruction,
 )
+from magpy_like.splitting.pending_instructions import suspend
 
 FILE = "<program>"
 WORKER = ThreadPoolExecutor(1)

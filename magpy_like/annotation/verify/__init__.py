@@ -6,6 +6,7 @@ with other values for the parts that it claims not to read, and with its inputs 
 
 - ``verification``: all operations of a table, each in a child process
 - ``claim_checks``: one check for each kind of claim
+- ``fact_checks``: the same for facts of operators
 - ``output_relations``: checks of relations between inputs and outputs
 - ``samples``: sample inputs of an operation
 - ``value_variation``: other values for the parts that an operation does not read

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.passes.graph_queries import aten, insert, is_interchangeable, value
-from magpy_like.graph_operators.checkpoint_statistics import update_on_recompute
+from magpy_like.graph_operators.checkpoint_batch_norm import update_on_recompute
 from magpy_like.torch_compat.operators import OperatorBase, OpOverloadPacket
 from magpy_like.torch_compat.symbolic_expressions import PythonReferenceAnalysis, sympy_interp
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK

@@ -28,7 +28,7 @@ from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
 )
-from magpy_like.graph_operators.checkpoint_statistics import (
+from magpy_like.graph_operators.checkpoint_batch_norm import (
     CheckpointStatistics,
     StatisticsUpdateUnsupported,
     append_auxiliary_inputs,

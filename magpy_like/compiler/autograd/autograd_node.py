@@ -25,7 +25,7 @@ from magpy_like.compiler.autograd.double_backward import (
     run_eager_backward,
     save_call_arguments,
 )
-from magpy_like.graph_operators.checkpoint_statistics import (
+from magpy_like.graph_operators.checkpoint_batch_norm import (
     CheckpointStatistics,
     find_executed_inputs,
 )

@@ -1,5 +1,5 @@
-"""Code generation: kernels in C++ and Triton, and the launcher that calls them (PyTorch 2, 4.4,
-4.5).
+"""Code generation: kernels in C++ and Triton, and the launcher that calls them (PyTorch 2,
+sections 4.5 to 4.7).
 
 ``common``: the plan of a kernel and the walk over its values, for both printers
 ``cpp``: kernels for the CPU

@@ -1,4 +1,4 @@
-"""Decompositions: operators in terms of simpler ones, torch's and own (PyTorch 2, section 4.1).
+"""Decompositions: operators in terms of simpler ones, torch's and own (PyTorch 2, section 4.2).
 
 An operator with a lowering is never decomposed by torch. A decomposition of the own table may
 return ``NotImplemented``: then the operator stays as it is.

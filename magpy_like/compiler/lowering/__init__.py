@@ -1,7 +1,7 @@
 """Lowerings from ATen operators to the loop IR, one module per family of operators.
 
 ``graph_lowering``: the ATen graph as buffers and operations, node by node
-``traced_graph``: properties of the traced ATen graph
+``aten_graph_properties``: properties of the traced ATen graph
 ``lowering_table``: the table of lowerings; promotion, broadcasting, views
 ``views``: views as index arithmetic
 ``conversions``: conversions, copies and constant tensors
@@ -11,7 +11,7 @@
 ``reductions``: sums, extrema, variance, softmax
 ``scans``: running sums, products and extrema
 ``concatenation``: concatenation, padding, and writes to slices
-``indexed_access``: gathers and scatters
+``gather_scatter``: gathers and scatters
 ``sorted_search``: binary search, and elements placed in the order of a mask
 ``histogram``: counts per bin
 ``pooling``, ``fractional_pooling``: pooling and its gradients
@@ -27,9 +27,9 @@ from magpy_like.compiler.lowering import (  # noqa: F401 (each module adds to th
     concatenation,
     conversions,
     fractional_pooling,
+    gather_scatter,
     grid_sampling,
     histogram,
-    indexed_access,
     pointwise,
     pooling,
     random_numbers,

@@ -13,6 +13,7 @@ from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Box, Computed, Cost, Index, pointwise
 from magpy_like.compiler.ir.ops import Value, ops
+from magpy_like.compiler.lowering.aten_graph_properties import dense_stride
 from magpy_like.compiler.lowering.conversions import clone, full, to_dtype
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
@@ -22,7 +23,6 @@ from magpy_like.compiler.lowering.lowering_table import (
     lower,
     sizes,
 )
-from magpy_like.compiler.lowering.traced_graph import dense_stride
 from magpy_like.compiler.lowering.views import from_end, reshape, slice_box, slice_start
 
 

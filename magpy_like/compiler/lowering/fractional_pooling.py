@@ -15,8 +15,8 @@ from magpy_like.compiler.ir import loop_ir
 from magpy_like.compiler.ir.index_arithmetic import Expr, product
 from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, ops
+from magpy_like.compiler.lowering.gather_scatter import lowest_value
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.lowering.indexed_access import lowest_value
 from magpy_like.compiler.lowering.lowering_table import aten, lower, sizes
 from magpy_like.compiler.lowering.pooling import MAX_WINDOW
 from magpy_like.compiler.lowering.views import reshape

@@ -31,7 +31,7 @@ from magpy_like.compiler.ir.loop_ir import (
 )
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 from magpy_like.compiler.ir.size_names import SizeNames, expr, using_size_names
-from magpy_like.compiler.lowering.traced_graph import (
+from magpy_like.compiler.lowering.aten_graph_properties import (
     assumptions,
     checkpointed_function_of,
     dense_stride,

@@ -14,8 +14,8 @@ from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Box
 from magpy_like.compiler.ir.ops import ops
 from magpy_like.compiler.lowering.conversions import full
+from magpy_like.compiler.lowering.gather_scatter import copy_of
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.lowering.indexed_access import copy_of
 from magpy_like.compiler.lowering.lowering_table import aten, is_number, lower
 from magpy_like.compiler.lowering.views import reshape
 

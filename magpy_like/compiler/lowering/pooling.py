@@ -31,8 +31,8 @@ from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, compute_dtype, ops
 from magpy_like.compiler.ir.size_names import expr
 from magpy_like.compiler.lowering.conversions import full
+from magpy_like.compiler.lowering.gather_scatter import lowest_value
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.lowering.indexed_access import lowest_value
 from magpy_like.compiler.lowering.lowering_table import aten, lower, sizes
 
 #: Elements of a window that are unrolled; a larger window is a loop.

@@ -15,7 +15,7 @@ from magpy_like.compiler.ir.loop_ir import Box, Index
 from magpy_like.compiler.ir.ops import Value, ops
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import lower
-from magpy_like.graph_operators.custom_operators import define_operator
+from magpy_like.graph_operators.operator_registration import define_operator
 
 _OUTSIDE = "index out of bounds"
 _NO_PROBABILITY = "all elements of {} should be between 0 and 1"

@@ -11,10 +11,12 @@ No pass depends on another having run before; the order decides how much they fi
 
 ``graph_queries``: metadata, alias analysis, replacing nodes
 ``inner_gradients``: ``torch.autograd.grad`` calls inside a captured graph
-``cleanup/``: no-ops, common subexpressions, constants, pattern rewrites, matrix products
-``attention/``: attention and recurrent layers as library operators
+``cleanup/``: no-ops, common subexpressions, constants, pattern rewrites
+``attention/``: attention as library operators
+``library_operators/``: recurrent layers, matrix products, convolutions
 ``images/``: resized images, pixel for pixel as eager's kernels
-``layout/``: memory layout (channels-last, contiguous results), aliasing, metadata mutations
+``layout/``: memory layout: channels-last, contiguous results
+``aliasing/``: views, subscripts and mutations of metadata
 """
 
 from __future__ import annotations
@@ -26,17 +28,20 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule
 
+from magpy_like.compiler.passes.aliasing.metadata_mutations import (
+    find_returned_object,
+    reject_metadata_mutations,
+)
+from magpy_like.compiler.passes.aliasing.overlapping_writes import reject_overlapping_writes
+from magpy_like.compiler.passes.aliasing.tensor_subscripts import index_by_tensors
 from magpy_like.compiler.passes.attention.attention_masks import drop_constant_masks
 from magpy_like.compiler.passes.attention.attention_rewrite import rewrite_attention
-from magpy_like.compiler.passes.attention.recurrent_layers import keep_recurrent_layers
 from magpy_like.compiler.passes.cleanup.boolean_shifts import shift_booleans
 from magpy_like.compiler.passes.cleanup.constant_folding import fold_constants
-from magpy_like.compiler.passes.cleanup.convolution_bias import split_convolution_biases
 from magpy_like.compiler.passes.cleanup.dead_code import (
     eliminate_common_subexpressions,
     eliminate_dead_code,
 )
-from magpy_like.compiler.passes.cleanup.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.cleanup.noops import remove_noops
 from magpy_like.compiler.passes.cleanup.pattern_rewrites import rewrite_patterns
 from magpy_like.compiler.passes.cleanup.slice_sums import merge_slice_sums
@@ -47,12 +52,9 @@ from magpy_like.compiler.passes.images.image_resizing import (
 from magpy_like.compiler.passes.inner_gradients import retain_inner_graphs
 from magpy_like.compiler.passes.layout.channels_last import use_channels_last
 from magpy_like.compiler.passes.layout.contiguous_results import make_results_contiguous
-from magpy_like.compiler.passes.layout.metadata_mutations import (
-    find_returned_object,
-    reject_metadata_mutations,
-)
-from magpy_like.compiler.passes.layout.overlapping_writes import reject_overlapping_writes
-from magpy_like.compiler.passes.layout.tensor_indices import index_by_tensors
+from magpy_like.compiler.passes.library_operators.convolution_bias import split_convolution_biases
+from magpy_like.compiler.passes.library_operators.matrix_products import choose_product_kernels
+from magpy_like.compiler.passes.library_operators.recurrent_layers import keep_recurrent_layers
 
 __all__ = ["ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object", "run", "run_captured"]
 

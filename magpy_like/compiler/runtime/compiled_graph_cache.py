@@ -26,7 +26,7 @@ from torch import fx
 from magpy_like.annotation import operator_facts
 from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
-from magpy_like.compiler.lowering.traced_graph import (
+from magpy_like.compiler.lowering.aten_graph_properties import (
     checkpointed_function_of,
     find_shape_env,
     is_program_input,

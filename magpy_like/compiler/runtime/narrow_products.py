@@ -18,7 +18,7 @@ from torch import Tensor
 
 from magpy_like.compiler.compiler_errors import warn_fallback
 from magpy_like.disk_cache import cpp_compiler
-from magpy_like.graph_operators.custom_operators import define_operator
+from magpy_like.graph_operators.operator_registration import define_operator
 from magpy_like.torch_compat.tensor_memory import empty_strided_cpu
 
 mkldnn = torch.ops.mkldnn

@@ -18,7 +18,7 @@ from torch import fx
 
 from magpy_like.config import config
 from magpy_like.control_flow.loops import carried_attributes
-from magpy_like.control_flow.loops.for_loop_operator import (
+from magpy_like.control_flow.loops.for_loop_node import (
     add_for_loop,
     check_windows,
     require_two_iterations,
@@ -30,7 +30,7 @@ from magpy_like.control_flow.loops.loop_iteration import Iteration
 from magpy_like.control_flow.loops.loop_outputs import LoopOutputs
 from magpy_like.control_flow.loops.loop_plan import LoopPlan, PlanGrew
 from magpy_like.control_flow.loops.loop_tensor_writes import ExternalWrite
-from magpy_like.control_flow.paths.operator_tools import OperatorTools
+from magpy_like.control_flow.paths.shared_parts import OperatorTools
 from magpy_like.monitor.context import Context
 from magpy_like.split_points import LoopNotMergeable
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from magpy_like.bytecode.instruction_stream import Instruction, instructions
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
-from magpy_like.bytecode.operand_kinds import stack_kinds
+from magpy_like.bytecode.stack_entry_kinds import stack_kinds
 from magpy_like.control_flow.loops.loop_description import Bounds
 from magpy_like.monitor.calls.element_consumers import (
     CONSUMERS,

@@ -18,8 +18,8 @@ import torch
 from torch import fx
 
 from magpy_like.bytecode.post_dominators import can_reach, join_point
-from magpy_like.control_flow.loops.exit_operator import add_loop_with_exits
-from magpy_like.control_flow.loops.exit_outputs import find_outputs
+from magpy_like.control_flow.loops.exit_join_values import find_outputs
+from magpy_like.control_flow.loops.for_loop_with_exits_node import add_loop_with_exits
 from magpy_like.control_flow.loops.loop_outputs import add_gathered
 from magpy_like.control_flow.paths.body_nodes import nodes_after
 from magpy_like.control_flow.paths.frame_locations import OperatorOutput

@@ -18,9 +18,9 @@ from magpy_like.bytecode.live_locals import live_locals
 from magpy_like.bytecode.post_dominators import RETURN
 from magpy_like.config import config
 from magpy_like.control_flow.loops.counting_loops import for_loop_offsets, while_loop_offsets
+from magpy_like.control_flow.loops.for_head_bytecode import find_head, unwrap_range
 from magpy_like.control_flow.loops.for_loop import ForLoop
 from magpy_like.control_flow.loops.generator_consumers import replace_consumer
-from magpy_like.control_flow.loops.head_bytecode import find_head, unwrap_range
 from magpy_like.control_flow.loops.loop_description import (
     Bounds,
     Comparison,
@@ -29,7 +29,7 @@ from magpy_like.control_flow.loops.loop_description import (
     LoopHead,
 )
 from magpy_like.control_flow.paths.captured_frames import capture_state, check_resumable, shift_of
-from magpy_like.control_flow.paths.operator_tools import OperatorTools
+from magpy_like.control_flow.paths.shared_parts import OperatorTools
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step

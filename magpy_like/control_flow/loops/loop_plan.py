@@ -19,7 +19,7 @@ from magpy_like.control_flow.loops import carried_attributes
 from magpy_like.control_flow.loops.carried_containers import Path, part, shared
 from magpy_like.control_flow.loops.loop_description import IterationSpace, LoopHead
 from magpy_like.control_flow.loops.loop_tensor_writes import ExternalWrite, is_unshared
-from magpy_like.control_flow.paths.operator_tools import OperatorTools
+from magpy_like.control_flow.paths.shared_parts import OperatorTools
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.objects.loop_written_locations import Location, SubstitutedLocations
 from magpy_like.native.instance_checks import is_instance

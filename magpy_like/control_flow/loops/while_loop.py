@@ -22,8 +22,8 @@ from magpy_like.control_flow.paths.frame_locations import (
     value_at,
     with_value,
 )
-from magpy_like.control_flow.paths.operator_tools import OperatorTools
 from magpy_like.control_flow.paths.path_ends import PathEnd, begin_branch
+from magpy_like.control_flow.paths.shared_parts import OperatorTools
 from magpy_like.control_flow.paths.symbolic_sizes import check_twins
 from magpy_like.control_flow.paths.value_comparison import check_carried, is_unchanged
 from magpy_like.graph_operators.node_metadata import TWIN

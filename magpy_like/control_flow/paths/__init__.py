@@ -10,5 +10,5 @@
 ``operator_results``: publication of results in the program's frame
 ``substitute_tensors``: tensors that the program holds in place of others, and their restoration
 ``body_nodes``: nodes of the graph that become an operator's body
-``operator_tools``: the parts that branches and loops share
+``shared_parts``: the parts that branches and loops share
 """

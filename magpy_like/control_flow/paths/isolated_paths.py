@@ -33,8 +33,8 @@ from magpy_like.monitor.symbolic.lists.loop_windows import IndexedReads
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.splitting.continuation_functions import build_resumption
 from magpy_like.splitting.frame_state import FrameState, origins
-from magpy_like.splitting.resumption import build_resumption
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
 Receiver = Callable[[Context, FrameType], None]

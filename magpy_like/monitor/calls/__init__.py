@@ -11,17 +11,17 @@ In reading order:
 - ``write_calls``: calls that store or delete one value
 - ``special_calls``: the table of rules for native calls that need more than an annotation
 - ``lifted_calls``: the rules for calls with lifted numbers, flags or lists
-- ``native_inspections``: reads by native code that no instruction reports
+- ``unreported_native_reads``: reads by native code that no instruction reports
 - ``special_methods``: look-ups of special methods by native code
-- ``passthrough_results``: native calls that return the result of a Python function
-- ``operator_calls``: operator instructions such as ``a + b``
+- ``conversion_results``: native calls that return the result of a Python function
+- ``python_operators``: operator instructions such as ``a + b``
 - ``operator_body``: references of operators in Python code to other objects than their arguments
 - ``operator_closures``: functions among the arguments of an operator
-- ``replayed_calls``: warnings and log records, which a mock repeats
+- ``warning_and_log_calls``: warnings and log records, which a mock repeats
 - ``polyfills``: Python functions in place of native code that hides tensor operators
 - ``element_consumers``: ``list``, ``tuple`` and ``sum`` of generator expressions
 - ``torchscript``: translation of TorchScript functions to Python
 - ``compiled_callees``: compiled functions and modules inside a compiled region
-- ``checkpointed_functions``: functions under ``torch.utils.checkpoint``, the native part
+- ``checkpoint_calls``: functions under ``torch.utils.checkpoint``, the native part
 - ``checkpoint_runs``: the run of such a function under the monitor
 """

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
-from magpy_like.monitor.calls import checkpointed_functions
+from magpy_like.monitor.calls import checkpoint_calls
 from magpy_like.monitor.calls.argument_kinds import describe
 from magpy_like.monitor.calls.call_inputs import read_all_inputs
 from magpy_like.monitor.calls.native_calls import begin_native_call
@@ -117,8 +117,8 @@ def _call_function(
     if function is torch.nn.Module.__getattr__ and len(args) == 2:
         attributes.read_submodule(rec, *args)
         return None
-    if function in checkpointed_functions.STEPS:
-        return checkpointed_functions.STEPS[function](context, *args)
+    if function in checkpoint_calls.STEPS:
+        return checkpoint_calls.STEPS[function](context, *args)
     if function is RemovableHandle.remove and (done := autograd_nodes.remove_hook(context, *args)):
         return done
     return _call_annotated(context, function, args, kwargs)

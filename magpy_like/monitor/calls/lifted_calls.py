@@ -19,7 +19,7 @@ from magpy_like.monitor.calls.native_results import NativeCall
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.symbolic.expressions import is_liftable
 from magpy_like.monitor.symbolic.lists import varying_lists
-from magpy_like.monitor.symbolic.numbers.repeatable_calls import (
+from magpy_like.monitor.symbolic.numbers.pure_number_calls import (
     GUARDED_RESULTS,
     NUMPY_FUNCTIONS,
     as_lifted_call,

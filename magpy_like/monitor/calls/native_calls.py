@@ -17,6 +17,7 @@ import torch
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.annotation.operator_facts import Results, operator_facts
+from magpy_like.monitor import random_draws
 from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
@@ -38,15 +39,6 @@ from magpy_like.monitor.calls.lifted_calls import (
     finish_fold,
     finish_list_call,
 )
-from magpy_like.monitor.calls.native_inspections import (
-    READS_ATTRIBUTES,
-    check_tensor_reads,
-    guard_cache_keys,
-    guard_numpy_error_state,
-    orders_by_key,
-    read_attributes_inside,
-    read_callback_inputs,
-)
 from magpy_like.monitor.calls.native_results import (
     NativeCall,
     finish_operator,
@@ -56,19 +48,31 @@ from magpy_like.monitor.calls.native_results import (
 from magpy_like.monitor.calls.operator_body import add_object_inputs
 from magpy_like.monitor.calls.operator_closures import Closure, close_over
 from magpy_like.monitor.calls.read_calls import inputs_of, record_read_call
-from magpy_like.monitor.calls.replayed_calls import SHOWN_ARGUMENTS, repeatable_call, reports_caller
 from magpy_like.monitor.calls.special_calls import (
     SPECIAL_CALL_RULES,
     finish_item,
 )
+from magpy_like.monitor.calls.unreported_native_reads import (
+    READS_ATTRIBUTES,
+    check_tensor_reads,
+    guard_cache_keys,
+    guard_numpy_error_state,
+    orders_by_key,
+    read_attributes_inside,
+    read_callback_inputs,
+)
+from magpy_like.monitor.calls.warning_and_log_calls import (
+    SHOWN_ARGUMENTS,
+    repeatable_call,
+    reports_caller,
+)
 from magpy_like.monitor.calls.write_calls import record_write
 from magpy_like.monitor.objects import attributes, object_addresses
 from magpy_like.monitor.objects.containers import any_hashes_in_python, hashes_in_python
-from magpy_like.monitor.operator_graph.failing_operators import may_succeed
+from magpy_like.monitor.operator_graph.data_dependent_errors import may_succeed
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.lists.varying_lists import record_mutation
 from magpy_like.monitor.symbolic.symbolic_twin import hint
-from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import is_plain

@@ -17,7 +17,7 @@ import torch
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.annotation.operator_facts import operator_facts
-from magpy_like.monitor import speculation
+from magpy_like.monitor import random_draws, speculation
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
     holds_tensor,
@@ -48,11 +48,7 @@ from magpy_like.monitor.symbolic.tensors_as_numbers import (
     dimension_arguments,
     read_number_arguments,
 )
-from magpy_like.monitor.torch_state import (
-    autograd_nodes,
-    default_device,
-    random_draws,
-)
+from magpy_like.monitor.torch_state import autograd_nodes, default_device
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of

@@ -10,7 +10,7 @@ result on the stack.
 ``name_instructions``: arguments, global names and closure variables.
 ``attribute_instructions``: attributes.
 ``item_instructions``: elements of containers, and slices.
-``operator_instructions``: arithmetic, comparisons, membership and identity.
+``arithmetic_instructions``: arithmetic, comparisons, membership and identity.
 ``truth_tests``: jumps on a value's truth.
 ``iteration_instructions``: iteration and unpacking.
 ``call_instructions``: calls and context managers.

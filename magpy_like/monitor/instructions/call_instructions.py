@@ -19,7 +19,7 @@ from magpy_like.monitor.calls import (
 from magpy_like.monitor.calls.argument_kinds import is_followed
 from magpy_like.monitor.calls.call_inputs import DISTINGUISHES_EQUAL_OBJECTS
 from magpy_like.monitor.calls.polyfills import polyfill, variadic
-from magpy_like.monitor.calls.replayed_calls import fixed_call
+from magpy_like.monitor.calls.warning_and_log_calls import fixed_call
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup, locks

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind, ValueRead
-from magpy_like.monitor.calls import operator_calls, read_calls
+from magpy_like.monitor import random_draws
+from magpy_like.monitor.calls import python_operators, read_calls
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
 from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup
@@ -24,7 +25,6 @@ from magpy_like.monitor.symbolic.expressions import GraphNumber
 from magpy_like.monitor.symbolic.lists import loop_windows, unbound_tensors, varying_lists
 from magpy_like.monitor.symbolic.lists.graph_lists import ENDS, CarriedList, GraphList
 from magpy_like.monitor.symbolic.lists.loop_ranges import constant_offset
-from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
@@ -48,7 +48,7 @@ def get_item(context: Context, source: Any, key: Any, step: Step | None = None) 
     """``source[key]``, by an instruction or as part of another operation."""
     rec = context.recording
     if is_instance(source, torch.Tensor):
-        token = operator_calls.operate(
+        token = python_operators.operate(
             context, operator.getitem, (source, random_draws.tensor_index(context, key))
         )
         loop_windows.record_narrow(context, token)
@@ -195,7 +195,7 @@ def set_item(context: Context, target: Any, key: Any, value: Any) -> Token:
     """``target[key] = value``, by an instruction or as part of another operation."""
     rec = context.recording
     if is_instance(target, torch.Tensor):
-        token = operator_calls.operate(
+        token = python_operators.operate(
             context, operator.setitem, (target, random_draws.tensor_index(context, key), value)
         )
         return None if token is None else (finish_without_result, token)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor import random_draws
 from magpy_like.monitor.calls import read_calls
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import class_lookup
@@ -31,7 +32,6 @@ from magpy_like.monitor.objects.iterators import (
 )
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.lists import loop_ranges
-from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import frame_set_operand
 from magpy_like.native.instance_checks import is_instance

@@ -1,7 +1,7 @@
 """Python objects in a recording: reads, inspections and changes of external variables.
 
 ``variables``: the node of each variable, its access path, and which objects are new.
-``outside_reads``: reads of external variables, each with the facts that the guard checks.
+``external_reads``: reads of external variables, each with the facts that the guard checks.
 ``inspections``: lengths, keys, comparisons and other partial reads of external variables.
 ``mutations``: changes of external variables.
 ``access_paths``: following relations on the program's own objects.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.bytecode.code_facts import runs_cleanup
+from magpy_like.bytecode.instruction_facts import runs_cleanup
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.native import lookup_in_type

@@ -13,9 +13,9 @@ import torch
 
 from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_python, elements
-from magpy_like.monitor.objects.outside_reads import OutsideReads
+from magpy_like.monitor.objects.external_reads import ExternalReads
 from magpy_like.monitor.objects.variables import Variables
-from magpy_like.monitor.symbolic.variation import Variation
+from magpy_like.monitor.symbolic.values_to_lift import Variation
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
@@ -34,7 +34,7 @@ class Inspections:
     """Partial reads of external variables: length, keys, truth, comparisons."""
 
     def __init__(
-        self, refs: RefGraph, variables: Variables, reads: OutsideReads, varying: Variation
+        self, refs: RefGraph, variables: Variables, reads: ExternalReads, varying: Variation
     ) -> None:
         self._refs, self._variables, self._reads, self._varying = refs, variables, reads, varying
         self._compares_in_python: dict[int, bool] = {}

@@ -11,6 +11,7 @@ import collections
 from typing import Any
 
 from magpy_like.monitor.objects.containers import copy_of, elements
+from magpy_like.monitor.objects.external_reads import ExternalReads
 from magpy_like.monitor.objects.finalizers import (
     has_finalizers,
     held_by,
@@ -18,7 +19,6 @@ from magpy_like.monitor.objects.finalizers import (
     lost_values,
     removable_contents,
 )
-from magpy_like.monitor.objects.outside_reads import OutsideReads
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
@@ -30,7 +30,7 @@ from magpy_like.split_reasons import SplitReason
 class Mutations:
     """Changes of external variables."""
 
-    def __init__(self, refs: RefGraph, running: RunningOperator, reads: OutsideReads) -> None:
+    def __init__(self, refs: RefGraph, running: RunningOperator, reads: ExternalReads) -> None:
         self._refs, self._running, self._reads = refs, running, reads
         self.may_destroy = False
         """Whether the program has removed an object with weak references from an external one: it

@@ -12,5 +12,5 @@
 ``tensor_sizes``: sizes that vary or depend on data
 ``data_dependent_sizes``: operators whose results' sizes depend on data
 ``constant_tensors``: tensors computed from constants alone
-``failing_operators``: operators that raise
+``data_dependent_errors``: operators that raise
 """

@@ -22,7 +22,7 @@ import torch
 
 from magpy_like.bytecode.local_uses import local_uses
 from magpy_like.monitor.calls.argument_kinds import is_followed
-from magpy_like.monitor.calls.operator_calls import BINARY
+from magpy_like.monitor.calls.python_operators import BINARY
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import (
     Computed,

@@ -3,7 +3,7 @@
 While a record has dynamic dimensions, every node of the operator graph has a *twin*: a fake tensor
 whose sizes are expressions of one ``ShapeEnv``, or a ``torch.SymInt``. Conditions that the program
 and torch's operators evaluate on twins become guards of the ``ShapeEnv``. Where an operator has no
-symbolic counterpart, its sizes are specialized instead (PyTorch 2, section 3.6).
+symbolic counterpart, its sizes are specialized instead (PyTorch 2, section 5.1).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""State of torch: modes, devices, random generators, autograd nodes, tensor metadata.
+"""State of torch: modes, devices, autograd nodes, tensor metadata.
 
 ``torch_modes``: gradient mode and autocast
 ``default_device``: the default device
-``random_draws``: random numbers that the mock draws again
 ``autograd_nodes``: hooks and reads of the autograd graph
 ``tensor_attributes``: attributes of tensors
 ``tensor_metadata``: metadata that the guard checks on demand

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from magpy_like.graph_operators.control_operators import is_control, may_write
 from magpy_like.graph_operators.node_metadata import AS_IS
-from magpy_like.monitor.effects import Hook
+from magpy_like.monitor.replayed_effects import Hook
 from magpy_like.monitor.torch_state import tensor_metadata
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of, tensor_version

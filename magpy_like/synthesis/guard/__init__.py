@@ -8,8 +8,8 @@
 - ``fixed_objects``: conditions on objects that the record holds
 - ``lifted_conditions``: conditions on lifted values
 - ``size_conditions``: bounds and relations of sizes that may vary
-- ``distinctness``: conditions on distinct objects and on shared memory
-- ``process_state``: conditions on torch's modes and on other process-wide state
+- ``distinctness_conditions``: conditions on distinct objects and on shared memory
+- ``process_state_conditions``: conditions on torch's modes and on other process-wide state
 - ``abstract_classes``: answers of abstract classes about others
 - ``guard_checks``: functions that generated guards call
 - ``expected_values``: sizes and numbers of the recorded run, for the analysis of misses

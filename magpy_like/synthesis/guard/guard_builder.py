@@ -16,14 +16,14 @@ from magpy_like.native import lacks
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, ByIdentity, Relation, ShadowNode
 from magpy_like.synthesis.guard.conditions import Kind
-from magpy_like.synthesis.guard.distinctness import Distinctness
+from magpy_like.synthesis.guard.distinctness_conditions import Distinctness
 from magpy_like.synthesis.guard.fetched_variables import FetchedVariables
 from magpy_like.synthesis.guard.fixed_objects import FixedObjects
 from magpy_like.synthesis.guard.guard_checks import is_missing
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
 from magpy_like.synthesis.guard.guarded_variables import GuardedVariables
 from magpy_like.synthesis.guard.lifted_conditions import LiftedConditions
-from magpy_like.synthesis.guard.process_state import ProcessState
+from magpy_like.synthesis.guard.process_state_conditions import ProcessState
 
 
 class GuardBuilder:

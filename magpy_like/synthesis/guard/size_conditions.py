@@ -1,7 +1,7 @@
 """Conditions on sizes that may vary: bounds of each, and relations between them.
 
 The ``ShapeEnv`` of a run has collected the guards of the program, of torch's operators and of the
-backend. A relation that the bounds imply is no condition of its own (PyTorch 2 paper, section 3.6).
+backend. A relation that the bounds imply is no condition of its own (PyTorch 2 paper, section 5.2).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 - ``side_effects``: changes to external variables
 - ``location_writes``: statements that write one location
 - ``roll_back``: restored state after misspeculations and failing operators
-- ``early_checks``: speculated values checked inside the operator graph
+- ``speculation_checks``: speculated values checked inside the operator graph
 - ``raising_operators``: operators that may raise for other values
 - ``unused_results``: unused results of such operators
 """

@@ -28,11 +28,11 @@ from magpy_like.synthesis.generated_source import Source, literal
 from magpy_like.synthesis.guard.guard_builder import GuardBuilder
 from magpy_like.synthesis.guard.guard_checks import same_list, same_scalar
 from magpy_like.synthesis.guard.guarded_variables import GuardedVariables
-from magpy_like.synthesis.mock.early_checks import check_before_writing
 from magpy_like.synthesis.mock.mock_interface import MockInterface
 from magpy_like.synthesis.mock.reconstruction import Reconstruction
 from magpy_like.synthesis.mock.roll_back import RollBack
 from magpy_like.synthesis.mock.side_effects import SideEffects
+from magpy_like.synthesis.mock.speculation_checks import check_before_writing
 from magpy_like.synthesis.shared_graphs import CompiledGraph
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.checkpoint_operator import is_checkpoint
+from magpy_like.monitor.random_draws import REWINDABLE
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.torch_state.random_draws import REWINDABLE
 from magpy_like.monitor.torch_state.torch_modes import SETTERS, Modes
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import tensor_version

@@ -9,8 +9,8 @@ from typing import Any
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.objects.containers import elements, items_of, length_of
+from magpy_like.monitor.objects.external_reads import exception_origin
 from magpy_like.monitor.objects.iterators import advance
-from magpy_like.monitor.objects.outside_reads import exception_origin
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import EntryValue, leaves_of
 from magpy_like.monitor.torch_state.default_device import switch

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.autograd import deferred_weight_gradients
-from magpy_like.compiler.graph_parts import compile_in_parts
+from magpy_like.compiler.graph_partition import compile_in_parts
 from magpy_like.graph_operators.control_operators import for_loop
 from magpy_like.graph_operators.node_metadata import NUMBER
 from tests.compare import assert_same

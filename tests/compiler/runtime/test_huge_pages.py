@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from magpy_like.compiler.codegen.launcher.launcher import COMMON
+from magpy_like.compiler.codegen.launcher import COMMON
 from magpy_like.compiler.runtime import huge_pages
 from tests.compiler.programs import same
 

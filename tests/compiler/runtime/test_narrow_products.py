@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import magpy_like as magpy
-from magpy_like.compiler import build, compiler_errors
-from magpy_like.compiler.passes.cleanup import matrix_products
+from magpy_like.compiler import compiler_errors, kernel_build
+from magpy_like.compiler.passes.library_operators import matrix_products
 from magpy_like.compiler.runtime import captured_graph_cache, narrow_products
 from magpy_like.disk_cache import cpp_compiler
 from tests.compiler import programs
@@ -22,7 +22,7 @@ WEIGHTS, BIAS = torch.randn(WIDE, DEEP) / 32, torch.randn(WIDE)
 def foreign_processor(monkeypatch):
     """A processor for which the BLAS is not optimised."""
     monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: False)
-    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(kernel_build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
 
 

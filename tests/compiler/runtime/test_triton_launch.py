@@ -11,7 +11,7 @@ from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import compiled_graph_cache, triton_launch
 from magpy_like.compiler.runtime.triton_launch import Loaded
-from magpy_like.compiler.trace import open_trace
+from magpy_like.compiler.stage_trace import open_trace
 from tests.compiler.codegen.triton.fake_gpu import sources, traced
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from magpy_like.compiler.codegen.cpp import cpp_printer
-from magpy_like.compiler.codegen.cpp.cpp_columns import Columns
+from magpy_like.compiler.codegen.cpp.cpp_column_reduction import Columns
 from magpy_like.compiler.ir.loop_ir import Cost
 from tests.compiler.programs import kernels, same, schedule
 

@@ -17,14 +17,14 @@ from magpy_like.compiler.codegen.common.kernel_plan import (
     is_integral,
     votes_across_rows,
 )
-from magpy_like.compiler.codegen.cpp import special_functions
-from magpy_like.compiler.codegen.cpp.cpp_columns import Columns
+from magpy_like.compiler.codegen.cpp import cpp_special_functions
+from magpy_like.compiler.codegen.cpp.cpp_column_reduction import Columns
 from magpy_like.compiler.codegen.cpp.cpp_expressions import CTYPE
 from magpy_like.compiler.codegen.cpp.cpp_kernel import MIN_PARALLEL_ELEMENTS, CppKernel, is_serial
 from magpy_like.compiler.codegen.cpp.cpp_pointwise import Pointwise
-from magpy_like.compiler.codegen.cpp.cpp_rows import Rows, SplitRows
+from magpy_like.compiler.codegen.cpp.cpp_row_reduction import Rows, SplitRows
 from magpy_like.compiler.codegen.cpp.cpp_scatter import Scatter
-from magpy_like.compiler.codegen.cpp.cpp_split_columns import SplitColumns, can_split_rows
+from magpy_like.compiler.codegen.cpp.cpp_split_column_reduction import SplitColumns, can_split_rows
 from magpy_like.compiler.ir.index_arithmetic import Expr
 
 _DOUBLE = "f64", "Float_AsDouble"
@@ -143,8 +143,8 @@ def print_unit(functions: Sequence[tuple[str, str, Sequence[str]]]) -> str:
     It ends with the table of entries for Python, in order.
     """
     parts = ['#include "cpp_prelude.h"\n']
-    if any(special_functions.uses_special(text) for _, text, _ in functions):
-        parts.append(special_functions.declarations())
+    if any(cpp_special_functions.uses_special(text) for _, text, _ in functions):
+        parts.append(cpp_special_functions.declarations())
     for name, text, origins in functions:
         parts.append("".join(f"// {origin}\n" for origin in origins))
         parts.append(re.sub(r"\b(py_)?NAME\b", rf"\1{name}", text))

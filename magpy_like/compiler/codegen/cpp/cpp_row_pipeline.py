@@ -19,7 +19,7 @@ from magpy_like.compiler.codegen.cpp.cpp_strips import LANE_ACCUMULATORS, UNROLL
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
 
 if TYPE_CHECKING:
-    from magpy_like.compiler.codegen.cpp.cpp_rows import Rows
+    from magpy_like.compiler.codegen.cpp.cpp_row_reduction import Rows
 
 
 class RowPipeline:

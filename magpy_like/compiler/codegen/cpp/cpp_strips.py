@@ -25,7 +25,7 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.ops import Value
 
 if TYPE_CHECKING:
-    from magpy_like.compiler.codegen.cpp.cpp_rows import Rows
+    from magpy_like.compiler.codegen.cpp.cpp_row_reduction import Rows
 
 #: Strips per iteration, each with accumulators of its own: an addition waits for the previous one.
 UNROLLED_STRIPS = 2

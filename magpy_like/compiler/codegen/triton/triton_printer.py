@@ -12,7 +12,7 @@ from magpy_like.compiler.codegen.common.kernel_plan import (
     Kernel,
 )
 from magpy_like.compiler.codegen.common.recomputation import producers, recomputed_values
-from magpy_like.compiler.codegen.triton.triton_kernel import TritonKernel
+from magpy_like.compiler.codegen.triton.triton_kernel_printer import TritonKernel
 from magpy_like.compiler.codegen.triton.triton_tiling import (
     Hint,
     tile,
@@ -21,7 +21,7 @@ from magpy_like.compiler.codegen.triton.triton_tiling import (
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import triton_launch
 from magpy_like.compiler.runtime.triton_launch import CompileRequest, TritonSource
-from magpy_like.compiler.trace import Trace
+from magpy_like.compiler.stage_trace import Trace
 
 
 def adapt_plan(kernel: Kernel, hint: Hint) -> None:

@@ -23,7 +23,7 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.ops import Value
 
 if TYPE_CHECKING:
-    from magpy_like.compiler.codegen.triton.triton_kernel import TritonKernel
+    from magpy_like.compiler.codegen.triton.triton_kernel_printer import TritonKernel
 
 
 class SplitReduction:
@@ -36,7 +36,7 @@ class SplitReduction:
 
     def workspace(self) -> tuple[tuple[torch.dtype, str], ...]:
         """(dtype, number of elements as Python source) of each workspace pointer."""
-        from magpy_like.compiler.codegen.launcher.launcher import print_size
+        from magpy_like.compiler.codegen.launcher import print_size
 
         kernel = self._printer.kernel
         count = f"{print_size(kernel.size(kernel.xs))} * {self._printer.tiling.split}"

@@ -1,7 +1,6 @@
-"""Attention and recurrent layers as library operators: passes over captured graphs.
+"""Attention as library operators: passes over captured graphs.
 
 ``attention_rewrite``: hand-written attention as ``scaled_dot_product_attention``
 ``filled_attention``: the operator for attention with filled (``masked_fill``) scores
 ``attention_masks``: constant masks that mask nothing, or are causal
-``recurrent_layers``: LSTM, GRU and RNN layers as one operator each
 """

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magpy_like.graph_operators.custom_operators import (
+from magpy_like.graph_operators.operator_registration import (
     autograd_enabled,
     define_backward,
     define_operator,

@@ -4,8 +4,6 @@
 ``dead_code``: dead code and common subexpression elimination
 ``constant_folding``, ``uniform_tensors``: constants, and tensors of one number
 ``pattern_rewrites``: the table of rewrite rules
-``matrix_products``: oneDNN, narrow-product kernels or the BLAS
-``convolution_bias``: cuDNN's convolutions without a bias
 ``slice_sums``: sums of slices as slices of one sum
 ``boolean_shifts``: ``mask << 2`` on captured graphs
 """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, Expression, is_number
-from magpy_like.monitor.symbolic.numbers.repeatable_calls import LIFTED, LiftedCall
+from magpy_like.monitor.symbolic.numbers.pure_number_calls import LIFTED, LiftedCall
 from magpy_like.refgraph import ShadowNode
 
 if TYPE_CHECKING:

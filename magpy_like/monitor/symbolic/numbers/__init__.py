@@ -12,5 +12,5 @@
 ``number_folds``: functions of a container of numbers
 ``tensor_numbers``: elements and sizes of tensors
 ``lifted_number_rules``: instructions on lifted numbers
-``repeatable_calls``: pure native calls that the mock repeats
+``pure_number_calls``: pure native calls that the mock repeats
 """

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead
-from magpy_like.monitor.calls import operator_calls
+from magpy_like.monitor import random_draws
+from magpy_like.monitor.calls import python_operators
 from magpy_like.monitor.calls.call_inputs import visit_input
 from magpy_like.monitor.calls.lifted_calls import finish_computed
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
 from magpy_like.monitor.symbolic.lifted_text import formatted, joined
 from magpy_like.monitor.symbolic.lists import varying_lists
 from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
-from magpy_like.monitor.symbolic.numbers.repeatable_calls import Function, lifted_call
+from magpy_like.monitor.symbolic.numbers.pure_number_calls import Function, lifted_call
 from magpy_like.monitor.symbolic.numbers.symbolic_numbers import ARITHMETIC
-from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def _compute(context: Context, operation: Any, operands: tuple[Any, ...]) -> Token:
-    if operation in operator_calls.FORMATS and is_instance(operands[0], str | bytes):
+    if operation in python_operators.FORMATS and is_instance(operands[0], str | bytes):
         if (function := _repeated(context, operation, operands)) is not None:
             return finish_computed, function
         context.lifted.specialize(operands)
@@ -68,16 +68,16 @@ _APPENDS = (operator.add, operator.iadd)
 
 
 def _compute_binary(context: Context, step: Step) -> Token:
-    return _compute(context, operator_calls.BINARY[step.oparg], step.stack[-2:])
+    return _compute(context, python_operators.BINARY[step.oparg], step.stack[-2:])
 
 
 def _compute_unary(context: Context, step: Step) -> Token:
-    return _compute(context, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
+    return _compute(context, python_operators.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
 
 
 def _compare(context: Context, step: Step) -> Token:
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-    compared = operator_calls.OPERATORS[dis.cmp_op[index]]
+    compared = python_operators.OPERATORS[dis.cmp_op[index]]
     if context.branching is not None and context.branching.at_comparison(context, step, compared):
         return None
     operands = step.stack[-2:]

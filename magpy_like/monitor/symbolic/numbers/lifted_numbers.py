@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.monitor.object_replacement import OriginalNumbers
+from magpy_like.monitor.random_draws import RepeatedCall
 from magpy_like.monitor.symbolic import expressions
 from magpy_like.monitor.symbolic.expressions import DrawnValue, Expression
 from magpy_like.monitor.symbolic.numbers.external_numbers import ExternalNumbers
@@ -22,7 +23,6 @@ from magpy_like.monitor.symbolic.numbers.number_guards import NumberGuards
 from magpy_like.monitor.symbolic.numbers.speculated_values import SpeculatedValues
 from magpy_like.monitor.symbolic.numbers.symbolic_numbers import SymbolicNumbers
 from magpy_like.monitor.symbolic.numbers.tensor_numbers import TensorNumbers
-from magpy_like.monitor.torch_state.random_draws import RepeatedCall
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import SourcePosition
 

@@ -21,8 +21,8 @@ from magpy_like.monitor.symbolic.expressions import (
 )
 from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
 from magpy_like.monitor.symbolic.numbers.number_guards import NumberGuards
+from magpy_like.monitor.symbolic.numbers.pure_number_calls import LIFTED, LiftedCall
 from magpy_like.monitor.symbolic.numbers.raising_arithmetic import may_raise
-from magpy_like.monitor.symbolic.numbers.repeatable_calls import LIFTED, LiftedCall
 from magpy_like.monitor.symbolic.numbers.symbolic_numbers import SymbolicNumbers
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode

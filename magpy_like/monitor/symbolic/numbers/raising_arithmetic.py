@@ -13,7 +13,7 @@ from typing import Any
 
 from magpy_like.monitor.symbolic import lifted_text
 from magpy_like.monitor.symbolic.expressions import DrawnValue, EntryValue, leaves_of
-from magpy_like.monitor.symbolic.numbers.repeatable_calls import LiftedCall
+from magpy_like.monitor.symbolic.numbers.pure_number_calls import LiftedCall
 from magpy_like.native.instance_checks import is_instance
 
 _IN_PLACE = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from magpy_like.monitor.random_draws import RepeatedCall
 from magpy_like.monitor.symbolic.expressions import Expression, is_drawn
-from magpy_like.monitor.torch_state.random_draws import RepeatedCall
 from magpy_like.split_points import SourcePosition, Split
 from magpy_like.split_reasons import SplitReason
 

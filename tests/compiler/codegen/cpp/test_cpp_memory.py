@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from magpy_like.compiler import build
+from magpy_like.compiler import kernel_build
 from magpy_like.compiler.codegen.cpp import cpp_prefetch, cpp_printer, cpp_streaming
 from magpy_like.compiler.runtime import captured_graph_cache
 from tests.compiler.programs import compiled, kernels, same
@@ -20,7 +20,7 @@ def zero_cache_bounds(monkeypatch):
     monkeypatch.setattr(cpp_prefetch, "MIN_PREFETCH_BYTES", 0)
     monkeypatch.setattr(cpp_prefetch, "MAX_CACHED_ROW_BYTES", 0)
     # The disk cache has graphs that were printed with the default limits.
-    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(kernel_build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
 
 

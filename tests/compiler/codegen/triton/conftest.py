@@ -2,7 +2,7 @@
 
 import pytest
 
-from magpy_like.compiler import build as building
+from magpy_like.compiler import kernel_build as building
 from magpy_like.compiler.codegen.triton import triton_printer
 from magpy_like.compiler.lowering.graph_lowering import ATOMIC_DTYPES
 from magpy_like.compiler.runtime import triton_launch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from magpy_like.annotation import ValueRead
-from magpy_like.monitor.calls import operator_calls, read_calls, special_methods
+from magpy_like.monitor.calls import python_operators, read_calls, special_methods
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 def binary(context: Context, step: Step) -> Token:
     """``left + right`` and the like, in place or not."""
-    operation = operator_calls.BINARY[step.oparg]
-    if operation in operator_calls.FORMATS and (
+    operation = python_operators.BINARY[step.oparg]
+    if operation in python_operators.FORMATS and (
         text := tensor_formatting.format_percent(context, step)
     ):
         return text
@@ -41,21 +41,21 @@ def binary(context: Context, step: Step) -> Token:
         growing = context.recording.operators.lists.get(id(left))
         if is_instance(growing, CarriedList) and growing.takes(context.recording, right):
             return None
-    return operator_calls.operate(context, operation, (left, right))
+    return python_operators.operate(context, operation, (left, right))
 
 
 def compare(context: Context, step: Step) -> Token:
     """``left < right`` and the like."""
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-    return operator_calls.operate(
-        context, operator_calls.OPERATORS[dis.cmp_op[index]], step.stack[-2:]
+    return python_operators.operate(
+        context, python_operators.OPERATORS[dis.cmp_op[index]], step.stack[-2:]
     )
 
 
 def unary(context: Context, step: Step) -> Token:
     """``-value``, ``+value`` and ``~value``."""
-    return operator_calls.operate(
-        context, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:]
+    return python_operators.operate(
+        context, python_operators.UNARY[opcode.opname[step.opcode]], step.stack[-1:]
     )
 
 
@@ -89,5 +89,5 @@ def contains(context: Context, step: Step) -> Token:
 def identity(context: Context, step: Step) -> Token:
     """``left is right``."""
     merge_identity_test(context, step, 2, 1)
-    operator_calls.record_identity_test(context.recording, *step.stack[-2:])
+    python_operators.record_identity_test(context.recording, *step.stack[-2:])
     return None

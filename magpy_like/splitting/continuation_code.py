@@ -28,9 +28,9 @@ from magpy_like.bytecode.instruction_stream import (
     stack_effect,
 )
 from magpy_like.bytecode.live_locals import slot_count
-from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
+from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.splitting.frame_state import Origin, ResultUse, origins
-from magpy_like.splitting.prefix_lines import prefix_locations
+from magpy_like.splitting.prefix_line_table import prefix_locations
 
 _CACHES: Sequence[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
 _STATE = ".state"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.graph_operators.custom_operators import (
+from magpy_like.graph_operators.operator_registration import (
     autograd_enabled,
     define_backward,
     define_operator,

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from magpy_like.compiler import build
-from magpy_like.compiler.passes.cleanup import matrix_products
+from magpy_like.compiler import kernel_build
+from magpy_like.compiler.passes.library_operators import matrix_products
 from magpy_like.compiler.runtime import captured_graph_cache
 from tests.compiler import programs
 from tests.compiler.passes.pass_checks import operator_names, optimised_graph
@@ -21,7 +21,7 @@ def foreign_processor(monkeypatch):
     """A processor for which the BLAS is not optimised."""
     monkeypatch.setattr(matrix_products, "is_vendor_blas", lambda: False)
     # The disk cache has graphs compiled for the actual processor.
-    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(kernel_build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
 
 

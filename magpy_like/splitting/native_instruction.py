@@ -10,9 +10,9 @@ from typing import Any
 
 from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.splitting.continuation_code import Ending
+from magpy_like.splitting.continuation_functions import build_function
 from magpy_like.splitting.frame_state import FrameState, push_result, pushes_two_entries
-from magpy_like.splitting.resuming_code import Ending
-from magpy_like.splitting.resumption import build_function
 
 
 @dataclass(frozen=True, slots=True)

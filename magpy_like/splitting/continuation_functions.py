@@ -17,6 +17,7 @@ from typing import Any
 from magpy_like.bytecode.live_locals import slot_count
 from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.splitting.continuation_code import Ending, Shape, build_code
 from magpy_like.splitting.frame_state import (
     FrameState,
     origins,
@@ -25,7 +26,6 @@ from magpy_like.splitting.frame_state import (
     with_current_exceptions,
 )
 from magpy_like.splitting.pending_instructions import get_attribute
-from magpy_like.splitting.resuming_code import Ending, Shape, build_code
 
 
 def run_chain(states: Sequence[FrameState], raised: BaseException | None = None) -> Any:

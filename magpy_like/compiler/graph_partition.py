@@ -24,7 +24,7 @@ from magpy_like.compiler.autograd.deferred_weight_gradients import (
     LoopExecution,
     add_auxiliary_inputs,
 )
-from magpy_like.compiler.varying_inputs import InputForm, VaryingInputs, input_form
+from magpy_like.compiler.inferred_dynamic_sizes import InputForm, VaryingInputs, input_form
 from magpy_like.graph_operators.control_operators import (
     CONTROL,
     RANGE_LOOPS,

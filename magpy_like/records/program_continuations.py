@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import SourcePosition
 from magpy_like.splitting.continuation import Continuation
+from magpy_like.splitting.continuation_functions import run_chain
 from magpy_like.splitting.dynamic_instruction import DynamicInstruction
 from magpy_like.splitting.frame_layout import Layout
-from magpy_like.splitting.resumption import run_chain
-from magpy_like.splitting.single_instruction import Raised
+from magpy_like.splitting.native_instruction import Raised
 from magpy_like.synthesis.shared_graphs import SharedGraphs
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx
 
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
-from magpy_like.compiler.codegen.cpp import cpp_printer, special_functions
-from magpy_like.compiler.codegen.launcher.launcher import COMMON, Launcher, define
+from magpy_like.compiler.codegen.cpp import cpp_printer, cpp_special_functions
+from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
 from magpy_like.compiler.codegen.triton import triton_printer
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.lowering.graph_lowering import Graph
@@ -22,7 +22,7 @@ from magpy_like.compiler.runtime import (
     triton_launch,
 )
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
-from magpy_like.compiler.trace import Trace
+from magpy_like.compiler.stage_trace import Trace
 from magpy_like.disk_cache import cpp_compiler
 
 CHARACTERS_PER_UNIT = 20_000
@@ -190,8 +190,8 @@ def _balance_units(functions: list[_CppFunction]) -> list[list[_CppFunction]]:
 def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
     """Compile the units, or find them compiled, and load: kernel -> function of addresses and
     sizes."""
-    if any(special_functions.uses_special(text) for text, _ in compiled.units):
-        special_functions.load_special()
+    if any(cpp_special_functions.uses_special(text) for text, _ in compiled.units):
+        cpp_special_functions.load_special()
     headers = {"cpp_prelude.h": cpp_printer.PRELUDE}
     sources = [
         cpp_compiler.CppSource(text, f"magpy_{kind}", cpp_printer.FLAGS, headers)

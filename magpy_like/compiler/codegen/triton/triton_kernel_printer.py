@@ -335,14 +335,14 @@ class TritonKernel:
 
     def grid(self) -> str:
         """The number of programs, as Python source over the size symbols."""
-        from magpy_like.compiler.codegen.launcher.launcher import print_size
+        from magpy_like.compiler.codegen.launcher import print_size
 
         parts = [f"-(-({print_size(a.size)}) // {a.block})" for a in self.tiling.outer]
         return " * ".join(f"({p})" for p in parts)
 
     def needs_int64(self) -> str:
         """Python source: do positions need 64 bits?"""
-        from magpy_like.compiler.codegen.launcher.launcher import print_size
+        from magpy_like.compiler.codegen.launcher import print_size
 
         kernel = self.kernel
         bounds: list[Expr | None] = [a.size for a in self.tiling.axes]

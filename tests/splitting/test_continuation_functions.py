@@ -7,10 +7,10 @@ import pytest
 
 from magpy_like.bytecode.instruction_stream import instruction_list
 from magpy_like.bytecode.live_locals import live_locals
-from magpy_like.bytecode.operand_kinds import EntryKind, stack_kinds
+from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.native import NULL
-from magpy_like.splitting.resumption import run_chain
-from magpy_like.splitting.single_instruction import Raised, execute_instruction
+from magpy_like.splitting.continuation_functions import run_chain
+from magpy_like.splitting.native_instruction import Raised, execute_instruction
 from tests.splitting.programs import MANAGERS, PROGRAMS, UNRESUMABLE, extended
 from tests.splitting.suspension import (
     Program,

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from magpy_like.compiler.codegen.cpp import cpp_printer
-from magpy_like.compiler.codegen.cpp.cpp_columns import Columns
-from magpy_like.compiler.codegen.cpp.cpp_split_columns import SplitColumns
+from magpy_like.compiler.codegen.cpp.cpp_column_reduction import Columns
+from magpy_like.compiler.codegen.cpp.cpp_split_column_reduction import SplitColumns
 from tests.compiler.programs import compiled, kernels, same, seeded
 
 pytestmark = pytest.mark.cpu

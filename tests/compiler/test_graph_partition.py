@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 from magpy_like.compiler import compile_fx
-from magpy_like.compiler.graph_parts import compile_in_parts
+from magpy_like.compiler.graph_partition import compile_in_parts
 from magpy_like.graph_operators.control_operators import for_loop
 from magpy_like.graph_operators.node_metadata import NUMBER
 from tests.compare import assert_same

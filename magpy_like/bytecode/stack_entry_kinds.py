@@ -7,7 +7,7 @@ from types import CodeType
 
 from magpy_like.bytecode.exception_table import handler_of
 from magpy_like.bytecode.instruction_stream import Instruction, instructions, stack_effect
-from magpy_like.bytecode.per_code import per_code
+from magpy_like.bytecode.per_code_cache import per_code
 
 
 class EntryKind(Enum):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from magpy_like.compiler import build, dynamo_backend
+from magpy_like.compiler import dynamo_backend, kernel_build
 from magpy_like.compiler.codegen.cpp import cpp_printer
 from magpy_like.compiler.runtime import captured_graph_cache
 from tests.compiler.programs import compiled, kernels, same
@@ -214,7 +214,7 @@ def test_narrower_vectors_equal_eager(machine, monkeypatch):
     flags = [f"-march={machine}" if f.startswith("-march") else f for f in cpp_printer.FLAGS]
     monkeypatch.setattr(cpp_printer, "FLAGS", tuple(flags))
     # The disk cache has graphs that were compiled for this machine.
-    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(kernel_build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
     x = X[:, :1200].contiguous()
     x[1, 40] = float("nan")

@@ -2,7 +2,7 @@
 
 After a loop whose trip count varies, tensors have other sizes at every call, and nothing declares
 which. The sizes that have differed become symbols, and the guards that compiling adds become a
-condition on them (PyTorch 2, section 3.6).
+condition on them (PyTorch 2, section 5.1).
 """
 
 from __future__ import annotations

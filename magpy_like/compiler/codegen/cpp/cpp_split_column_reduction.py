@@ -11,7 +11,7 @@ from magpy_like.compiler.codegen.common.recomputation import (
     recomputed_buffers,
     recomputed_values,
 )
-from magpy_like.compiler.codegen.cpp.cpp_columns import Columns
+from magpy_like.compiler.codegen.cpp.cpp_column_reduction import Columns
 from magpy_like.compiler.codegen.cpp.cpp_expressions import CTYPE, print_index
 from magpy_like.compiler.codegen.cpp.cpp_kernel import MIN_PARALLEL_ELEMENTS, is_serial
 from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts

@@ -15,8 +15,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.layout.metadata_mutations import is_mutating
-from magpy_like.compiler.passes.layout.tensor_indices import has_inplace_flag, returns_new_memory
+from magpy_like.compiler.passes.aliasing.metadata_mutations import is_mutating
+from magpy_like.compiler.passes.aliasing.tensor_subscripts import (
+    has_inplace_flag,
+    returns_new_memory,
+)
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.functorch import get_unwrapped, is_wrapped_tensor
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from magpy_like.bytecode.code_facts import current_opname
+from magpy_like.bytecode.instruction_facts import current_opname
 from magpy_like.native import NULL, lookup_in_type
 
 _REPR = ("__repr__",)

@@ -3,7 +3,7 @@
 import pytest
 
 from magpy_like import logs
-from magpy_like.compiler.trace import STAGES, Trace, open_trace
+from magpy_like.compiler.stage_trace import STAGES, Trace, open_trace
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ import torch
 
 from magpy_like.annotation.schema import RelationKind
 from magpy_like.config import config
-from magpy_like.monitor.effects import Effects
 from magpy_like.monitor.objects.containers import (
     SCALARS,
     elements,
@@ -30,6 +29,7 @@ from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_sizes import TensorSizes
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
+from magpy_like.monitor.replayed_effects import Effects
 from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
@@ -63,7 +63,7 @@ def exception_origin(exception: BaseException) -> ExceptionOrigin:
     return error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
 
 
-class OutsideReads:
+class ExternalReads:
     """External variables, in the order in which the program reads them."""
 
     def __init__(

@@ -1,0 +1,6 @@
+"""Operators that stay with the libraries of eager mode, and the choice between libraries.
+
+``recurrent_layers``: LSTM, GRU and RNN layers as one operator each
+``matrix_products``: oneDNN, narrow-product kernels or the BLAS
+``convolution_bias``: cuDNN's convolutions without a bias
+"""
