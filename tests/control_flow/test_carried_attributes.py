@@ -1,5 +1,4 @@
-"""Loop-carried values in attributes, elements and closure cells; and lists of objects that
-iterations append to."""
+"""Loop-carried attributes, elements and closure cells; appends to lists of objects."""
 
 import pytest
 import torch

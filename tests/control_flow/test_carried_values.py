@@ -1,5 +1,4 @@
-"""Loop-carried tensors that the iteration does not create: carried values, rows, views and external
-tensors."""
+"""Loop-carried tensors that exist before the iteration: carried values, rows, views."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""Generator expressions that a native function consumes, and sums of rows or lists: operators of
-the graph."""
+"""Generator expressions consumed by native functions, and sums of rows or lists."""
 
 import functools
 

@@ -1,5 +1,4 @@
-"""Iterations that branch on the index or on another varying number: a branch in the loop operator's
-one graph."""
+"""Iterations that branch on the index or another number: a branch inside the loop operator."""
 
 import pytest
 import torch

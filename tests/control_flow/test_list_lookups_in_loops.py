@@ -1,5 +1,4 @@
-"""Iterations that read elements appended by earlier ones, from the end of the list or by the
-index."""
+"""Iterations that read list elements which earlier iterations appended."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""Operators that no backend can compile: they run as recorded, and the graphs around them are
-compiled."""
+"""Operators that no backend can compile: they run uncompiled between compiled graphs."""
 
 import pytest
 import torch

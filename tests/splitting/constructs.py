@@ -77,13 +77,13 @@ CONSTRUCTS = {
         "try:\n    raise ValueError('own')\nexcept ValueError as e{n}:\n    {b}\n"
         "    effect(str(e{n}))"
     ),
-    "except what a dynamic function raises": (
+    "handler of a dynamic function's exception": (
         "try:\n    refuse({n})\nexcept ValueError as e{n}:\n    {b}\n    effect(str(e{n}))"
     ),
-    "except what a native function raises": (
+    "handler of a native function's exception": (
         "try:\n    {{}}['k']\nexcept KeyError as e{n}:\n    {b}\n    x = x + len(e{n}.args)"
     ),
-    "except what a callee raises": (
+    "handler of a callee's exception": (
         "def fails{n}(x):\n    with Quiet('{n}'):\n        refuse(x.shape[0])\n"
         "    raise KeyError('key')\n---\n"
         "try:\n    fails{n}(x)\nexcept KeyError:\n    {b}"
@@ -105,7 +105,7 @@ CONSTRUCTS = {
         "try:\n    try:\n        raise ValueError('own')\n    finally:\n        {b}\n"
         "except ValueError:\n    x = x + 1"
     ),
-    "finally, what a dynamic function raises": (
+    "finally, after a dynamic function's exception": (
         "try:\n    try:\n        refuse(1)\n    finally:\n        {b}\n"
         "except ValueError:\n    x = x + 1"
     ),

@@ -1,5 +1,4 @@
-"""Tracing in one thread at a time; calls of other threads meanwhile run natively and are not
-recorded."""
+"""Tracing in one thread at a time; meanwhile other threads run natively."""
 
 import threading
 

@@ -1,5 +1,4 @@
-"""Values that are equal but distinct, and dependences through native code: every call equals
-eager's after any change."""
+"""Equal but distinct values, and dependences through native code."""
 
 import contextlib
 import functools

@@ -1,5 +1,4 @@
-"""Locations under two names: a module's attributes, which are globals of its functions, and the
-``warnings`` filters, which all programs share."""
+"""Locations under two names: module attributes as globals, and the ``warnings`` filters."""
 
 import types
 import warnings

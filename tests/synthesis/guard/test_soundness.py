@@ -201,7 +201,7 @@ CHANGES = {
         lambda box, i: torch.set_float32_matmul_precision(("highest", "high")[i]),
         lambda box, x: x + (torch.get_float32_matmul_precision() == "high"),
     ),
-    "which object it is": (
+    "the identity of an object": (
         lambda box, i: setattr(box, "tensor", (SQUARE, box.layer.weight)[i]),
         lambda box, x: x + 1 if box.tensor is box.layer.weight else x,
     ),

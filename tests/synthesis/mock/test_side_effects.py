@@ -1,5 +1,4 @@
-"""Side effects on external objects: repeated at every matched call, in place, on the same
-objects."""
+"""Side effects on external objects, repeated in place at every matched call."""
 
 import logging
 import types
