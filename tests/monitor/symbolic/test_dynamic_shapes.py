@@ -1,7 +1,7 @@
-"""Sizes that vary between calls: one record for all of them, and a miss where the program differs.
+"""Sizes that vary between calls: one record for all, and a miss where the control flow differs.
 
-Each entry is a program, the sizes of its tensors at the recorded call, sizes at which the same
-record must serve, and sizes at which it must not: there the program does something else.
+Each entry is a program, the sizes of its tensors in the recorded call, sizes that the same record
+must serve, and sizes that it must not serve because the program behaves differently there.
 """
 
 import math
@@ -15,7 +15,7 @@ from tests.programs import Twins, matrix
 
 
 def sized(*shapes):
-    """Inputs with tensors of these sizes; anything that is no tuple is an argument as it is."""
+    """A function that returns tensors of these shapes; other values are arguments themselves."""
 
     def inputs():
         return tuple(
@@ -42,7 +42,7 @@ def unpacks_sizes(x):
     return x.reshape(columns, rows), first, rest, [n + 1 for n in x.shape]
 
 
-def puts_sizes_together(x, y):
+def concatenates_sizes(x, y):
     shape = x.shape[:-1] + (y.shape[0], 2)
     return torch.zeros(shape), torch.zeros(*x.shape, 3), shape, torch.Size([len(y), 3])
 
@@ -56,7 +56,7 @@ def arithmetic(x):
     return n * 2 - 1, n // 2, n % 3, -n, n / 4, n**2, divmod(n, 1) if n < 0 else abs(n)
 
 
-def of_results(x):
+def sizes_of_results(x):
     y = torch.cat([x, x], 1)
     z = y.view(-1)
     w = z[: z.shape[0] // 2]
@@ -75,7 +75,7 @@ def compares_parts(x, y):
     return x @ y.T if x.shape[1:] == y.shape[1:] else x.sum() * y.sum()
 
 
-def chained(x):
+def chained_comparisons(x):
     n = len(x)
     if 2 < n <= 8 and n % 2 == 0:
         return x.view(2, n // 2, -1)
@@ -90,7 +90,7 @@ def truth(x):
     return x + 1 if x.shape[0] - 4 else x - 1
 
 
-def no_identity(x):
+def compares_with_none(x):
     n = x.shape[0]
     return x * n if n is not None else x
 
@@ -121,7 +121,7 @@ def is_a_key(x):
     return x * {4: 10, 5: 20}.get(x.shape[0], 30)
 
 
-def is_written(x):
+def formats_sizes(x):
     return x * 2, f"{x.shape[0]} rows", "%d by %d" % (x.shape[0], x.shape[1]), str(x.shape)
 
 
@@ -151,7 +151,7 @@ def broadcasts(x, y):
     return x + y
 
 
-def contiguous(x):
+def reads_contiguity(x):
     return x * 2 if x.is_contiguous() else x
 
 
@@ -163,7 +163,7 @@ def sorts(x):
     return sorted(x.shape), x + 1
 
 
-def sums_by(x):
+def reduces(x):
     return x.sum(x.dim() - 1) / x.shape[-1], x.mean(0).expand(x.shape[0], -1)
 
 
@@ -180,39 +180,39 @@ PROGRAMS = {
     "a size as a number": (adds_a_size, [(4, 3)], [[(6, 3)], [(5, 8)]], [[(1, 3)], [(0, 3)]]),
     "all ways to ask": (returns_sizes, [(4, 3)], [[(6, 2)]], [[(1, 3)], [(4, 3, 2)]]),
     "unpacking": (unpacks_sizes, [(4, 3)], [[(5, 3)]], [[(4, 3, 2)]]),
-    "concatenation": (puts_sizes_together, [(4, 3), (5,)], [[(6, 2), (7,)]], [[(4, 3), (1,)]]),
+    "concatenation": (concatenates_sizes, [(4, 3), (5,)], [[(6, 2), (7,)]], [[(4, 3), (1,)]]),
     "keyword": (keyword_size, [(4, 3)], [[(6, 2)]], []),
     "arithmetic": (arithmetic, [(4, 3)], [[(7, 2)]], []),
-    "sizes of results": (of_results, [(4, 3)], [[(6, 5)]], []),
+    "sizes of results": (sizes_of_results, [(4, 3)], [[(6, 5)]], []),
     "branch": (branches, [(6, 3)], [[(5, 3)], [(9, 3)]], [[(4, 3)], [(2, 3)]]),
     "equal shapes": (compares_two, [(4, 3), (4, 3)], [[(6, 2), (6, 2)]], [[(4, 3), (5, 3)]]),
     "equal parts": (compares_parts, [(4, 3), (2, 3)], [[(6, 2), (5, 2)]], [[(4, 3), (2, 4)]]),
-    "conditions": (chained, [(6, 3)], [[(8, 3)], [(4, 2)]], [[(7, 3)], [(10, 3)]]),
+    "conditions": (chained_comparisons, [(6, 3)], [[(8, 3)], [(4, 2)]], [[(7, 3)], [(10, 3)]]),
     "membership": (is_among, [(6, 3)], [[(5, 3)]], [[(3, 3)], [(4, 3)]]),
     "truth": (truth, [(6, 3)], [[(5, 3)]], [[(4, 3)]]),
-    "not None": (no_identity, [(6, 3)], [[(5, 3)]], []),
+    "not None": (compares_with_none, [(6, 3)], [[(5, 3)]], []),
     "extremes": (largest, [(6, 3), (4, 2)], [[(9, 2), (10, 3)]], []),
     "root": (takes_a_root, [(6, 3)], [[(5, 7)]], []),
     "loop": (counts_in_a_loop, [(4, 3)], [[(4, 5)]], [[(7, 3)], [(1, 3)]]),
     "rows": (unbinds, [(4, 3)], [[(4, 5)]], [[(5, 3)]]),
     "chunks": (chunks, [(4, 3)], [[(4, 5)]], []),
     "key": (is_a_key, [(4, 3)], [[(4, 5)]], [[(5, 3)], [(6, 3)]]),
-    "text": (is_written, [(4, 3)], [], [[(5, 3)], [(4, 5)]]),
+    "text": (formats_sizes, [(4, 3)], [], [[(5, 3)], [(4, 5)]]),
     "set": (is_in_a_set, [(4, 3)], [[(4, 5)]], [[(5, 3)]]),
     "keys of a new dictionary": (makes_keys, [(4, 3)], [], [[(3, 3)], [(4, 4)]]),
     "slices": (slices, [(6, 3)], [[(9, 5)]], []),
     "views": (splits_evenly, [(6, 4)], [[(5, 8)]], []),
     "padding": (pads, [(6, 4)], [[(5, 7)]], []),
     "equal by an operator": (broadcasts, [(6, 4), (6, 4)], [[(5, 7), (5, 7)]], [[(6, 4), (1, 4)]]),
-    "contiguous": (contiguous, [(6, 4)], [[(5, 7)]], []),
+    "contiguous": (reads_contiguity, [(6, 4)], [[(5, 7)]], []),
     "repetition": (repeats, [(6, 4)], [[(5, 7)]], []),
     "order": (sorts, [(6, 4)], [], [[(5, 4)], [(4, 6)]]),
-    "reduction": (sums_by, [(6, 4)], [[(5, 7)]], []),
+    "reduction": (reduces, [(6, 4)], [[(5, 7)]], []),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_record_serves_all_sizes_at_which_the_program_does_the_same(name):
+def test_one_record_serves_all_sizes_with_the_same_control_flow(name):
     program, recorded, hits, misses = PROGRAMS[name]
     twins = Twins(lambda: program, dynamic=True)
     twins.call(sized(*recorded), hit=False)
@@ -226,8 +226,8 @@ def test_one_record_serves_all_sizes_at_which_the_program_does_the_same(name):
             twins.call(sized(*again), why=f"{name}: {again} again")
 
 
-def test_a_guard_of_the_compilers_may_multiply_a_size_by_a_fraction():
-    """It asks whether an image that grows by 1.07 has more rows than before."""
+def test_size_guard_may_multiply_by_a_fraction():
+    """Interpolation compares the rows of an image before and after a scaling by 1.07."""
     function = lambda x: F.interpolate(x, scale_factor=1.07, mode="bilinear")
     fast = magpy.compile(function, dynamic=True)
     for rows in (20, 33, 41):
@@ -239,7 +239,7 @@ def test_a_guard_of_the_compilers_may_multiply_a_size_by_a_fraction():
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_how_many_images_torch_convolves_by_which_algorithm_is_no_guard(layout, kernel, backend):
+def test_convolution_does_not_guard_the_batch_size(layout, kernel, backend):
     weight = torch.linspace(-1, 1, 4 * 2 * kernel**2).view(4, 2, kernel, kernel)
 
     def program(x):
@@ -253,7 +253,7 @@ def test_how_many_images_torch_convolves_by_which_algorithm_is_no_guard(layout, 
     twins.call(lambda: (torch.ones(3, 1, 8, 8),))
 
 
-def test_a_convolutions_filter_must_fit_its_images():
+def test_convolution_guards_that_its_filter_fits():
     weight = torch.ones(1, 1, 16, 16)
     twins = Twins(lambda: lambda x: F.conv2d(x, weight).shape, dynamic=True)
     for i, (images, height) in enumerate(((3, 20), (17, 18), (4, 16))):
@@ -261,7 +261,7 @@ def test_a_convolutions_filter_must_fit_its_images():
     twins.call(lambda: (torch.ones(4, 1, 15, 20),))
 
 
-def test_one_guard_stands_for_all_that_it_implies():
+def test_implied_size_guards_are_merged():
     def program(x, y):
         n, m = x.shape[0], y.shape[0]
         if 2 < n and n != 2 and n > 3 and n < 30 and n <= 20 and 2 * n < 100:
@@ -281,7 +281,7 @@ def test_one_guard_stands_for_all_that_it_implies():
         twins.call(sized((n,), (m,)), hit=False, why=f"{n} and {m}")
 
 
-def test_sizes_that_travel_in_tensors_stay_known():
+def test_sizes_stored_in_tensors_stay_symbolic():
     def program(x):
         span = torch.tensor(min(x.shape[0], 16))
         table = torch.arange(32.0)[16 - span : 16 + span]
@@ -294,7 +294,7 @@ def test_sizes_that_travel_in_tensors_stay_known():
     twins.call(sized((40, 2)))
 
 
-def test_integer_in_a_tensor_that_is_changed_is_not_what_it_was():
+def test_changed_tensor_has_a_changed_number():
     def program(x):
         span = torch.tensor(x.shape[0])
         span += 1
@@ -305,7 +305,7 @@ def test_integer_in_a_tensor_that_is_changed_is_not_what_it_was():
         twins.call(sized((rows, 3)))
 
 
-def test_strides_follow_from_sizes_as_they_did():
+def test_strides_are_derived_from_sizes():
     twins = Twins(lambda: lambda x: (x * 2, x.stride()), dynamic=True)
     twins.call(lambda: (torch.ones(4, 6).t(),), hit=False)
     twins.call(lambda: (torch.ones(5, 7).t(),), hit=True)
@@ -330,7 +330,7 @@ def test_sizes_in_containers_and_attributes_may_vary():
     twins.call(lambda: inputs(6), hit=True)
 
 
-def test_sizes_in_a_dictionary_may_vary_where_its_keys_are_looked_for():
+def test_sizes_in_keyword_arguments_may_vary():
     def program(x, **options):
         if "offset" in options:
             x = x + options["offset"]
@@ -344,22 +344,22 @@ def test_sizes_in_a_dictionary_may_vary_where_its_keys_are_looked_for():
     twins.call(sized((6, 3)), hit=True)
 
 
-def test_parameters_and_buffers_are_what_they_are():
+def test_sizes_of_parameters_are_constants():
     twins = Twins(lambda: torch.nn.BatchNorm1d(3).eval(), dynamic=True)
     twins.call(sized((4, 3)), hit=False)
     twins.call(sized((7, 3)), hit=True)
     (record,) = twins.compiled._magpy.records
-    assert record.lifted == ["args[0].size(0)"], "the parameters fix the other size"
+    assert record.lifted == ["args[0].size(0)"], "the other size must equal that of the parameters"
 
 
-def test_a_size_counted_up_in_an_attribute_counts_the_callers_sizes():
+def test_attribute_sums_up_varying_sizes():
     twins = Twins(Counting, dynamic=True)
     for rows in (4, 6, 3, 9, 2):
         twins.call(sized((rows, 3)))
     assert twins.compiled._magpy_dispatcher.hits >= 3
 
 
-def test_inputs_that_share_memory_and_are_changed_keep_their_sizes():
+def test_written_inputs_with_shared_memory_match_eager():
     def program(x, y):
         x.add_(1)
         return y * 2
@@ -407,13 +407,13 @@ DATA = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", DATA)
-def test_sizes_and_numbers_that_data_decides_stay_in_one_graph(name, dynamic, backend):
+def test_data_dependent_sizes_and_numbers_stay_in_one_graph(name, dynamic, backend):
     twins = Twins(lambda: DATA[name], dynamic=dynamic, backend=backend, fullgraph=True)
     for i, shift in enumerate((0, 0.5, 3, -0.5)):
         twins.call(lambda shift=shift: (torch.linspace(-2, 2, 6) + shift,), hit=i > 0)
 
 
-def test_program_that_branches_on_a_size_that_data_decides_splits():
+def test_branch_on_a_data_dependent_size_matches_eager():
     def program(x):
         y = x[x > 0]
         return y + 1 if y.shape[0] > 3 else y - 1
@@ -423,14 +423,14 @@ def test_program_that_branches_on_a_size_that_data_decides_splits():
         twins.call(lambda shift=shift: (torch.linspace(-2, 2, 6) + shift,))
 
 
-def _draws_in_many_ways(x):
+def _draws_random_numbers(x):
     y = F.dropout(x, 0.5) + torch.rand(x.shape[0], 1) + torch.randn_like(x)
     y = y + torch.empty_like(x).uniform_() + torch.bernoulli(x.sigmoid())
     return y + torch.normal(x, 1.0) + torch.randperm(x.shape[0])[:, None]
 
 
-def test_symbolic_runs_write_to_no_tensor_of_the_program():
-    """A function that runs as it is knows tensors by itself."""
+def test_symbolic_twin_writes_to_no_tensor_of_the_program():
+    """A checkpointed function holds tensors that are not among its arguments."""
 
     def make():
         norm = torch.nn.BatchNorm1d(3)
@@ -446,8 +446,8 @@ def test_symbolic_runs_write_to_no_tensor_of_the_program():
         twins.call(lambda size=size: (matrix(size, 3, grad=True),), hit=size != 2)
 
 
-def test_symbolic_runs_leave_generators_to_other_threads(monkeypatch):
-    twins = Twins(lambda: _draws_in_many_ways, dynamic=True)
+def test_symbolic_twin_does_not_rewind_generators(monkeypatch):
+    twins = Twins(lambda: _draws_random_numbers, dynamic=True)
 
     def rewinds(state):
         raise AssertionError("another thread may have drawn meanwhile")
@@ -457,7 +457,7 @@ def test_symbolic_runs_leave_generators_to_other_threads(monkeypatch):
         twins.call(sized((rows, 2)), hit=i > 0)
 
 
-class _Remembers(torch.nn.Module):
+class _HoldsState(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.state = None
@@ -469,15 +469,15 @@ class _Remembers(torch.nn.Module):
         return self.state
 
 
-def test_a_state_that_is_replaced_when_the_batch_changes():
-    twins = Twins(_Remembers)
+def test_state_replaced_at_a_new_batch_size_hits():
+    twins = Twins(_HoldsState)
     for i, rows in enumerate([4, 4, 4, 3, 3, 4, 2, 2, 5, 5, 4, 3, 4]):
         twins.call(lambda rows=rows: (matrix(rows, 2),), hit=True if i > 5 else None)
     assert not magpy.api._dispatcher(twins.compiled).split_points
 
 
 @pytest.mark.parametrize(
-    "look",
+    "read",
     [
         lambda row: row.stride(0),
         lambda row: sum(row.stride()),
@@ -486,9 +486,9 @@ def test_a_state_that_is_replaced_when_the_batch_changes():
     ],
     ids=["stride", "strides", "contiguous", "offset"],
 )
-def test_how_a_row_of_fixed_size_lies_follows_from_the_size_of_its_tensor(look):
+def test_strides_of_a_row_are_derived_from_the_sizes_of_its_tensor(read):
     def program(x):
-        return x[:, 0] + look(x[:, -1])
+        return x[:, 0] + read(x[:, -1])
 
     fast = magpy.compile(program, backend="eager")
     for size in (12, 15, 9, 5, 1, 2):

@@ -1,4 +1,4 @@
-"""Models whose batch, and for language models also whose sequence, varies from call to call."""
+"""Models whose batch size varies between calls, and for language models the sequence length too."""
 
 import copy
 import random
@@ -20,16 +20,16 @@ LANGUAGE = ("BERT", "DeBERTa", "GPT-2")
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_further_record_serves_all_batches_and_sequences(name, training, monkeypatch):
+def test_models_have_at_most_one_record_for_varying_sizes(name, training, monkeypatch):
     zoo = ZOO[name]
     model = zoo.make(0).train(training)
     reference = copy.deepcopy(model)
     compiled = magpy.compile(model, backend="eager", fullgraph=True)
-    chance = random.Random(0)
+    generator = random.Random(0)
     for i in range(20):
         if name in LANGUAGE:
-            monkeypatch.setitem(language_models.LENGTH, "small", chance.randint(5, 40))
-        args, kwargs = zoo.inputs(model, i, chance.randint(2, 12))
+            monkeypatch.setitem(language_models.LENGTH, "small", generator.randint(5, 40))
+        args, kwargs = zoo.inputs(model, i, generator.randint(2, 12))
         with torch.set_grad_enabled(training):
             actual, expected = compiled(*args, **kwargs), reference(*args, **kwargs)
         torch.testing.assert_close(*map(_tensors, (actual, expected)), rtol=1e-4, atol=1e-4)

@@ -29,7 +29,7 @@ def _two_branches(x, flag):
     return x
 
 
-def _asked_again_in_a_side(x, flag):
+def _tested_again_in_a_branch(x, flag):
     if flag:
         y = x * flag + (3 if flag else 4)
     else:
@@ -53,7 +53,7 @@ def _length_of_a_loop(x, flag):
     return x, count, torch.zeros(count)
 
 
-def _loop_around(x, flag):
+def _branch_in_a_loop(x, flag):
     for i in range(3):
         x = x + i if flag else x * 0.5
     return x
@@ -91,7 +91,7 @@ def _in_functions(x, flag):
     return _helper(x, flag) + _helper(x, scale=flag, use=flag)
 
 
-def _in_a_method(x, flag):
+def _in_methods(x, flag):
     return _Helped().help(x, flag)
 
 
@@ -113,15 +113,15 @@ def _is_not_none(x, flag):
 ONE_RECORD = {
     function.__name__.lstrip("_"): function
     for function in (
-        *(_branch, _two_branches, _asked_again_in_a_side, _returns, _length_of_a_loop),
-        *(_loop_around, _while, _arithmetic, _chosen_numbers, _several, _in_functions),
-        *(_in_a_method, _recursion, _is_not_none),
+        *(_branch, _two_branches, _tested_again_in_a_branch, _returns, _length_of_a_loop),
+        *(_branch_in_a_loop, _while, _arithmetic, _chosen_numbers, _several, _in_functions),
+        *(_in_methods, _recursion, _is_not_none),
     )
 }
-"""Programs in which nothing needs to know what the flag is."""
+"""Programs that need no constant value of the flag."""
 
 
-def _handed_back(x, flag):
+def _returned(x, flag):
     return x + 1, flag
 
 
@@ -133,7 +133,7 @@ def _equality(x, flag):
     return x + 1 if flag == 1 else x - 1
 
 
-def _kept(x, flag):
+def _stored(x, flag):
     return x + 1, [flag], {"flag": flag}
 
 
@@ -176,15 +176,15 @@ def _generator(x, flag):
     return list(inner(flag))
 
 
-def _own_locals(x, flag):
+def _reads_locals(x, flag):
     return x + 1, locals()["flag"]
 
 
-def _spread(x, flag):
+def _unpacked_arguments(x, flag):
     return _helper(*(x, flag)), _helper(x, **{"use": flag})
 
 
-def _rest(x, flag):
+def _collected_arguments(x, flag):
     def inner(*rest, **more):
         return x + 1, rest, more
 
@@ -233,12 +233,20 @@ def _behind_a_split(x, flag):
 GUARDED = {
     function.__name__.lstrip("_"): function
     for function in (
-        *(_handed_back, _identity, _equality, _kept, _text, _reassigned, _truth_as_value, _bits),
-        *(_of_bool_tensors, _closure, _comprehension, _generator, _own_locals, _spread, _rest),
+        *(_returned, _identity, _equality, _stored, _text, _reassigned, _truth_as_value, _bits),
+        *(
+            _of_bool_tensors,
+            _closure,
+            _comprehension,
+            _generator,
+            _reads_locals,
+            _unpacked_arguments,
+            _collected_arguments,
+        ),
         *(_keyword_of_an_operator, _index, _other_dtypes, _other_types, _raises, _behind_a_split),
     )
 }
-"""Programs in which something does."""
+"""Programs that may need the flag's value as a constant."""
 
 VALUES = [True, False, False, True, True, False]
 
@@ -262,8 +270,8 @@ def test_one_record_serves_both_values(name):
 
 
 @pytest.mark.parametrize("name", ONE_RECORD)
-def test_general_record_knows_both_values(name):
-    """Of two functions that share nothing, each has seen the other order of values."""
+def test_general_record_serves_both_values_in_any_order(name):
+    """Each of two separately compiled functions sees another order of the values."""
     for first in (True, False):
         magpy.reset()
         compiled = magpy.compile(ONE_RECORD[name], backend="eager")
@@ -273,14 +281,14 @@ def test_general_record_knows_both_values(name):
 
 
 @pytest.mark.parametrize("name", GUARDED)
-def test_value_is_guarded_where_it_is_needed(name):
+def test_specialized_flags_match_eager(name):
     program = GUARDED[name]
     compiled = magpy.compile(program, backend="eager")
     for flag in VALUES:
         _compare(program, compiled, flag)
 
 
-def test_side_that_ends_inside_a_handler_leaves_no_exception():
+def test_branch_that_ends_inside_a_handler_leaves_no_exception():
     def attempt(x, fail):
         try:
             if fail:
@@ -304,7 +312,7 @@ def test_side_that_ends_inside_a_handler_leaves_no_exception():
 
 
 @pytest.mark.parametrize("name", [*ONE_RECORD])
-def test_anything_but_a_bool_misses(name):
+def test_values_of_other_types_miss(name):
     program = ONE_RECORD[name]
     compiled = magpy.compile(program, backend="eager")
     for flag in (True, False, True):
@@ -314,7 +322,7 @@ def test_anything_but_a_bool_misses(name):
     assert magpy.cache_info(compiled).misses == before + 1
 
 
-def test_effects_outside_come_with_one_value_only():
+def test_external_effects_happen_for_one_value_only():
     compiled = magpy.compile(_log, backend="eager")
     for flag in VALUES:
         logs = [], []
@@ -322,7 +330,7 @@ def test_effects_outside_come_with_one_value_only():
         assert logs[0] == logs[1]
 
 
-def test_sixteen_combinations_of_four_flags_have_one_graph():
+def test_five_records_serve_all_combinations_of_four_flags():
     def program(x, a, b, c, d):
         if a:
             x = x + 1
@@ -336,14 +344,14 @@ def test_sixteen_combinations_of_four_flags_have_one_graph():
     combinations = list(itertools.product((True, False), repeat=4))
     for flags in combinations:
         _compare(program, compiled, *flags)
-    learnt = magpy.cache_info(compiled).misses
+    misses = magpy.cache_info(compiled).misses
     for flags in combinations:
         _compare(program, compiled, *flags)
-    assert learnt <= 5
-    assert magpy.cache_info(compiled).misses == learnt
+    assert misses <= 5
+    assert magpy.cache_info(compiled).misses == misses
 
 
-def test_flag_that_is_settled_in_one_place_is_settled_everywhere():
+def test_flag_specialized_at_one_use_is_specialized_everywhere():
     def program(x, flag):
         y = x + 1 if flag else x - 1
         return y, flag
@@ -353,7 +361,7 @@ def test_flag_that_is_settled_in_one_place_is_settled_everywhere():
         _compare(program, compiled, flag)
 
 
-def test_flag_inside_a_branch_on_a_tensor():
+def test_flag_is_lifted_inside_a_data_dependent_branch():
     def program(x, flag):
         if x.sum() > 0:
             x = x * flag if flag else x + flag
@@ -389,41 +397,41 @@ class _Model(nn.Module):
         return self.layer(x, use, twice=twice) + twice
 
 
-def test_flags_of_modules_go_through_their_calls():
+def test_flags_are_lifted_through_module_calls():
     model = _Model(_Layer())
     compiled = magpy.compile(model, backend="eager")
     for use, twice in itertools.product((True, False), repeat=2):
         x = torch.ones(2, 3)
         assert_same(compiled(x, use, twice=twice), model(x, use, twice=twice))
-    learnt = magpy.cache_info(compiled).misses
+    misses = magpy.cache_info(compiled).misses
     for use, twice in itertools.product((True, False), repeat=2):
         found, expected = compiled(x, use, twice=twice), model(x, use, twice=twice)
         assert_same(found, expected)
         grads = [torch.autograd.grad(y.sum(), [*model.parameters()]) for y in (found, expected)]
         assert_same(*grads)
-    assert learnt <= 3
-    assert magpy.cache_info(compiled).misses == learnt
+    assert misses <= 3
+    assert magpy.cache_info(compiled).misses == misses
 
 
-def _changed(module, args, kwargs):
+def _change_arguments(module, args, kwargs):
     x, use = args
     return (x, not use), {"twice": not kwargs["twice"]}
 
 
-def _replaced(layer):
+def _replace_forward(layer):
     layer.forward = lambda x, use, *, twice: x * 5 if use else x
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda layer: layer.register_forward_pre_hook(_changed, with_kwargs=True),
+        lambda layer: layer.register_forward_pre_hook(_change_arguments, with_kwargs=True),
         lambda layer: layer.register_forward_hook(lambda module, args, out: out + args[1]),
-        _replaced,
+        _replace_forward,
     ],
-    ids=["hook before", "hook behind", "another forward"],
+    ids=["pre-hook", "hook", "replaced forward"],
 )
-def test_flags_of_modules_with_hooks(change):
+def test_flags_of_modules_with_hooks_match_eager(change):
     layer = _Layer()
     change(layer)
     model = _Model(layer)
@@ -433,7 +441,7 @@ def test_flags_of_modules_with_hooks(change):
         assert_same(compiled(x, use, twice=twice), model(x, use, twice=twice))
 
 
-def test_compiled_graph_of_both_values():
+def test_compiled_graph_serves_both_values():
     model = _Model(_Layer())
     compiled = magpy.compile(model)
     for use, twice in [*itertools.product((True, False), repeat=2)] * 2:
@@ -441,14 +449,14 @@ def test_compiled_graph_of_both_values():
         assert_same(compiled(x, use, twice=twice), model(x, use, twice=twice))
 
 
-def test_record_that_must_not_generalise_guards_the_value():
+def test_dynamic_false_guards_the_value():
     compiled = magpy.compile(_branch, backend="eager", dynamic=False)
     for flag in VALUES:
         _compare(_branch, compiled, flag)
     assert magpy.cache_info(compiled).records == 2
 
 
-def test_explain_names_what_varies():
+def test_explain_names_lifted_flags():
     compiled = magpy.compile(_branch, backend="eager")
     for flag in (True, False):
         _compare(_branch, compiled, flag)
@@ -458,7 +466,7 @@ def test_explain_names_what_varies():
     assert any(node.target is COND for graph in report.graphs for node in graph.graph.nodes)
 
 
-# --- what the bytecode tells ---------------------------------------------------------------------
+# --- uses of locals in the bytecode --------------------------------------------------------------
 
 
 def _slot(function, name):
@@ -466,21 +474,21 @@ def _slot(function, name):
 
 
 @pytest.mark.parametrize("name", ["branch", "in_functions", "arithmetic", "is_not_none"])
-def test_local_whose_loads_are_all_clear_is_followed(name):
+def test_local_with_known_uses_is_tracked(name):
     function = ONE_RECORD[name]
     assert _slot(function, "flag") in local_uses(function.__code__).tracked
 
 
 @pytest.mark.parametrize(
     "name",
-    ["handed_back", "kept", "text", "reassigned", "truth_as_value", "closure", "own_locals"],
+    ["returned", "stored", "text", "reassigned", "truth_as_value", "closure", "reads_locals"],
 )
-def test_local_that_may_go_anywhere_is_not_followed(name):
+def test_local_with_unknown_uses_is_not_tracked(name):
     function = GUARDED[name]
     assert _slot(function, "flag") not in local_uses(function.__code__).tracked
 
 
-def test_two_values_at_one_place_are_not_taken_for_the_local():
+def test_stack_slot_with_two_possible_values_is_not_tracked():
     def program(x, flag, other):
         return x * (flag if other else 3) + x.sum() * 2 - x  # too much to be compiled twice
 

@@ -1,4 +1,4 @@
-"""Bools that vary between calls in attributes, containers and closures: as those that are given."""
+"""Varying bools in attributes, containers and closures: lifted like those in arguments."""
 
 import itertools
 from types import SimpleNamespace
@@ -17,140 +17,140 @@ FIRST = True
 SAME = magpy.disable(lambda value: value)
 
 
-def _added(x, first, second):
+def _branches(x, first, second):
     if first:
         x = x + 1
     return x * 2 if second else x.sin()
 
 
-def of_attributes(x, given):
-    if given.first:
+def of_attributes(x, flags):
+    if flags.first:
         x = x + 1
-    return x * 2 if given.second else x.sin()
+    return x * 2 if flags.second else x.sin()
 
 
-def of_a_dictionary(x, given):
-    if vars(given)["first"]:
+def of_a_dictionary(x, flags):
+    if vars(flags)["first"]:
         x = x + 1
-    return x * 2 if given.__dict__["second"] else x.sin()
+    return x * 2 if flags.__dict__["second"] else x.sin()
 
 
-def stored(x, given):
-    first = given.first
-    second = given.second
+def in_locals(x, flags):
+    first = flags.first
+    second = flags.second
     if first:
         x = x + 1
     return x * 2 if second else x.sin()
 
 
-def passed_on(x, given):
-    return _added(x, given.first, second=given.second)
+def passed_on(x, flags):
+    return _branches(x, flags.first, second=flags.second)
 
 
-def counted(x, given):
-    return x * (given.first + 2) + given.second * 3 + 1
+def in_arithmetic(x, flags):
+    return x * (flags.first + 2) + flags.second * 3 + 1
 
 
-def asked_again_inside(x, given):
-    if given.first:
-        x = x + 1 if given.first else x - 1
-    elif given.second:
-        x = x * 2 if given.first else x * 3
-    return x.cos() if not given.second else x
+def tested_again_in_a_branch(x, flags):
+    if flags.first:
+        x = x + 1 if flags.first else x - 1
+    elif flags.second:
+        x = x * 2 if flags.first else x * 3
+    return x.cos() if not flags.second else x
 
 
-def in_a_loop(x, given):
+def in_a_loop(x, flags):
     for i in range(3):
-        x = x + i if given.first else x * 0.5
-    return x * given.second
+        x = x + i if flags.first else x * 0.5
+    return x * flags.second
 
 
-ONE_RECORD = (of_attributes, of_a_dictionary, stored, passed_on, counted, asked_again_inside,
-              in_a_loop)  # fmt: skip
+ONE_RECORD = (of_attributes, of_a_dictionary, in_locals, passed_on, in_arithmetic,
+              tested_again_in_a_branch, in_a_loop)  # fmt: skip
 
 
-def asked_natively_too(x, given):
-    return x + 1 if given.first else x - 1, getattr(given, "first"), vars(given)  # noqa: B009
+def also_read_natively(x, flags):
+    return x + 1 if flags.first else x - 1, getattr(flags, "first"), vars(flags)  # noqa: B009
 
 
-def read_natively_on_the_way(x, given):
-    return _added(x, given.first, getattr(given, "first"))  # noqa: B009
+def passed_by_getattr(x, flags):
+    return _branches(x, flags.first, getattr(flags, "first"))  # noqa: B009
 
 
-def written(x, given):
-    if given.first:
-        given.first = False
+def written(x, flags):
+    if flags.first:
+        flags.first = False
         x = x + 1
-    return (x * 2 if given.first else x), given.second
+    return (x * 2 if flags.first else x), flags.second
 
 
-def turned(x, given):
-    y = x + 1 if given.first else x - 1
-    given.first = not given.first
-    return y * 2 if given.first else y * 3
+def negated(x, flags):
+    y = x + 1 if flags.first else x - 1
+    flags.first = not flags.first
+    return y * 2 if flags.first else y * 3
 
 
-def stored_twice(x, given):
-    flag = given.first
+def rebound_in_a_loop(x, flags):
+    flag = flags.first
     for _ in range(3):
         if flag:
             x = x + 1
-        flag = given.second
+        flag = flags.second
     return x
 
 
-def stored_on_one_side(x, given):
+def stored_in_one_branch(x, flags):
     if x.sum() > 0:
-        flag = given.first
+        flag = flags.first
     else:
         flag = True
     return x + 1 if flag else x - 1
 
 
-def stored_on_one_side_of_a_flag(x, given):
-    if given.second:
-        flag = given.first
+def stored_in_one_branch_on_a_flag(x, flags):
+    if flags.second:
+        flag = flags.first
     else:
         flag = True
     return x + 1 if flag else x - 1
 
 
-def put_elsewhere(x, given):
-    kept = {"flag": given.first}
-    return (x + 1 if kept["flag"] else x), kept, [given.second]
+def stored_in_containers(x, flags):
+    kept = {"flag": flags.first}
+    return (x + 1 if kept["flag"] else x), kept, [flags.second]
 
 
-def behind_a_split(x, given):
-    flag = given.first
+def after_a_split(x, flags):
+    flag = flags.first
     if flag:
         x = x + 1
     SAME(0)
-    return x * 2 if flag else x * (3 if given.second else 4)
+    return x * 2 if flag else x * (3 if flags.second else 4)
 
 
-def of_other_objects(x, given):
+def of_other_objects(x, flags):
     found = []
-    for other in (given, SimpleNamespace(first=True), SimpleNamespace(first=False)):
+    for other in (flags, SimpleNamespace(first=True), SimpleNamespace(first=False)):
         try:
-            found.append(_added(x, other.first, 1 // (len(found) % 2)))
+            found.append(_branches(x, other.first, 1 // (len(found) % 2)))
         except ZeroDivisionError:
             found.append(x)
-    return found, given.second
+    return found, flags.second
 
 
-def deleted(x, given):
-    x = x + 1 if given.first else x
-    del given.first
-    return x, hasattr(given, "first")
+def deleted(x, flags):
+    x = x + 1 if flags.first else x
+    del flags.first
+    return x, hasattr(flags, "first")
 
 
-def identity(x, given):
-    return x + 1 if given.first is True else x - given.second * 1
+def identity(x, flags):
+    return x + 1 if flags.first is True else x - flags.second * 1
 
 
-GUARDED = (asked_natively_too, read_natively_on_the_way, written, turned, stored_twice,
-           stored_on_one_side, stored_on_one_side_of_a_flag, put_elsewhere, behind_a_split,
-           of_other_objects, deleted, identity)  # fmt: skip
+GUARDED = (also_read_natively, passed_by_getattr, written, negated, rebound_in_a_loop,
+           stored_in_one_branch, stored_in_one_branch_on_a_flag, stored_in_containers,
+           after_a_split, of_other_objects, deleted, identity)  # fmt: skip
 
 PAIRS = [*itertools.product((True, False), repeat=2)]
 
@@ -169,22 +169,22 @@ def test_one_record_serves_all_values(program):
     compiled = magpy.compile(program, backend="eager")
     for pair in PAIRS:
         _compare(program, compiled, *pair)
-    learnt = magpy.cache_info(compiled).misses
-    assert learnt <= 3
+    misses = magpy.cache_info(compiled).misses
+    assert misses <= 3
     for pair in PAIRS:
         _compare(program, compiled, *pair)
-    assert magpy.cache_info(compiled).misses == learnt
+    assert magpy.cache_info(compiled).misses == misses
 
 
 @pytest.mark.parametrize("order", [PAIRS, PAIRS[::-1]])
 @pytest.mark.parametrize("program", [*ONE_RECORD, *GUARDED])
-def test_every_value_is_answered_as_in_eager(program, order):
+def test_all_values_match_eager(program, order):
     compiled = magpy.compile(program, backend="eager")
     for pair in [*order, *order, *order[::-1]]:
         _compare(program, compiled, *pair)
 
 
-def test_anything_but_a_bool_misses():
+def test_values_of_other_types_miss():
     compiled = magpy.compile(of_attributes, backend="eager")
     for pair in PAIRS:
         _compare(of_attributes, compiled, *pair)
@@ -199,9 +199,9 @@ def _of_a_cell():
     def program(x):
         return x * 2 if flag else x.sin()
 
-    def change(now):
+    def change(value):
         nonlocal flag
-        flag = now
+        flag = value
 
     return program, change
 
@@ -210,16 +210,16 @@ def _of_a_global():
     def program(x):
         return x * 2 if FIRST else x.sin()
 
-    return program, lambda now: globals().update(FIRST=now)
+    return program, lambda value: globals().update(FIRST=value)
 
 
 def _of_a_list():
-    given = [0, True]
+    flags = [0, True]
 
     def program(x):
-        return x * 2 if given[-1] else x.sin()
+        return x * 2 if flags[-1] else x.sin()
 
-    return program, lambda now: given.__setitem__(1, now)
+    return program, lambda value: flags.__setitem__(1, value)
 
 
 def _of_a_module():
@@ -228,7 +228,7 @@ def _of_a_module():
             return x * 2 if self.doubled else x.sin()
 
     module = Scaled()
-    return module, lambda now: setattr(module, "doubled", now)
+    return module, lambda value: setattr(module, "doubled", value)
 
 
 def _of_a_slot():
@@ -237,22 +237,22 @@ def _of_a_slot():
 
     slotted = Slotted()
     program = lambda x: x * 2 if slotted.doubled else x.sin()
-    return program, lambda now: setattr(slotted, "doubled", now)
+    return program, lambda value: setattr(slotted, "doubled", value)
 
 
-@pytest.mark.parametrize("place", [_of_a_cell, _of_a_global, _of_a_list, _of_a_module, _of_a_slot])
-def test_flags_are_found_wherever_they_are(place):
-    program, change = place()
+@pytest.mark.parametrize("make", [_of_a_cell, _of_a_global, _of_a_list, _of_a_module, _of_a_slot])
+def test_flags_are_lifted_in_every_location(make):
+    program, change = make()
     compiled = magpy.compile(program, backend="eager")
-    for now in (True, False, False, True):
-        change(now)
+    for value in (True, False, False, True):
+        change(value)
         assert_same(compiled(torch.ones(3)), program(torch.ones(3)))
     change(True)
     report = magpy.explain(compiled, torch.ones(3))
     assert any(node.target is COND for graph in report.graphs for node in graph.graph.nodes)
 
 
-def test_modes_of_modules_have_a_graph_each():
+def test_each_training_mode_has_a_graph():
     class Model(nn.Module):
         def forward(self, x):
             return x * 2 if self.training else x.sin()

@@ -1,4 +1,4 @@
-"""Numbers in tensors that are formatted as text do not split the program by themselves."""
+"""Formatting of tensors as text, which alone does not split the program."""
 
 import contextlib
 import io
@@ -76,7 +76,7 @@ def test_printing_a_formatted_number_splits_once(name):
 
 
 @pytest.mark.parametrize("name", AS_TENSORS)
-def test_text_of_a_tensor_is_torchs(name):
+def test_text_of_a_tensor_matches_eager(name):
     program = _program(AS_TENSORS[name])
     compiled = magpy.compile(program, backend="eager")
     for x in INPUTS:
@@ -94,7 +94,7 @@ def test_text_that_is_returned_needs_no_split():
     assert magpy.cache_info(compiled).misses == 1
 
 
-def test_text_that_steers_is_looked_at():
+def test_text_that_decides_control_flow_matches_eager():
     def program(x):
         return x + 1 if f"{x.sum():.0f}" > "0" else x - 1
 
@@ -103,7 +103,7 @@ def test_text_that_steers_is_looked_at():
         assert_same(compiled(x), program(x))
 
 
-def test_tensor_that_changes_afterwards_leaves_the_text():
+def test_later_write_leaves_the_text_unchanged():
     def program(x):
         y = x * 2
         total = y.sum()
@@ -116,7 +116,7 @@ def test_tensor_that_changes_afterwards_leaves_the_text():
         assert_same(compiled(x), program(x))
 
 
-def test_format_that_does_not_suit_the_number_raises():
+def test_invalid_format_raises():
     def program(x):
         try:
             return f"{x.sum():d}"
@@ -161,33 +161,33 @@ class Represented(Plain):
 
 
 @pytest.mark.parametrize(
-    "looks",
+    "formats",
     [
         str, repr, float, int, format, "{0}".format,
         lambda m: f"{m}", lambda m: f"{m!s}", lambda m: f"{m!r}", lambda m: f"mean {m}, {m.total}",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [Meter, Plain, Represented])
-def test_what_special_methods_make_of_numbers_varies(looks, kind):
-    _compare_metered(kind, looks, hits=2)
+def test_results_of_special_methods_are_lifted(formats, kind):
+    _compare_metered(kind, formats, hits=2)
 
 
 @pytest.mark.parametrize(
-    "looks",
+    "formats",
     [
         lambda m: f"{m!s:>20}", lambda m: f"{m:b}", lambda m: "%s" % m, lambda m: str([m, m]),
         lambda m: "long" if len(str(m)) > 9 else "short", lambda m: "1" in f"{m}",
         lambda m: float(m) > 1, lambda m: [0] * int(m),
     ],
 )  # fmt: skip
-def test_what_looks_at_them_is_right(looks):
-    _compare_metered(Plain, looks)
+def test_reads_of_formatted_numbers_match_eager(formats):
+    _compare_metered(Plain, formats)
 
 
-def _compare_metered(kind, looks, hits=0):
+def _compare_metered(kind, formats, hits=0):
     def program(meter, x):
         meter.update(x.mean().item())
-        return looks(meter)
+        return formats(meter)
 
     eager, compiled, fast = kind(), kind(), magpy.compile(program, backend="eager")
     for value in (1.0, 2.5, -3.0, 40.0, 7.0):

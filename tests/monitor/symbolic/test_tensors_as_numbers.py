@@ -1,4 +1,4 @@
-"""Tensors where torch wants a number: what follows from their value is another at the next call."""
+"""Tensors as arguments where torch or Python expects a number."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def _parity(x):
     return count(x) % 2
 
 
-BOUNDS = {
+SIZES = {
     "slice": lambda x: (x[: count(x)], x[: count(x)].size(0) * x),
     "slice of a dimension": lambda x: x.view(2, 3)[:, count(x) // 2 :].shape,
     "slice by one element": lambda x: x[: count(x).view(1)].shape,
@@ -47,7 +47,7 @@ BOUNDS = {
     "in torch.ops": lambda x: torch.ops.aten.slice(x, 0, 0, count(x)).shape,
     "sections": lambda x: [part.shape for part in x.split([count(x), 6 - count(x)])],
 }
-SIZES_OF_DATA = {
+DATA_DEPENDENT_SIZES = {
     "classes": lambda x: F.one_hot(x.relu().long()).shape,
     "keywords": lambda x: torch.repeat_interleave(x, repeats=x.relu().long()).shape,
     "repetitions": lambda x: torch.repeat_interleave(repeats=x.relu().long()).shape,
@@ -68,24 +68,24 @@ COUNTS = {
     "chunk": lambda x: [part.shape for part in x.chunk(count(x))],
     "tensor_split": lambda x: [part.shape for part in x.tensor_split(count(x))],
 }
-"""Programs that make as many tensors as a number says."""
+"""Programs whose number of results depends on the number."""
 DIMENSIONS = {
     "squeeze": lambda x: x.view(1, 2, 3).squeeze(_parity(x)).shape,
     "flatten": lambda x: x.view(1, 2, 3).flatten(int(_parity(x))).shape,
     "sum": lambda x: x.view(2, 3).sum(dim=_parity(x)).shape,
     "size": lambda x: (x.view(2, 3).size(_parity(x)), x + 1),
 }
-TEXTS = {
+SEQUENCES = {
     "text": lambda x: ("ab" * count(x), x + 1),
     "list": lambda x: ([1] * count(x), x + 1),
     "range": lambda x: (range(count(x)), x + 1),
     "characters": lambda x: ("abcdefgh"[count(x)], [*range(8)][count(x)], x + 1),
 }
-PROGRAMS = {**BOUNDS, **SIZES_OF_DATA, **COUNTS, **DIMENSIONS, **TEXTS}
+PROGRAMS = {**SIZES, **DATA_DEPENDENT_SIZES, **COUNTS, **DIMENSIONS, **SEQUENCES}
 ORDER = (2, 3, 5, 1, 6, 4, 2)
 
 
-def holding(positive):
+def tensor_with_positives(positive):
     x = torch.arange(1.0, 7.0)
     x[positive:] *= -1
     return x
@@ -94,34 +94,36 @@ def holding(positive):
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
-def test_number_that_a_tensor_holds_is_read_at_every_call(name, dynamic):
+def test_number_in_a_tensor_is_read_at_every_call(name, dynamic):
     program = PROGRAMS[name]
     compiled = magpy.compile(program, backend="eager", dynamic=dynamic)
     for positive in ORDER:
         torch.manual_seed(0)
-        found = compiled(holding(positive))
+        found = compiled(tensor_with_positives(positive))
         torch.manual_seed(0)
-        assert_same(found, program(holding(positive)))
+        assert_same(found, program(tensor_with_positives(positive)))
 
 
-@pytest.mark.parametrize("name", [*BOUNDS, "classes", "keywords", "packed"])
-def test_one_record_serves_all_numbers_that_only_sizes_follow_from(name):
+@pytest.mark.parametrize("name", [*SIZES, "classes", "keywords", "packed"])
+def test_one_record_serves_all_numbers_that_decide_sizes_only(name):
     compiled = magpy.compile(PROGRAMS[name], backend="eager", fullgraph=True)
     for positive in ORDER:
-        compiled(holding(positive))
+        compiled(tensor_with_positives(positive))
     assert magpy.cache_info(compiled).misses == 1
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "magpy"])
 @pytest.mark.filterwarnings("error")
-def test_backends_take_slices_by_a_tensor(backend):
+def test_backends_compile_slices_by_a_tensor(backend):
     def program(x):
         n = count(x)
         return x[:n] * 2, x.view(2, 3)[:, : n // 2 + 1] + 1
 
     compiled = magpy.compile(program, backend=backend)
     for positive in ORDER:
-        assert_same(compiled(holding(positive)), program(holding(positive)))
+        assert_same(
+            compiled(tensor_with_positives(positive)), program(tensor_with_positives(positive))
+        )
     assert magpy.cache_info(compiled).misses == 1
 
 
@@ -131,14 +133,14 @@ def test_gradients_flow_through_a_slice_by_a_tensor():
 
     compiled = magpy.compile(program, backend="eager")
     for positive in ORDER:
-        given = [holding(positive).requires_grad_() for _ in range(2)]
+        given = [tensor_with_positives(positive).requires_grad_() for _ in range(2)]
         grads = [
             torch.autograd.grad(f(x), x) for f, x in zip((compiled, program), given, strict=True)
         ]
         assert_same(*grads)
 
 
-def test_bound_that_the_assignment_overwrites_is_what_it_was():
+def test_bound_overwritten_by_the_assignment_keeps_its_value():
     def program(x):
         y = x.abs().long()
         y[: y[0]] = 5
@@ -150,8 +152,8 @@ def test_bound_that_the_assignment_overwrites_is_what_it_was():
         assert_same(compiled(x), program(x))
 
 
-def test_lists_take_tensors_of_one_value_as_they_are():
-    """TorchScript has an operator for what a list does, which would take a number there."""
+def test_list_methods_take_tensors_without_conversion():
+    """TorchScript's operators for list methods would convert the tensor to a number."""
 
     def program(x):
         found = []
@@ -166,11 +168,11 @@ def test_lists_take_tensors_of_one_value_as_they_are():
         assert torch.equal(fast(x), program(x))
     info = magpy.cache_info(fast)
     assert (info.hits, info.records) == (2, 1)
-    assert not fast_numbers(fast)
+    assert not item_nodes(fast)
 
 
-def fast_numbers(fast):
-    """The names of what the graph reads from tensors."""
+def item_nodes(fast):
+    """The graph's nodes that read numbers from tensors."""
     report = magpy.explain(fast, torch.tensor([1.0, 4.0]))
     return [node for graph in report.graphs for node in graph.graph.nodes if node.target == "item"]
 
@@ -179,13 +181,15 @@ CHOICES = {
     "the larger of two types": lambda number: max(1, number),
     "the smallest of three": lambda number: min(9, number - 1, 8),
     "the largest of a list": lambda number: max([2, number]),
-    "a root of what has a sign": lambda number: (number - 3) ** 0.5,
+    "a root of a signed number": lambda number: (number - 3) ** 0.5,
 }
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_by_a_tensor_s_value_behind_a_change_splits_before_it(name):
-    """It was found when the number was there, and no segment ended: every call ran natively."""
+def test_choice_by_a_tensor_value_after_a_write_splits_before_it(name):
+    """Regression: the choice was found once the number was known; no segment ended before it, and
+    every call ran natively.
+    """
 
     def program(x, step):
         x.mul_(0.5)

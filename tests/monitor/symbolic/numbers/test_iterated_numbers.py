@@ -1,4 +1,4 @@
-"""Numbers that native code takes out of iterators: it sees what they are, and they may differ."""
+"""Lifted numbers in iterators that native code consumes: read there, and specialized if needed."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def _smallest_of_iterators_inside(numbers):
     return min(zip(iter(numbers), reversed(numbers), strict=True))[0]
 
 
-def _last(numbers):
+def _largest_reversed(numbers):
     return max(reversed(numbers))
 
 
@@ -51,23 +51,30 @@ def _keys(numbers):
     return len(dict(zip(map(int, numbers), "ab", strict=True)))
 
 
-LOOKS = (
-    *(_largest, _largest_pair, _smallest_of_iterators_inside, _last, _in_order, _largest_value),
+CONSUMERS = (
+    *(
+        _largest,
+        _largest_pair,
+        _smallest_of_iterators_inside,
+        _largest_reversed,
+        _in_order,
+        _largest_value,
+    ),
     *(_largest_of_the_rest, _chained, _differences, _keys),
 )
 PAIRS = [(1.0, 2.0), (1.5, 3.0), (3.0, 1.0), (2.0, 2.0), (0.5, -1.0), (-1.0, 4.0), (2.0, 2.0)]
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("consume", CONSUMERS)
 @pytest.mark.parametrize("split", [False, True])
-def test_native_code_sees_the_numbers_that_an_iterator_gives(look, split):
+def test_native_consumers_of_iterators_match_eager(consume, split):
     between = magpy.disable(lambda: None)
 
     def program(x):
         numbers = [x[0].item(), x[1].item()]
         if split:
             between()
-        return x * look(numbers)
+        return x * consume(numbers)
 
     compiled = magpy.compile(program, backend="eager")
     for pair in PAIRS:
@@ -75,7 +82,7 @@ def test_native_code_sees_the_numbers_that_an_iterator_gives(look, split):
         assert compiled(x).tolist() == program(x).tolist()
 
 
-def test_a_dictionary_made_of_pairs_looks_at_its_keys_alone():
+def test_dictionary_of_pairs_reads_its_keys_only():
     def program(x):
         return x * dict(zip("ab", [x[0].item(), x[1].item()], strict=True))["b"]
 
@@ -86,7 +93,7 @@ def test_a_dictionary_made_of_pairs_looks_at_its_keys_alone():
     assert magpy.cache_info(compiled).misses == 1
 
 
-def test_a_tuple_of_an_iterator_refuses_keywords_as_eagers_does():
+def test_tuple_of_a_generator_rejects_keywords_as_in_eager():
     fast = magpy.compile(lambda n: tuple((i for i in (n,)), start=1), backend="eager")
     with pytest.raises(TypeError, match=r"tuple\(\) takes no keyword arguments"):
         fast(1.0)

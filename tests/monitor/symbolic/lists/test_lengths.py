@@ -1,4 +1,4 @@
-"""Lists whose lengths vary: what a program that is split collects in a loop, and then joins."""
+"""Lists of varying length, which a split program collects in a loop and then joins."""
 
 import contextlib
 import warnings
@@ -11,8 +11,8 @@ from magpy_like.split_reasons import SplitReason
 from tests.programs import Twins, check_results, one, tensor
 
 
-def rounds(*counts):
-    """Inputs that take so many rounds, one after the other."""
+def inputs_with_trip_counts(*counts):
+    """Inputs for which the loops have these trip counts."""
     return [lambda n=n: (torch.full((3,), float(n)),) for n in counts]
 
 
@@ -24,7 +24,7 @@ def _collected(x):
     return torch.stack(parts) if parts else x
 
 
-def _joined_within(x):
+def _joined_with_others(x):
     parts = []
     while x.sum().item() > 0:
         parts.append(x.abs())
@@ -60,7 +60,7 @@ def _extended(x):
     return torch.cat(parts), torch.stack(more)
 
 
-def _in_a_block(x):
+def _in_a_with_block(x):
     parts = []
     while x.sum().item() > 0:
         parts.append(x)
@@ -82,33 +82,41 @@ def _raises(x):
         return str(error)
 
 
-PROGRAMS = [_collected, _joined_within, _changed_before, _nested, _extended, _in_a_block, _raises]
+PROGRAMS = [
+    _collected,
+    _joined_with_others,
+    _changed_before,
+    _nested,
+    _extended,
+    _in_a_with_block,
+    _raises,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_right_whatever_the_length(program):
+def test_lists_of_all_lengths_match_eager(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_results(lambda: program, *rounds(3, 1, 4, 2, 6, 3, 5, 2))
+        check_results(lambda: program, *inputs_with_trip_counts(3, 1, 4, 2, 6, 3, 5, 2))
 
 
 @pytest.mark.parametrize("program", [_collected, _nested], ids=lambda program: program.__name__)
-def test_an_operator_on_a_list_of_any_length_cuts_and_all_lengths_share_what_follows(program):
+def test_operator_on_a_varying_list_splits_and_shares_its_continuation(program):
     twins = Twins(lambda: program)
-    for inputs in rounds(3, 2, 4, 3, 5):
+    for inputs in inputs_with_trip_counts(3, 2, 4, 3, 5):
         twins.call(inputs)
-    for inputs in rounds(6, 2, 9, 7, 12):
+    for inputs in inputs_with_trip_counts(6, 2, 9, 7, 12):
         twins.call(inputs, hit=True)
-    reasons = [p.reason for d in everywhere(twins.compiled) for p in d.split_points]
+    reasons = [p.reason for d in all_dispatchers(twins.compiled) for p in d.split_points]
     assert SplitReason.VARYING_LIST in reasons
 
 
-def everywhere(compiled):
+def all_dispatchers(compiled):
     dispatcher = magpy.api._dispatcher(compiled)
     return [dispatcher, *dispatcher.continuations()]
 
 
-def test_a_list_that_a_program_is_given_does_not_cut_it():
+def test_list_argument_does_not_split():
     def program(parts):
         return torch.stack(parts).sum(0)
 
@@ -116,14 +124,14 @@ def test_a_list_that_a_program_is_given_does_not_cut_it():
     for n in (2, 3, 4):
         twins.call(lambda n=n: ([torch.ones(2)] * n,), hit=False)
         twins.call(lambda n=n: ([torch.ones(2)] * n,), hit=True)
-    assert not any(d.split_points for d in everywhere(twins.compiled))
+    assert not any(d.split_points for d in all_dispatchers(twins.compiled))
 
 
 def test_dynamic_false_has_a_record_for_each_length():
     twins = Twins(lambda: _collected, dynamic=False)
-    for inputs in rounds(3, 2, 4, 3):
+    for inputs in inputs_with_trip_counts(3, 2, 4, 3):
         twins.call(inputs)
-    reasons = [p.reason for d in everywhere(twins.compiled) for p in d.split_points]
+    reasons = [p.reason for d in all_dispatchers(twins.compiled) for p in d.split_points]
     assert SplitReason.VARYING_LIST not in reasons
 
 
@@ -136,25 +144,25 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("kind", HOLDERS)
-@pytest.mark.parametrize("way", ["if", "not", "bool", "and"])
-def test_to_ask_whether_a_container_holds_anything_is_not_to_ask_how_much(kind, way):
-    ask = {
+@pytest.mark.parametrize("form", ["if", "not", "bool", "and"])
+def test_truth_of_a_container_does_not_guard_its_length(kind, form):
+    program_of_form = {
         "if": lambda x, held: x + 1 if held else x - 1,
         "not": lambda x, held: x * (2 if not held else 3),
         "bool": lambda x, held: x * 2 if bool(held) else x,
         "and": lambda x, held: (held and x + 1) is x or x,
-    }[way]
+    }[form]
     make = HOLDERS[kind]
-    twins = Twins(lambda: ask)
+    twins = Twins(lambda: program_of_form)
     twins.call(lambda: (tensor(1.0, 2.0), make(2)), hit=False)
-    hit = None if way == "bool" else True
+    hit = None if form == "bool" else True
     twins.call(lambda: (tensor(1.0, 2.0), make(3)), hit=hit)
     twins.call(lambda: (tensor(1.0, 2.0), make(0)), hit=False, why="it is empty")
     twins.call(lambda: (tensor(1.0, 2.0), make(0)), hit=True)
     twins.call(lambda: (tensor(1.0, 2.0), make(1)))
 
 
-class _Held(torch.nn.Module):
+class _HoldsList(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.seen = []
@@ -163,8 +171,8 @@ class _Held(torch.nn.Module):
         return x * 2 if self.seen else x
 
 
-def test_of_a_container_that_is_always_the_same_too():
-    twins = Twins(_Held)
+def test_truth_of_a_fixed_container_does_not_guard_its_length():
+    twins = Twins(_HoldsList)
     twins.call(one(), hit=False)
     twins.change(lambda module: module.seen.append(1))
     twins.call(one(), hit=False)
@@ -174,7 +182,7 @@ def test_of_a_container_that_is_always_the_same_too():
     twins.call(one(), hit=True, why="the first record")
 
 
-def test_asked_first_and_counted_then():
+def test_length_read_after_the_truth_is_guarded():
     def program(x, held):
         if held:
             x = x + 1
@@ -185,7 +193,7 @@ def test_asked_first_and_counted_then():
         twins.call(lambda n=n: (tensor(1.0), [5] * n), hit=hit)
 
 
-def test_number_of_elements_that_depends_on_data_is_asked_without_being_fixed():
+def test_data_dependent_number_of_elements_is_speculated_on():
     def program(x):
         found = x[x > 0]
         return found * 2 if found.numel() > 1 else x, found.nelement() - 1

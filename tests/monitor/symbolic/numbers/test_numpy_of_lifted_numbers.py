@@ -1,4 +1,4 @@
-"""Functions of NumPy's on numbers that vary, and arrays that are read at a place that varies."""
+"""NumPy functions of lifted numbers, and arrays read at varying indices."""
 
 import warnings
 
@@ -31,19 +31,21 @@ OF_A_TENSOR = {
 def test_one_record_serves_all_numbers(name):
     twins = Twins(lambda: OF_AN_ARGUMENT[name])
     for i, n in enumerate(NUMBERS):
-        hit = None if name == "slice" else i > 1  # an empty rest may have a record of its own
+        hit = (
+            None if name == "slice" else i > 1
+        )  # another slice length may need a record of its own
         twins.call(lambda n=n: (tensor(1.0, -2.0, 3.0), n), hit=hit)
 
 
 @pytest.mark.parametrize("name", OF_A_TENSOR)
-def test_numbers_of_tensors_are_computed_behind_the_graph(name):
+def test_functions_of_tensor_values_run_after_the_graph(name):
     program = OF_A_TENSOR[name]
     twins = Twins(lambda: lambda x, log: (program(x, log), x * 2, log))
     for i, n in enumerate(NUMBERS):
         twins.call(lambda n=n: (tensor(n, 2 * n, 1.0), []), hit=i > 0)
 
 
-def test_such_a_number_splits_where_an_operator_takes_it():
+def test_function_of_a_tensor_value_as_operator_argument_matches_eager():
     twins = Twins(lambda: lambda x: x * np.sqrt(x.sum().item()))
     for i, n in enumerate(NUMBERS):
         twins.call(lambda n=n: (tensor(n, 2 * n, 1.0),), hit=i > 1 or None)
@@ -52,7 +54,7 @@ def test_such_a_number_splits_where_an_operator_takes_it():
 TABLE = np.linspace(0.1, 0.9, 6)
 
 
-def test_an_array_at_a_varying_index():
+def test_array_is_read_at_a_varying_index():
     def program(x, t):
         return x * float(TABLE[t]) + TABLE[t - 1]
 
@@ -62,7 +64,7 @@ def test_an_array_at_a_varying_index():
     twins.call(lambda: (tensor(1.0, 2.0), 6), hit=None, why="no such element")
 
 
-def test_an_array_that_has_changed_misses():
+def test_changed_array_misses():
     table = np.arange(4.0)
     twins = Twins(lambda: lambda x, t: x * float(table[t]))
     for i, t in enumerate([2, 3, 0, 1]):
@@ -71,7 +73,7 @@ def test_an_array_that_has_changed_misses():
     twins.call(lambda: (tensor(1.0, 2.0), 1), hit=False)
 
 
-def test_what_numpy_warns_of_it_warns_of_again():
+def test_numpy_warnings_are_repeated():
     twins = Twins(lambda: lambda x, n: x * np.log(n))
     for n in (2.0, 3.0, 4.0):
         twins.call(lambda n=n: (tensor(1.0), n))
@@ -83,10 +85,10 @@ def test_what_numpy_warns_of_it_warns_of_again():
     ] * 2  # eager, and compiled
 
 
-@pytest.mark.parametrize("way", ["raise", "ignore"])
-def test_what_the_program_says_of_errors_holds(way):
+@pytest.mark.parametrize("mode", ["raise", "ignore"])
+def test_error_state_of_the_program_holds(mode):
     def program(x, n):
-        with np.errstate(all=way):
+        with np.errstate(all=mode):
             try:
                 return x * np.log(n)
             except FloatingPointError:
@@ -97,13 +99,13 @@ def test_what_the_program_says_of_errors_holds(way):
         twins.call(lambda n=n: (tensor(1.0), n))
 
 
-def test_numbers_that_numpy_makes_something_else_of():
+def test_large_integers_match_eager():
     twins = Twins(lambda: lambda x, n: (x, np.add(n, 1), np.sqrt(n)))
     for n in (2, 3, 4, 2**62, 2**63 - 2, 2**63 + 5, 2**70, 0, 9):
         twins.call(lambda n=n: (tensor(1.0), n))
 
 
-def test_a_square_cut_out_at_random_has_one_record():
+def test_one_record_serves_random_cutouts():
     def cutout(x):
         h, w = x.shape[-2:]
         y, z = np.random.randint(h), np.random.randint(w)
@@ -113,10 +115,10 @@ def test_a_square_cut_out_at_random_has_one_record():
         mask[top:bottom, left:right] = 0
         return x * mask
 
-    def given(at):
-        np.random.seed(at)  # of the twins, each has the same draws
-        return (torch.full((2, 8, 8), 1.0 + at),)
+    def inputs(seed):
+        np.random.seed(seed)  # equal draws in the compiled and the eager call
+        return (torch.full((2, 8, 8), 1.0 + seed),)
 
     twins = Twins(lambda: cutout)
     for i in range(6):
-        twins.call(lambda i=i: given(i), hit=i > 0)
+        twins.call(lambda i=i: inputs(i), hit=i > 0)

@@ -1,4 +1,4 @@
-"""Native functions of numbers that vary: the mock calls them again, whatever they make of them."""
+"""Native functions of lifted numbers, which the mock calls again."""
 
 import functools
 import itertools
@@ -14,9 +14,25 @@ from tests.compare import assert_same
 pytestmark = pytest.mark.usefixtures("reset_magpy")
 
 VALUES = [2.5, 3.25, 4.0, 7.5, 1.25, 9.75, 2.0, 0.5]
-ODD = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 1e308, -2.5, 5e-324, 2.5, math.nan]
+SPECIAL_VALUES = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    -0.0,
+    0.0,
+    1.0,
+    -1.0,
+    1e308,
+    -2.5,
+    5e-324,
+    2.5,
+    math.nan,
+]
 PAIRS = list(zip(VALUES, VALUES[5:] + VALUES[:5], strict=True))
-ODD_PAIRS = [*zip(ODD, ODD[5:] + ODD[:5], strict=True), *PAIRS[:4]]
+SPECIAL_PAIRS = [
+    *zip(SPECIAL_VALUES, SPECIAL_VALUES[5:] + SPECIAL_VALUES[:5], strict=True),
+    *PAIRS[:4],
+]
 
 ONE_RECORD = {
     "a function of two": lambda x, a, b: x * math.atan2(a, b) + math.hypot(a, b),
@@ -57,19 +73,19 @@ ONE_RECORD = {
 
 TABLE = [0.25 * i for i in range(5)]
 
-BROUGHT = {
+SOURCES = {
     "argument": lambda x, given: given,
     "item of a tensor": lambda x, given: (x[0].item(), x[1].item()),
     "list of a tensor": lambda x, given: x.tolist()[:2],
 }
 
 
-def _calls(use, brought, pairs, split=False, **options):
-    """Whether calls for pairs of numbers have hit, after each was compared with eager."""
+def _compare_calls(use, source, pairs, split=False, **options):
+    """Compare calls with pairs of numbers to eager calls; returns which hit, and the cache info."""
     between = magpy.disable(lambda: None)
 
     def program(x, given):
-        numbers = [*BROUGHT[brought](x, given)]
+        numbers = [*SOURCES[source](x, given)]
         if split:
             between()
         a, b = numbers
@@ -77,7 +93,7 @@ def _calls(use, brought, pairs, split=False, **options):
 
     fast, hits = magpy.compile(program, **options), []
     for pair in pairs:
-        numbers = [0.5, 2.5] if brought == "argument" else pair
+        numbers = [0.5, 2.5] if source == "argument" else pair
         x, found = torch.tensor([*numbers, 1.5], dtype=torch.float64), []
         before = magpy.cache_info(fast).misses
         for run in (program, fast):
@@ -92,38 +108,38 @@ def _calls(use, brought, pairs, split=False, **options):
 
 
 @pytest.mark.parametrize(
-    ("brought", "split"),
+    ("source", "split"),
     [("argument", False), ("item of a tensor", False), ("list of a tensor", True)],
 )
 @pytest.mark.parametrize("use", ONE_RECORD)
-def test_one_record_serves_what_functions_make_of_all_numbers(use, brought, split):
-    hits, info = _calls(ONE_RECORD[use], brought, PAIRS, split, backend="eager")
+def test_one_record_serves_functions_of_all_numbers(use, source, split):
+    hits, info = _compare_calls(ONE_RECORD[use], source, PAIRS, split, backend="eager")
     assert all(hits[2:])
     assert info.graphs <= 1 + split
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. ")
-@pytest.mark.parametrize("brought", ["argument", "item of a tensor"])
+@pytest.mark.parametrize("source", ["argument", "item of a tensor"])
 @pytest.mark.parametrize("use", ONE_RECORD)
-def test_functions_are_right_for_numbers_like_no_others(use, brought):
-    _calls(ONE_RECORD[use], brought, ODD_PAIRS, backend="eager")
+def test_functions_of_special_values_match_eager(use, source):
+    _compare_calls(ONE_RECORD[use], source, SPECIAL_PAIRS, backend="eager")
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. ")
 @pytest.mark.parametrize("use", ["a function of two", "two results", "in order", "reduced"])
-def test_functions_of_integers_of_any_size(use):
+def test_functions_of_large_integers_match_eager(use):
     whole = [(2, 3), (4, 5), (2**63, 7), (10**40, 2**53 + 1), (10**400, 2), (0, 0), (True, 5)]
-    _calls(ONE_RECORD[use], "argument", [*whole, *whole[::-1], (2, 3.0)], backend="eager")
+    _compare_calls(ONE_RECORD[use], "argument", [*whole, *whole[::-1], (2, 3.0)], backend="eager")
 
 
 @pytest.mark.parametrize("use", ["a base", "a function of two", "two results", "in order"])
-def test_a_compiled_graph_leaves_functions_of_numbers_to_python(use, recwarn):
-    """What lies around them is compiled."""
+def test_compiled_graph_excludes_functions_of_numbers(use, recwarn):
+    """The operators around the functions are compiled."""
 
     def compute(x, a, b):
         return ONE_RECORD[use](x.sin() + 1, a, b)
 
-    hits, _ = _calls(compute, "item of a tensor", PAIRS[:4], backend="magpy")
+    hits, _ = _compare_calls(compute, "item of a tensor", PAIRS[:4], backend="magpy")
     assert all(hits[1:])
     assert not [str(w.message) for w in recwarn if "magpy" in str(w.message)]
 
@@ -144,17 +160,17 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("brought", ["argument", "item of a tensor"])
+@pytest.mark.parametrize("source", ["argument", "item of a tensor"])
 @pytest.mark.parametrize("change", MISSES)
-def test_an_answer_that_the_program_goes_on_by_is_asked_for_again(change, brought):
+def test_function_results_that_decide_control_flow_are_guarded(change, source):
     use, one, other = MISSES[change]
-    if change == "another type" and brought != "argument":
-        return  # a tensor has one
-    hits, _ = _calls(use, brought, [one, one, one, other], backend="eager")
+    if change == "another type" and source != "argument":
+        return  # numbers of a tensor have one type
+    hits, _ = _compare_calls(use, source, [one, one, one, other], backend="eager")
     assert hits == [False, True, True, False]
 
 
-def test_an_item_at_a_varying_place_is_that_of_each_call():
+def test_item_at_a_varying_index_matches_eager():
     def program(x, items, i):
         y = x * items[i]
         items[0] = 7.5
@@ -176,7 +192,7 @@ def test_an_item_at_a_varying_place_is_that_of_each_call():
         assert_same(*found)
 
 
-def test_items_at_varying_places_of_a_list_that_does_not_change_hit():
+def test_items_at_varying_indices_hit():
     def program(x, items, i):
         return x * items[i] + items[-i]
 
@@ -187,8 +203,8 @@ def test_items_at_varying_places_of_a_list_that_does_not_change_hit():
     assert magpy.cache_info(fast).hits == 4
 
 
-def test_a_value_of_several_numbers_is_one():
-    """A fraction is compared and kept as a whole."""
+def test_fraction_is_one_lifted_value():
+    """A fraction is compared and stored as one value."""
     from fractions import Fraction
 
     def program(x, n):
@@ -201,7 +217,7 @@ def test_a_value_of_several_numbers_is_one():
 
 
 @pytest.mark.parametrize("function", [functools.reduce, max, min])
-def test_exceptions_are_those_of_native_code(function):
+def test_exceptions_of_native_functions_match_eager(function):
     def program(x, items):
         try:
             given = (operator.add, items) if function is functools.reduce else (items,)
@@ -215,8 +231,8 @@ def test_exceptions_are_those_of_native_code(function):
         assert_same(fast(torch.ones(2), items), program(torch.ones(2), items))
 
 
-def test_a_program_is_cut_inside_what_native_code_does():
-    """The order of tensors' values steers ``max``: its rest is a segment of its own."""
+def test_program_splits_inside_a_native_function():
+    """The order of two tensors' values decides ``max``; the rest is a segment of its own."""
 
     def program(x):
         return x * max([x[0].item(), x[1].item()], key=lambda n: -n)
@@ -238,22 +254,22 @@ def test_a_program_is_cut_inside_what_native_code_does():
         lambda x: (x, (-2) ** x.shape[0]),
     ],
 )
-def test_a_power_of_a_negative_number_is_no_negative_power(power, backend):
+def test_power_of_a_negative_base_matches_eager(power, backend):
     fast = magpy.compile(power, backend=backend, dynamic=True)
     for size in (3, 4, 5, 6, 4):
         x = torch.arange(1.0, size + 1)
         assert_same(fast(x), power(x))
 
 
-REFUSED = {
+REJECTED = {
     "with multiple positional": lambda x, n: x * max(n, 3, key=abs, default=2),
     "arg 2 must support": lambda x, n: x * functools.reduce(operator.add, n),
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_functions_that_are_written_again_refuse_what_the_native_ones_refuse(words):
-    fast = magpy.compile(REFUSED[words], backend="eager")
+@pytest.mark.parametrize("message", REJECTED)
+def test_polyfills_reject_invalid_arguments_as_native_functions_do(message):
+    fast = magpy.compile(REJECTED[message], backend="eager")
     for _ in range(2):
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(TypeError, match=message):
             fast(torch.ones(2), 5)

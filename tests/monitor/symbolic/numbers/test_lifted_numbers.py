@@ -1,4 +1,4 @@
-"""Numbers that differ from call to call: what they are made of, and what is made of them."""
+"""Lifted numbers: their sources, their uses, and uses that specialize them."""
 
 import math
 import operator
@@ -14,7 +14,7 @@ from tests.compare import assert_same
 INTEGERS = [3, 4, 2, 5, 6, 7, 4, 3]
 FRACTIONS = [0.5, 3.0, 1.25, 2.5, 0.75, 7.5, 2.0, 0.5]
 
-WHOLE = {
+SOURCES = {
     "argument": lambda n: n,
     "keyword of a dictionary": lambda n: {"value": n},
     "element of a list": lambda n: [0, n],
@@ -26,23 +26,23 @@ WHOLE = {
     "length of a tensor": lambda n: torch.ones(n + 1),
     "size of a tensor": lambda n: torch.ones(2, n + 1),
 }
-"""Where an integer comes from, by the argument that brings it."""
-TAKES = {
-    "argument": lambda given: given,
-    "keyword of a dictionary": lambda given: given["value"],
-    "element of a list": lambda given: given[1],
-    "last element of a tuple": lambda given: given[-1],
-    "attribute": lambda given: given.value,
-    "item of a tensor": lambda given: given.item(),
-    "int of a tensor": lambda given: int(given.sum()),
-    "list of a tensor": lambda given: given.tolist()[0][1],
-    "length of a tensor": lambda given: len(given) - 1,
-    "size of a tensor": lambda given: given.shape[1] - 1,
-    "float of a tensor": lambda given: float(given.sum()),
+"""Functions that create the argument in which a number is stored, by its location."""
+READS = {
+    "argument": lambda argument: argument,
+    "keyword of a dictionary": lambda argument: argument["value"],
+    "element of a list": lambda argument: argument[1],
+    "last element of a tuple": lambda argument: argument[-1],
+    "attribute": lambda argument: argument.value,
+    "item of a tensor": lambda argument: argument.item(),
+    "int of a tensor": lambda argument: int(argument.sum()),
+    "list of a tensor": lambda argument: argument.tolist()[0][1],
+    "length of a tensor": lambda argument: len(argument) - 1,
+    "size of a tensor": lambda argument: argument.shape[1] - 1,
+    "float of a tensor": lambda argument: float(argument.sum()),
 }
-"""How the program takes the number out of it."""
-OF_FRACTIONS = {
-    **{name: WHOLE[name] for name in list(WHOLE)[:6]},
+"""Functions that read the number in the program, by its location."""
+FRACTION_SOURCES = {
+    **{name: SOURCES[name] for name in list(SOURCES)[:6]},
     "float of a tensor": lambda n: torch.tensor([n]),
     "list of a tensor": lambda n: torch.tensor([[1.0, n], [n, 2.0]]),
 }
@@ -86,11 +86,11 @@ SCALARS = {
     "loop": _in_a_loop,
     "closure": lambda x, n: (lambda: x * n)(),
 }
-FOR_FRACTIONS = {
+FRACTION_SCALARS = {
     "exponent": lambda x, n: x.abs() ** n,
     "largest of three": lambda x, n: x * max(n, 0.25, 1.5),
 }
-"""torch 2.11 asks an integer whether it is one of a few."""
+"""Only for fractions: torch 2.11 compares an integer with several constants."""
 SIZES = {
     "size": lambda x, n: torch.zeros(n) + x.sum(),
     "expanded": lambda x, n: x[:1].expand(n) * 2,
@@ -104,10 +104,10 @@ SIZES = {
     "shift": lambda x, n: x.long() << n,
     "largest of three": lambda x, n: x * max(n, -2, 3) + min(n, 4, 5),
 }
-"""Uses after which the number may be another one at every call."""
+"""Uses as sizes and indices, which leave the number free to vary."""
 
-STEERS = {
-    **FOR_FRACTIONS,
+BRANCHING = {
+    **FRACTION_SCALARS,
     "smaller of two types": lambda x, n: x.long() * min(n, 2.5) + x.long() * max(n, 2),
     "largest of three": lambda x, n: x.long() * max(n, 1, 2.5),
     "root": lambda x, n: x * (n - 2) ** 0.5,
@@ -120,14 +120,14 @@ STEERS = {
     "rounds": lambda x, n: sum((x * i for i in range(int(n))), x),
     "choice of a tensor": lambda x, n: [x, x + 1, x + 2, x * 3, x * 4, x * 5, x, x][int(n)],
 }
-"""Uses that need the number's value, or something about it."""
+"""Uses whose control flow depends on the number."""
 
 
-def _compare(use, take, make, values):
-    """Calls with all values; whether each was a hit."""
+def _compare(use, read, make, values):
+    """Compare calls with all values to eager calls; returns for each whether it hit."""
 
-    def program(x, given):
-        return use(x, take(given))
+    def program(x, argument):
+        return use(x, read(argument))
 
     fast = magpy.compile(program, backend="eager")
     hits = []
@@ -140,59 +140,59 @@ def _compare(use, take, make, values):
     return hits
 
 
-@pytest.mark.parametrize("source", list(WHOLE)[1::2])
+@pytest.mark.parametrize("source", list(SOURCES)[1::2])
 @pytest.mark.parametrize("use", SCALARS)
-def test_no_integer_is_recorded_for_ever(use, source):
-    hits = _compare(SCALARS[use], TAKES[source], WHOLE[source], INTEGERS)
+def test_integers_are_lifted(use, source):
+    hits = _compare(SCALARS[use], READS[source], SOURCES[source], INTEGERS)
     assert all(hits[4:])
 
 
-@pytest.mark.parametrize("source", WHOLE)
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("use", SIZES)
-def test_no_size_is_recorded_for_ever(use, source):
-    hits = _compare(SIZES[use], TAKES[source], WHOLE[source], INTEGERS)
+def test_sizes_are_lifted(use, source):
+    hits = _compare(SIZES[use], READS[source], SOURCES[source], INTEGERS)
     assert all(hits[4:])
 
 
-@pytest.mark.parametrize("source", list(OF_FRACTIONS)[::2])
-@pytest.mark.parametrize("use", [*SCALARS, *FOR_FRACTIONS])
-def test_no_fraction_is_recorded_for_ever(use, source):
-    uses = {**SCALARS, **FOR_FRACTIONS}
-    hits = _compare(uses[use], TAKES[source], OF_FRACTIONS[source], FRACTIONS)
+@pytest.mark.parametrize("source", list(FRACTION_SOURCES)[::2])
+@pytest.mark.parametrize("use", [*SCALARS, *FRACTION_SCALARS])
+def test_fractions_are_lifted(use, source):
+    uses = {**SCALARS, **FRACTION_SCALARS}
+    hits = _compare(uses[use], READS[source], FRACTION_SOURCES[source], FRACTIONS)
     assert all(hits[4:])
 
 
 @pytest.mark.parametrize("source", ["argument", "element of a list", "item of a tensor"])
-@pytest.mark.parametrize("use", STEERS)
-def test_what_a_number_steers_is_right_for_every_value(use, source):
-    _compare(STEERS[use], TAKES[source], WHOLE[source], [*INTEGERS, 1, 0, -1, 3])
-    _compare(STEERS[use], TAKES[source], OF_FRACTIONS[source], [*FRACTIONS, -1.5, 0.0, -2.5])
+@pytest.mark.parametrize("use", BRANCHING)
+def test_control_flow_on_numbers_matches_eager(use, source):
+    _compare(BRANCHING[use], READS[source], SOURCES[source], [*INTEGERS, 1, 0, -1, 3])
+    _compare(BRANCHING[use], READS[source], FRACTION_SOURCES[source], [*FRACTIONS, -1.5, 0.0, -2.5])
 
 
-def test_the_first_of_equal_numbers_of_two_types_is_that_of_each_call():
+def test_extremes_of_equal_numbers_have_the_type_of_eager():
     def program(x, n):
         return max([n, 2, x.sum().item()]), min((2, n, x.sum().item()))
 
     fast = magpy.compile(program, backend="eager")
     for n, total in ((3, 10.0), (4, 12.0), (2, 2.0), (1, 2.0), (0, 14.0), (3, 1.0)):
         found, expected = fast(torch.tensor([total]), n), program(torch.tensor([total]), n)
-        assert repr(found) == repr(expected), "an integer where eager has one"
+        assert repr(found) == repr(expected), "the types must match too"
 
 
-def test_sizes_of_one_and_none_are_other_programs():
+def test_branches_on_sizes_zero_and_one_match_eager():
     use = lambda x, n: x + 1 if n == 0 else x * 2 if n < 0 else x * n
     for source in ("length of a tensor", "size of a tensor"):
-        _compare(use, TAKES[source], WHOLE[source], [3, 4, 5, 0, 6, -1, 0, 3])
+        _compare(use, READS[source], SOURCES[source], [3, 4, 5, 0, 6, -1, 0, 3])
 
 
 @pytest.mark.parametrize("source", ["argument", "keyword of a dictionary", "element of a list"])
-@pytest.mark.parametrize("kinds", [(2, 2.5), (2, True), (2.5, "a"), (True, 2)])
-def test_number_of_another_type_is_another_program(kinds, source):
-    values = [kinds[0], kinds[0] + 1, kinds[1], kinds[0]]
-    if isinstance(kinds[1], str):
+@pytest.mark.parametrize("values_of_types", [(2, 2.5), (2, True), (2.5, "a"), (True, 2)])
+def test_numbers_of_other_types_match_eager(values_of_types, source):
+    values = [values_of_types[0], values_of_types[0] + 1, values_of_types[1], values_of_types[0]]
+    if isinstance(values_of_types[1], str):
         values[2] = False
     use = lambda x, n: (x.long() * n, n, x + isinstance(n, int))
-    _compare(use, TAKES[source], WHOLE[source], values)
+    _compare(use, READS[source], SOURCES[source], values)
 
 
 SCALE, TABLE = 1, {"scale": 1}
@@ -235,7 +235,7 @@ def _of_a_slot():
     return lambda x: x * slotted.scale, lambda n: setattr(slotted, "scale", n)
 
 
-PLACES = {
+LOCATIONS = {
     "slot": _of_a_slot,
     "global": lambda: (_of_a_global, lambda n: globals().update(SCALE=n)),
     "entry of a global dictionary": lambda: (
@@ -246,29 +246,32 @@ PLACES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_numbers_that_are_no_arguments_are_lifted_wherever_they_are(place):
-    program, change = PLACES[place]()
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_numbers_are_lifted_in_every_location(location):
+    program, change = LOCATIONS[location]()
     fast, x = magpy.compile(program, backend="eager"), torch.arange(8.0)
     for n in (3, 4, 6, 5, 7):
         change(n)
         assert_same(fast(x), program(x))
     assert magpy.cache_info(fast).hits >= 2
     hits = magpy.cache_info(fast).hits
-    change(2.0 if place != "entry of a global dictionary" else None)
+    change(2.0 if location != "entry of a global dictionary" else None)
     assert_same(fast(x), program(x))
-    assert magpy.cache_info(fast).hits == hits, "a number of another type, or none"
+    assert magpy.cache_info(fast).hits == hits, "another type is no hit"
 
 
-TRUTHS = {
-    "argument": (lambda given: given, lambda flag: flag),
-    "keyword of a dictionary": (lambda given: given["value"], lambda flag: {"value": flag}),
-    "element of a list": (lambda given: given[1], lambda flag: [0, flag]),
-    "item of a tensor": (lambda given: given.item(), torch.tensor),
+FLAG_SOURCES = {
+    "argument": (lambda argument: argument, lambda flag: flag),
+    "keyword of a dictionary": (lambda argument: argument["value"], lambda flag: {"value": flag}),
+    "element of a list": (lambda argument: argument[1], lambda flag: [0, flag]),
+    "item of a tensor": (lambda argument: argument.item(), torch.tensor),
     "bool of a tensor": (bool, lambda flag: torch.tensor([flag])),
-    "list of a tensor": (lambda given: given.tolist()[1], lambda flag: torch.tensor([True, flag])),
+    "list of a tensor": (
+        lambda argument: argument.tolist()[1],
+        lambda flag: torch.tensor([True, flag]),
+    ),
 }
-USES_OF_TRUTH = {
+FLAG_USES = {
     "factor": lambda x, flag: x * flag + x.long() * flag,
     "choice": lambda x, flag: torch.where(x > 0, flag, x),
     "fill": lambda x, flag: x.masked_fill(x > 0, flag),
@@ -280,11 +283,11 @@ USES_OF_TRUTH = {
 }
 
 
-@pytest.mark.parametrize("source", TRUTHS)
-@pytest.mark.parametrize("use", USES_OF_TRUTH)
-def test_each_truth_is_recorded_once(use, source):
+@pytest.mark.parametrize("source", FLAG_SOURCES)
+@pytest.mark.parametrize("use", FLAG_USES)
+def test_flags_need_at_most_one_record_per_value(use, source):
     flags = [True, False, True, False, False, True, True, False]
-    hits = _compare(USES_OF_TRUTH[use], *TRUTHS[source], flags)
+    hits = _compare(FLAG_USES[use], *FLAG_SOURCES[source], flags)
     assert all(hits[-4:])
 
 
@@ -293,7 +296,7 @@ class Holder:
         self.n, self.held, self.items = 1, {"k": 1}, [1]
 
 
-READ_ANOTHER_WAY = {
+OTHER_READS = {
     "getattr": (lambda o: getattr(o, "n"), "n"),  # noqa: B009
     "vars": (lambda o: vars(o)["n"], "n"),
     "attrgetter": (operator.attrgetter("n"), "n"),
@@ -308,16 +311,16 @@ READ_ANOTHER_WAY = {
 }
 
 
-@pytest.mark.parametrize("way", READ_ANOTHER_WAY)
-def test_a_counter_that_was_read_another_way_before_it_is_changed(way):
-    """What the program had before it changes the number is not lifted with it."""
-    read, kept_in = READ_ANOTHER_WAY[way]
+@pytest.mark.parametrize("name", OTHER_READS)
+def test_number_read_natively_before_a_change_matches_eager(name):
+    """Values read before the program changes the number are not lifted with it."""
+    read, location = OTHER_READS[name]
 
     def program(x, holder):
         before = read(holder)
-        if kept_in == "n":
+        if location == "n":
             holder.n += 1
-        elif kept_in == "held":
+        elif location == "held":
             holder.held["k"] += 1
         else:
             holder.items[0] += 1
@@ -330,7 +333,7 @@ def test_a_counter_that_was_read_another_way_before_it_is_changed(way):
         assert vars(mine) == vars(theirs)
 
 
-def test_counters_that_functions_read_hit():
+def test_counters_read_by_functions_hit():
     def program(x, holder):
         holder.held["k"] = holder.held.get("k", 0) + 1
         setattr(holder, "n", getattr(holder, "n", 0) + 1)  # noqa: B009, B010
@@ -389,7 +392,7 @@ def _logarithm(x, n):
 @pytest.mark.parametrize(
     "program", [_reciprocal, _reciprocals, _rounded, _of_argument, _without_operators, _logarithm]
 )
-def test_arithmetic_whose_exception_is_caught_fails_for_its_numbers_alone(program):
+def test_caught_arithmetic_error_is_raised_for_its_numbers_only(program):
     for starts in ((0, 1, 2, 0, 3), (1, 2, 0, 3, 0)):
         fast = magpy.compile(program, backend="eager")
         for start in starts:
@@ -398,10 +401,10 @@ def test_arithmetic_whose_exception_is_caught_fails_for_its_numbers_alone(progra
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_varying_number_is_compared_with_a_bool(dynamic):
+def test_varying_number_may_be_compared_with_a_bool(dynamic):
     def program(x, n, flag):
-        steers = 1 if flag < n else 2
-        return x * steers + max(flag, n), n == flag, (n, flag) == (flag, n), x[:n].size(0) > flag
+        factor = 1 if flag < n else 2
+        return x * factor + max(flag, n), n == flag, (n, flag) == (flag, n), x[:n].size(0) > flag
 
     fast = magpy.compile(program, backend="eager", fullgraph=True, dynamic=dynamic)
     for n, flag in ((2, True), (3, True), (4, False), (0, True), (1, True), (1, False), (5, True)):
@@ -409,7 +412,7 @@ def test_varying_number_is_compared_with_a_bool(dynamic):
         assert_same(fast(x, n, flag), program(x, n, flag))
 
 
-def test_tensor_of_a_list_of_computed_numbers_is_made_by_the_mock():
+def test_mock_creates_tensors_of_computed_numbers():
     def program(x, n):
         return x + torch.tensor([n, n * 2]).sum()
 
@@ -421,18 +424,18 @@ def test_tensor_of_a_list_of_computed_numbers_is_made_by_the_mock():
     assert magpy.cache_info(fast).misses == 2
 
 
-def test_a_varying_number_is_handed_on_as_the_object_that_was_found():
-    """Also by the run that finds out what varies, which tells numbers apart by copies."""
+def test_varying_number_keeps_its_identity():
+    """This holds in the generalising run too, which identifies varying numbers by copies."""
 
     class Holder:
         pass
 
-    def handed_on(number, x, holder, log):
+    def passes_on(number, x, holder, log):
         holder.number = number
         log.append(number)
         return number, {"again": number}, [number, x + number], lambda: number
 
-    fast = magpy.compile(handed_on, backend="eager")
+    fast = magpy.compile(passes_on, backend="eager")
     for i in range(4):
         number, holder, log = 1000.5 + i, Holder(), []
         first, mapping, items, closure = fast(number, torch.ones(2), holder, log)
@@ -441,7 +444,7 @@ def test_a_varying_number_is_handed_on_as_the_object_that_was_found():
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_a_number_is_the_one_that_was_found_behind_a_split(tmp_path):
+def test_varying_number_keeps_its_identity_across_a_split(tmp_path):
     def split(number, x):
         x = x * number
         (tmp_path / "log").write_text("split")
@@ -457,21 +460,21 @@ class Box:
     pass
 
 
-def by_setattr(x, box):
+def sets_by_setattr(x, box):
     setattr(box, f"a{int(x[0]) % 3}", x)
 
 
-def by_its_class(x, box):
+def sets_by_object(x, box):
     object.__setattr__(box, f"a{int(x[0]) % 3}", int(x[0]))
 
 
-def and_taken_away(x, box):
+def sets_and_deletes(x, box):
     setattr(box, f"a{int(x[0]) % 3}", 1)
     delattr(box, f"a{int(x[0]) % 3}")
 
 
-@pytest.mark.parametrize("program", [by_setattr, by_its_class, and_taken_away])
-def test_name_that_a_tensor_decides_is_the_one_that_is_set(program):
+@pytest.mark.parametrize("program", [sets_by_setattr, sets_by_object, sets_and_deletes])
+def test_data_dependent_attribute_name_is_set(program):
     compiled = magpy.compile(program, backend="eager")
     mine, theirs = Box(), Box()
     for value in (4.0, 1.0, 2.0, 9.0, 0.0, 3.0, 2.0, 2.0):
@@ -503,18 +506,18 @@ def _list_that_changes_later(x, n):
     return first + x[indices].sum(), indices
 
 
-def _caught(x, n):
+def _index_error_caught(x, n):
     try:
         return x[[n, 0]]
     except IndexError:
         return x.sum()
 
 
-INDEXED = [_row, _rows_and_columns, _written_rows, _list_that_changes_later, _caught]
+INDEXED = [_row, _rows_and_columns, _written_rows, _list_that_changes_later, _index_error_caught]
 
 
 @pytest.mark.parametrize("program", INDEXED)
-def test_a_list_of_numbers_that_vary_indexes_a_tensor(program):
+def test_list_of_varying_numbers_indexes_a_tensor(program):
     fast = magpy.compile(program, backend="eager")
     for n in (3, 4, 2, 7, 1, 0, 9, 2):
         x = torch.arange(40.0).reshape(8, 5)
@@ -528,7 +531,7 @@ def test_a_list_of_numbers_that_vary_indexes_a_tensor(program):
     assert magpy.cache_info(fast).hits >= 4
 
 
-def test_a_list_from_outside_that_indexes_a_tensor_is_guarded():
+def test_external_list_that_indexes_a_tensor_is_guarded():
     def program(x, indices, n):
         return x[indices] * n
 

@@ -1,4 +1,4 @@
-"""Sizes that data decides: masks, ``nonzero``, ``unique``; none selected, one, several, all."""
+"""Data-dependent sizes: masks, ``nonzero`` and ``unique`` that select none, one, some or all."""
 
 import pytest
 import torch
@@ -14,17 +14,17 @@ def _mean(x):
     return chosen.sum() / max(1, chosen.size(0)), chosen.numel() / x.numel()
 
 
-def _counted(x):
+def _size_arithmetic(x):
     n = x[x > 0].size(0)
     return x * n, n + 1, 2 * n - 3, -n, n**2, abs(n - 3), min(n, 3), max(n, 1), x.sum() / (n + 1)
 
 
-def _of_two(x):
+def _two_masks(x):
     some, others = x[x > 0], x[x <= 0]
     return torch.cat([some, others]), some.size(0) + others.size(0), some.size(0) - len(others)
 
 
-def _sized_like(x):
+def _constructors(x):
     n = (x > 0).nonzero().size(0)
     filled = torch.zeros_like(x)
     filled[:n] = 1
@@ -36,7 +36,7 @@ def _reshaped(x):
     return chosen.view(-1, 1), chosen.flip(0), chosen[1:], chosen[chosen.size(0) // 2 :], chosen[:2]
 
 
-def _of_rows(x):
+def _row_mask(x):
     rows = x.view(2, 3)
     kept = rows[rows.sum(1) > 0]
     return kept, kept.mean(0), kept.shape, kept.size(0) * kept.size(1)
@@ -49,17 +49,17 @@ def _unique(x):
     return values, where, counts, values.size(0) + 1, table
 
 
-def _pairs(x):
+def _nonzero_pairs(x):
     rows, columns = (x.view(2, 3) > 0).nonzero(as_tuple=True)
     return x.view(2, 3)[rows, columns], rows.numel(), columns.size(0) * 2
 
 
-def _places(x):
+def _where(x):
     (found,) = torch.where(x > 0)
     return found, found.size(0), x[found]
 
 
-def _of_chosen(x):
+def _nested_masks(x):
     chosen = x[x > 0]
     again = chosen[chosen > 2]
     return again, again.size(0), chosen.size(0) - again.size(0)
@@ -73,8 +73,18 @@ def _in_text(x):
 ONE_RECORD = {
     f.__name__[1:]: f
     for f in (
-        *(_mean, _counted, _of_two, _sized_like, _reshaped, _of_rows, _unique, _pairs, _places),
-        *(_of_chosen, _in_text),
+        *(
+            _mean,
+            _size_arithmetic,
+            _two_masks,
+            _constructors,
+            _reshaped,
+            _row_mask,
+            _unique,
+            _nonzero_pairs,
+            _where,
+        ),
+        *(_nested_masks, _in_text),
     )
 }
 
@@ -89,12 +99,12 @@ def _none_or_some(x):
     return (chosen.max(), "some") if len(chosen) else (x.min(), "none")
 
 
-def _one(x):
+def _single(x):
     chosen = x[x > 0]
     return chosen.item() if chosen.numel() == 1 else chosen.numel()
 
 
-def _even(x):
+def _even_part(x):
     chosen = x[x > 0]
     if chosen.numel() % 2:
         chosen = chosen[1:]
@@ -116,7 +126,7 @@ def _looked_up(x):
     return {0: x, 1: x + 1}.get(n, x - 1), [*"abcdefg"][n]
 
 
-def _rounds(x):
+def _range(x):
     for i in range((x > 0).nonzero().size(0)):
         x = x + i
     return x
@@ -139,18 +149,27 @@ def _tried(x):
         return x - 1
 
 
-STEERED = {
+BRANCHING = {
     f.__name__[1:]: f
     for f in (
-        *(_all_or_some, _none_or_some, _one, _even, _same_size, _compared, _looked_up, _rounds),
+        *(
+            _all_or_some,
+            _none_or_some,
+            _single,
+            _even_part,
+            _same_size,
+            _compared,
+            _looked_up,
+            _range,
+        ),
         *(_rows, _listed, _tried),
     )
 }
-"""Programs that go another way at another size."""
+"""Programs whose control flow depends on the size."""
 ORDERS = [(3, 0, 1, 6, 2, 4, 0, 1, 5), (1, 0, 6, 2, 3, 1), (0, 4, 1, 6, 0)]
 
 
-def holding(positive):
+def tensor_with_positives(positive):
     x = torch.tensor([1.0, 2.5, 2.0, 3.0, 0.5, 4.0])
     x[positive:] *= -1
     return x[torch.tensor([3, 0, 5, 1, 4, 2])]
@@ -158,14 +177,17 @@ def holding(positive):
 
 def _compare(program, compiled, order):
     for positive in order:
-        found, expected = compiled(holding(positive)), program(holding(positive))
+        found, expected = (
+            compiled(tensor_with_positives(positive)),
+            program(tensor_with_positives(positive)),
+        )
         assert_same(found, expected)
         assert repr(found) == repr(expected)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", ONE_RECORD)
-def test_one_record_serves_all_sizes_whichever_was_first(name, dynamic):
+def test_one_record_serves_all_sizes_in_any_order(name, dynamic):
     for order in ORDERS:
         compiled = magpy.compile(ONE_RECORD[name], backend="eager", dynamic=dynamic, fullgraph=True)
         _compare(ONE_RECORD[name], compiled, order)
@@ -173,28 +195,28 @@ def test_one_record_serves_all_sizes_whichever_was_first(name, dynamic):
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("name", STEERED)
+@pytest.mark.parametrize("name", BRANCHING)
 @pytest.mark.filterwarnings("ignore:magpy_like. the operator graph")
-def test_size_that_steers_the_program_is_looked_at_in_every_call(name, dynamic):
+def test_branches_on_data_dependent_sizes_match_eager(name, dynamic):
     for order in ORDERS:
-        compiled = magpy.compile(STEERED[name], backend="eager", dynamic=dynamic)
-        _compare(STEERED[name], compiled, order)
+        compiled = magpy.compile(BRANCHING[name], backend="eager", dynamic=dynamic)
+        _compare(BRANCHING[name], compiled, order)
 
 
-@pytest.mark.parametrize("name", ["all_or_some", "none_or_some", "one", "compared", "listed"])
+@pytest.mark.parametrize("name", ["all_or_some", "none_or_some", "single", "compared", "listed"])
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_sizes_that_steer_alike_need_no_further_run(name, dynamic):
-    compiled = magpy.compile(STEERED[name], backend="eager", dynamic=dynamic)
+def test_known_branches_on_sizes_need_no_further_run(name, dynamic):
+    compiled = magpy.compile(BRANCHING[name], backend="eager", dynamic=dynamic)
     for _ in range(3):
-        learnt = magpy.cache_info(compiled).misses
-        _compare(STEERED[name], compiled, ORDERS[0])
-    assert magpy.cache_info(compiled).misses == learnt
+        misses = magpy.cache_info(compiled).misses
+        _compare(BRANCHING[name], compiled, ORDERS[0])
+    assert magpy.cache_info(compiled).misses == misses
 
 
-def _extremes(choose, least):
+def _reductions(reduce, start):
     def program(x):
         try:
-            return choose(x[x > 0] * 2), choose(x[least:] * 2)
+            return reduce(x[x > 0] * 2), reduce(x[start:] * 2)
         except (RuntimeError, IndexError) as error:
             return type(error), str(error)
 
@@ -202,12 +224,12 @@ def _extremes(choose, least):
 
 
 @pytest.mark.parametrize(
-    "choose", [torch.max, lambda chosen: chosen.max(0).indices], ids=["max", "indices"]
+    "reduce", [torch.max, lambda chosen: chosen.max(0).indices], ids=["max", "indices"]
 )
 @pytest.mark.filterwarnings("ignore:magpy_like. the operator graph")
-def test_compiled_graph_chooses_nothing_from_no_elements(choose):
-    for least in (0, 2):
-        program = _extremes(choose, least)
+def test_compiled_reduction_of_no_elements_raises_as_in_eager(reduce):
+    for start in (0, 2):
+        program = _reductions(reduce, start)
         compiled = magpy.compile(program, backend="magpy", dynamic=True)
         for size, positive in ((6, 3), (6, 0), (3, 1), (2, 1), (6, 4), (5, 0)):
             x = torch.arange(1.0, 1 + size)

@@ -1,4 +1,4 @@
-"""Arithmetic that raises for some numbers: the program catches it, or ends with it, as in eager."""
+"""Arithmetic on lifted numbers that raises for some values, caught or not."""
 
 import math
 import random
@@ -13,8 +13,8 @@ from tests.compare import assert_same
 CAUGHT = (ValueError, ArithmeticError, TypeError)
 
 
-def caught(compute, uses):
-    """A program that gives what ``compute`` does, or only whether it raises."""
+def catching_program(compute, uses):
+    """A program that calls ``compute`` and catches; it returns the result only if ``uses``."""
 
     def program(x, n):
         try:
@@ -114,10 +114,10 @@ def outcome(program, seed, n):
     ("compute", "backend"),
     [(compute, "eager") for compute in OF_PYTHON + OF_TENSORS]
     + [(compute, "magpy") for compute in OF_TENSORS],
-    ids=lambda given: getattr(given, "__name__", given),
+    ids=lambda value: getattr(value, "__name__", value),
 )
-def test_what_arithmetic_raises_for_other_numbers_is_caught(compute, uses, backend):
-    program = caught(compute, uses)
+def test_exceptions_of_arithmetic_are_caught(compute, uses, backend):
+    program = catching_program(compute, uses)
     fast, answers = magpy.compile(program, backend=backend), set()
     for seed, n in enumerate((2, 1, 0, 3, -1, 1, 2, 0, 3, -2)):
         random.seed(seed)
@@ -129,7 +129,7 @@ def test_what_arithmetic_raises_for_other_numbers_is_caught(compute, uses, backe
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-def test_arithmetic_that_raises_does_so_between_the_effects_of_the_program():
+def test_arithmetic_raises_between_the_effects_of_the_program():
     def program(x, log):
         log.append("begun")
         root = math.sqrt(random.random() - 0.5)
@@ -155,7 +155,7 @@ def test_arithmetic_that_raises_does_so_between_the_effects_of_the_program():
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
-def test_what_may_raise_behind_a_change_takes_it_back(backend):
+def test_change_before_an_exception_is_rolled_back(backend):
     def program(x):
         x.mul_(2)
         try:
@@ -171,7 +171,7 @@ def test_what_may_raise_behind_a_change_takes_it_back(backend):
     assert magpy.cache_info(fast).hits == 4
 
 
-def test_arithmetic_on_arithmetic_is_done_once():
+def test_shared_subexpressions_are_computed_once():
     def program(x, n):
         a, b = random.random(), n
         for _ in range(40):
@@ -190,7 +190,7 @@ def test_arithmetic_on_arithmetic_is_done_once():
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-def test_side_of_a_branch_that_may_raise_is_no_operator():
+def test_branch_that_may_raise_is_not_merged():
     def program(x):
         if x.sum() > 0:
             x = x * (1 / x[0].item())
