@@ -1,4 +1,4 @@
-"""A program that looks at who has called it finds its callers, and no frames of this package."""
+"""Frames that a program inspects: those of its callers, and none of this package."""
 
 import gc
 import inspect
@@ -18,7 +18,7 @@ def _frame(x):
     return x * 2, frame.f_code.co_name, frame.f_locals.get("mark")
 
 
-def _behind_a_split(x):
+def _frame_after_a_split(x):
     y = x * 2
     frame = sys._getframe(1)
     return y + 1, frame.f_code.co_name, frame.f_locals["mark"]
@@ -32,25 +32,25 @@ def _back(x):
     return x * 2, inspect.currentframe().f_back.f_code.co_filename
 
 
-def _from_within(x):
+def _frame_of_inner_function(x):
     def inner():
         return sys._getframe(2).f_code.co_name
 
     return x * 2, inner()
 
 
-def _text(x):
+def _extracted_stack(x):
     return x * 2, [entry.name for entry in traceback.extract_stack()[-3:]]
 
 
-def _caught(x):
+def _traceback_of_caught_exception(x):
     try:
         raise ValueError
     except ValueError as error:
         return x * 2, error.__traceback__.tb_frame.f_back.f_code.co_name
 
 
-def _called_back(x):
+def _frame_in_a_callback(x):
     return x * 2, list(map(lambda _: sys._getframe(2).f_code.co_name, [1]))
 
 
@@ -71,19 +71,20 @@ def _call(program, x):
 
 
 _PROGRAMS = [
-    _frame, _behind_a_split, _stack, _back, _from_within, _text, _caught, _called_back, _Frames(),
+    _frame, _frame_after_a_split, _stack, _back, _frame_of_inner_function, _extracted_stack,
+    _traceback_of_caught_exception, _frame_in_a_callback, _Frames(),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", _PROGRAMS, ids=lambda p: getattr(p, "__name__", "module"))
-def test_the_outermost_function_sees_who_has_called_it(program):
+def test_outermost_function_finds_its_caller(program):
     compiled = magpy.compile(program, backend="eager")
     for i in range(4):
         x = torch.tensor([1.0, float(i)])
         assert str(_call(compiled, x)) == str(_call(program, x)), f"call {i}"
 
 
-def test_programs_that_are_not_recorded_any_more_see_it_too():
+def test_program_at_its_record_limit_finds_its_caller():
     def program(x, number):
         return x * number, sys._getframe(1).f_code.co_name
 
@@ -93,7 +94,7 @@ def test_programs_that_are_not_recorded_any_more_see_it_too():
             assert compiled(torch.ones(1), i)[1] == sys._getframe().f_code.co_name
 
 
-def test_compiled_functions_that_call_each_other_see_each_other():
+def test_nested_compiled_functions_find_their_callers():
     def inner(x):
         return x + 1, sys._getframe(1).f_code.co_name
 
@@ -108,7 +109,7 @@ def test_compiled_functions_that_call_each_other_see_each_other():
         assert compiled(torch.ones(1))[1:] == ("outer", sys._getframe().f_code.co_name)
 
 
-def test_frames_that_are_kept_lead_to_the_callers_and_keep_nothing_else():
+def test_kept_frames_lead_to_the_callers_and_keep_nothing_else_alive():
     compiled = magpy.compile(lambda x: (x * 2, sys._getframe()), backend="eager")
 
     def call():
@@ -121,11 +122,11 @@ def test_frames_that_are_kept_lead_to_the_callers_and_keep_nothing_else():
         frame, held = call()
         assert frame.f_back.f_code is call.__code__
         del frame
-        gc.collect()  # the frames refer to each other
+        gc.collect()  # the frames form a reference cycle
         assert held() is None
 
 
-def test_a_caller_goes_on_after_a_program_that_has_raised():
+def test_caller_continues_after_the_program_has_raised():
     def program(x, n):
         if n:
             return compiled(x, n - 1)
@@ -135,10 +136,10 @@ def test_a_caller_goes_on_after_a_program_that_has_raised():
     for _ in range(3):
         with pytest.raises(KeyError, match="program"):
             compiled(torch.ones(1), 3)
-        assert sys._getframe().f_code.co_name.startswith("test_a_caller")
+        assert sys._getframe().f_code.co_name.startswith("test_caller_continues")
 
 
-def test_threads_see_their_own_callers():
+def test_programs_in_threads_find_their_own_callers():
     compiled = magpy.compile(_frame, backend="eager")
     found = []
 

@@ -1,4 +1,4 @@
-"""Debuggers and coverage tools that watch the caller are neither stopped nor misled."""
+"""Debuggers and coverage tools in the caller of a compiled function: they work as without it."""
 
 import io
 import json
@@ -28,15 +28,15 @@ def program(x, log):
 
 
 def session(function, commands):
-    """What a person at pdb's prompt sees, and what the function gives."""
-    said = io.StringIO()
-    debugger = pdb.Pdb(stdin=io.StringIO("\n".join([*commands, "c", "c", "c", ""])), stdout=said)
+    """The result of a function under pdb with these commands, and the output of pdb."""
+    output = io.StringIO()
+    debugger = pdb.Pdb(stdin=io.StringIO("\n".join([*commands, "c", "c", "c", ""])), stdout=output)
     debugger.use_rawinput = False
     result = debugger.runcall(function)
-    return result, said.getvalue()
+    return result, output.getvalue()
 
 
-def test_pdb_steps_over_compiled_calls_and_shows_what_they_gave():
+def test_pdb_steps_over_compiled_calls_and_shows_results():
     fast, log = magpy.compile(program, backend="eager"), []
 
     def caller():
@@ -44,15 +44,15 @@ def test_pdb_steps_over_compiled_calls_and_shows_what_they_gave():
         second = fast(tensor(2), log)
         return first + second
 
-    result, said = session(caller, ["n", "n", "p first.item()", "n", "p second.item(), log"])
+    result, output = session(caller, ["n", "n", "p first.item()", "n", "p second.item(), log"])
     assert_same(result, tensor(10))
-    assert "\n(Pdb) 4.0\n" in said
-    assert "\n(Pdb) (6.0, ['seen', 'seen'])\n" in said
+    assert "\n(Pdb) 4.0\n" in output
+    assert "\n(Pdb) (6.0, ['seen', 'seen'])\n" in output
     assert magpy.cache_info(fast) == magpy.CacheInfo(hits=1, misses=1, records=1, graphs=1)
     assert sys.gettrace() is None
 
 
-def test_a_breakpoint_in_what_is_called_beside_a_compiled_call_holds():
+def test_breakpoint_in_a_function_that_the_program_shares_stops():
     fast, log = magpy.compile(program, backend="eager"), []
     fast(tensor(1), log)
 
@@ -61,14 +61,14 @@ def test_a_breakpoint_in_what_is_called_beside_a_compiled_call_holds():
         return helper(tensor(4))
 
     line = helper.__code__.co_firstlineno + 1
-    result, said = session(caller, [f"b {__file__}:{line}", "c", "p 'stopped', x.item()"])
+    result, output = session(caller, [f"b {__file__}:{line}", "c", "p 'stopped', x.item()"])
     assert_same(result, tensor(5))
-    assert "('stopped', 4.0)" in said
+    assert "('stopped', 4.0)" in output
     assert magpy.cache_info(fast).hits == 1
 
 
-def sees_native_runs_and_what_comes_after_a_monitor_run(event):
-    magpy.compile(program, backend="eager")(tensor(1), [])  # before there is a tool
+def check_events_of_native_runs_and_after_a_monitored_run(event):
+    magpy.compile(program, backend="eager")(tensor(1), [])  # before the tool is registered
     seen = []
     tool, events = sys.monitoring.COVERAGE_ID, sys.monitoring.events
     sys.monitoring.use_tool_id(tool, "test")
@@ -95,8 +95,8 @@ def sees_native_runs_and_what_comes_after_a_monitor_run(event):
 if HAS_MONITORING:
 
     @pytest.mark.parametrize("event", ["LINE", "PY_START", "INSTRUCTION"])
-    def test_a_tool_of_sys_monitoring_sees_native_runs_and_what_comes_after_a_monitor_run(event):
-        sees_native_runs_and_what_comes_after_a_monitor_run(event)
+    def test_sys_monitoring_tool_receives_events_of_native_runs_and_after_a_monitored_run(event):
+        check_events_of_native_runs_and_after_a_monitored_run(event)
 
 
 SCRIPT = """
@@ -125,7 +125,7 @@ caller()
 @pytest.mark.full
 @pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if HAS_MONITORING else [])])
 def test_coverage_counts_the_lines_around_compiled_calls(core, tmp_path):
-    """Installs coverage.py into a folder of its own."""
+    """Installs coverage.py into a temporary folder."""
     site, script = tmp_path / "site", tmp_path / "script.py"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site), "coverage"]
     subprocess.run(pip, check=True)
@@ -144,7 +144,7 @@ def test_coverage_counts_the_lines_around_compiled_calls(core, tmp_path):
     coverage("json", "-o", "report.json")
     (file,) = json.loads((tmp_path / "report.json").read_text())["files"].values()
     lines = SCRIPT.splitlines()
-    # Trace functions see nothing of the monitored run, and nothing runs of a matched call.
+    # Trace functions receive no events of a monitored run, and a hit runs none of the program.
     inside = range(lines.index("def program(x, log):") + 2, lines.index("def caller():") + 1)
     assert set(file["missing_lines"]) <= set(inside)
     assert core != "sysmon" or not file["missing_lines"]

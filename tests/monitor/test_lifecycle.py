@@ -1,4 +1,4 @@
-"""The monitor is a guest: trace functions, threads and exceptions stay the program's own."""
+"""Begin and end of a monitored run: trace functions, threads and exceptions stay the program's."""
 
 import bdb
 import gc
@@ -32,13 +32,13 @@ def compiled(function=program, **settings):
 
 
 @pytest.fixture
-def tracing():
+def restored_trace_function():
     previous = sys.gettrace()
     yield
     sys.settrace(previous)
 
 
-def test_earlier_trace_function_is_put_back(tracing):
+def test_trace_function_is_restored(restored_trace_function):
     events = []
 
     def tracer(frame, event, arg):
@@ -57,7 +57,7 @@ def test_earlier_trace_function_is_put_back(tracing):
     assert ("call", "helper") in events and ("return", "helper") in events
 
 
-def test_earlier_trace_function_is_put_back_when_the_program_raises(tracing):
+def test_trace_function_is_restored_when_the_program_raises(restored_trace_function):
     def fails(x):
         raise KeyError("no")
 
@@ -71,14 +71,14 @@ def test_earlier_trace_function_is_put_back_when_the_program_raises(tracing):
     assert sys.gettrace() is tracer
 
 
-def test_no_trace_function_stays_no_trace_function(tracing):
+def test_absent_trace_function_stays_absent(restored_trace_function):
     sys.settrace(None)
     fast = compiled()
     fast(tensor(1))
     assert sys.gettrace() is None
 
 
-def test_line_tracer_of_the_caller_goes_on_after_the_call(tracing):
+def test_line_tracer_of_the_caller_continues_after_the_call(restored_trace_function):
     lines = []
 
     def tracer(frame, event, arg):
@@ -102,7 +102,7 @@ def test_line_tracer_of_the_caller_goes_on_after_the_call(tracing):
     assert seen == [1, 2, 3, 4]
 
 
-def test_profile_function_sees_the_program():
+def test_profile_function_receives_events_of_the_program():
     calls = []
     fast = compiled()
     sys.setprofile(lambda frame, event, arg: calls.append((event, frame.f_code.co_name)))
@@ -114,31 +114,31 @@ def test_profile_function_sees_the_program():
     assert_same(result, program(tensor(1)))
 
 
-def test_program_that_sets_a_trace_function_itself(tracing):
+def test_program_may_set_a_trace_function(restored_trace_function):
     def tracer(frame, event, arg):
         return None
 
-    def meddles(x):
+    def sets_trace_function(x):
         sys.settrace(tracer)
         y = x + 1
         sys.settrace(None)
         return y * 2
 
-    fast = compiled(meddles)
+    fast = compiled(sets_trace_function)
     for _ in range(3):
-        assert_same(fast(tensor(1, 2)), meddles(tensor(1, 2)))
+        assert_same(fast(tensor(1, 2)), sets_trace_function(tensor(1, 2)))
 
 
-def test_program_that_looks_at_its_frames():
-    def looks(x):
+def test_program_may_inspect_its_frames():
+    def inspects(x):
         return sys._getframe().f_code.co_name, x * len(locals())
 
-    fast = compiled(looks)
+    fast = compiled(inspects)
     for _ in range(3):
-        assert_same(fast(tensor(1, 2)), looks(tensor(1, 2)))
+        assert_same(fast(tensor(1, 2)), inspects(tensor(1, 2)))
 
 
-def test_exception_has_the_programs_traceback():
+def test_exception_has_the_traceback_of_the_program():
     def fails(x):
         return helper(x)[7]
 
@@ -150,7 +150,7 @@ def test_exception_has_the_programs_traceback():
         assert names[-1] == "fails"
 
 
-def test_two_threads_call_one_function():
+def test_two_threads_may_call_one_function():
     fast = compiled()
     errors = []
     start = threading.Barrier(2)
@@ -174,7 +174,7 @@ def test_two_threads_call_one_function():
     assert 1 <= info.records <= 6 and info.hits >= 50
 
 
-def test_threads_with_functions_of_their_own():
+def test_threads_may_compile_their_own_functions():
     def other(x):
         return helper(x) - 3
 
@@ -197,7 +197,7 @@ def test_threads_with_functions_of_their_own():
     assert not errors
 
 
-def test_threads_that_begin_and_end_monitor_runs_at_the_same_time():
+def test_threads_may_begin_and_end_monitored_runs_simultaneously():
     errors = []
 
     def work(offset, start):
@@ -219,19 +219,19 @@ def test_threads_that_begin_and_end_monitor_runs_at_the_same_time():
     assert not errors
 
 
-def test_generator_of_a_monitored_run_goes_on_while_another_thread_is_monitored():
-    left = []
+def test_generator_of_a_monitored_run_continues_during_a_run_of_another_thread():
+    generators = []
 
     def numbers(x):
         for i in range(200):
             yield x + i
 
-    def leaves(x):
+    def keeps_generator(x):
         generator = numbers(x)
-        left.append(generator)
+        generators.append(generator)
         return next(generator)
 
-    compiled(leaves)(tensor(1))
+    compiled(keeps_generator)(tensor(1))
     running = threading.Event()
     done = threading.Event()
 
@@ -243,13 +243,13 @@ def test_generator_of_a_monitored_run_goes_on_while_another_thread_is_monitored(
     thread = threading.Thread(target=work)
     thread.start()
     running.wait()
-    rest = [value.item() for value in left[0]]
+    rest = [value.item() for value in generators[0]]
     done.set()
     thread.join()
     assert rest == [float(i) for i in range(2, 201)]
 
 
-def test_first_use_in_a_thread_that_ends():
+def test_first_use_may_be_in_a_thread_that_ends():
     script = (
         "import threading\n"
         "def work():\n"
@@ -264,14 +264,14 @@ def test_first_use_in_a_thread_that_ends():
         "work()\n"
         "print('done')\n"
     )
-    answer = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert answer.stdout == "done\n", answer.stderr
+    assert result.stdout == "done\n", result.stderr
 
 
 class Breakpoints(bdb.Bdb):
-    """Stops in ``helper`` and steps through the lines after that, as a debugger does."""
+    """A debugger that records where it stops and steps on from there."""
 
     def __init__(self):
         super().__init__()
@@ -283,7 +283,7 @@ class Breakpoints(bdb.Bdb):
 
 
 def test_debugger_steps_through_the_caller_and_through_native_runs():
-    def session(function):
+    def debug(function):
         debugger = Breakpoints()
 
         def caller(x):
@@ -294,14 +294,14 @@ def test_debugger_steps_through_the_caller_and_through_native_runs():
         return results, debugger.stops
 
     fast = compiled()
-    results, stops = session(fast)
+    results, stops = debug(fast)
     assert_same(results, [(tensor(i) + 1) * 2 + 1 for i in range(3)])
-    assert stops.count("caller") == 3 * 2  # each line of the caller, at every call
+    assert stops.count("caller") == 3 * 2  # two lines of the caller in each of three calls
     assert magpy.cache_info(fast).hits == 2
     assert sys.gettrace() is None
 
 
-def test_breakpoint_in_a_program_that_was_compiled_holds_when_it_runs_eagerly():
+def test_breakpoint_in_a_compiled_program_stops_in_eager_mode():
     fast = compiled()
     fast(tensor(1))
     debugger = Breakpoints()
@@ -312,11 +312,9 @@ def test_breakpoint_in_a_program_that_was_compiled_holds_when_it_runs_eagerly():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("owner, place", [(Entering, "enter"), (Context, "account")])
-def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(
-    owner, place, kind, monkeypatch
-):
-    """As when somebody presses Ctrl-C: the signal's handler may run in the monitor's code."""
+@pytest.mark.parametrize("owner, method", [(Entering, "enter"), (Context, "account")])
+def test_interrupt_in_the_monitor_reaches_the_program(owner, method, kind, monkeypatch):
+    """On Ctrl-C the signal's handler may run in the monitor's code."""
     log = []
 
     def interrupted(x):
@@ -326,14 +324,14 @@ def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(
         finally:
             log.append("ended")
 
-    own = getattr(owner, place)
+    original = getattr(owner, method)
 
     def interrupt(*args):
         if log == ["began"]:
             raise kind("now")
-        return own(*args)
+        return original(*args)
 
-    monkeypatch.setattr(owner, place, interrupt)
+    monkeypatch.setattr(owner, method, interrupt)
     fast = compiled(interrupted)
     before = sys.gettrace()
     with pytest.raises(kind, match="now"):
@@ -352,22 +350,22 @@ def _context_of(value):
     return value if isinstance(value, Context) else None
 
 
-def _interrupts_once(monkeypatch, callback, when, owner=MonitorRun):
-    """Let a signal's handler run at the first line of one of the monitor's callbacks."""
-    own, interrupted = getattr(owner, callback), []
+def _interrupt_once(monkeypatch, callback, when, owner=MonitorRun):
+    """Run a signal's handler at the first line of one of the monitor's callbacks."""
+    original, interrupted = getattr(owner, callback), []
 
     def interrupt(*args):
         if not interrupted and any(when(context) for context in map(_context_of, args) if context):
             interrupted.append(callback)
             raise KeyboardInterrupt
-        return own(*args)
+        return original(*args)
 
     monkeypatch.setattr(owner, callback, interrupt)
     return interrupted
 
 
 @pytest.mark.parametrize("callback", ["_on_frame", "_on_instruction", "_on_result", "_on_return"])
-def test_an_interruption_that_a_program_catches_is_no_part_of_a_record(callback, monkeypatch):
+def test_interrupt_caught_by_the_program_is_not_recorded(callback, monkeypatch):
     def program(x):
         try:
             y = x + 1
@@ -376,7 +374,7 @@ def test_an_interruption_that_a_program_catches_is_no_part_of_a_record(callback,
             return "interrupted"
 
     fast = compiled(program)
-    interrupted = _interrupts_once(
+    interrupted = _interrupt_once(
         monkeypatch, callback, lambda context: context.root_frame is not None
     )
     assert fast(tensor(1)) == "interrupted"
@@ -390,8 +388,8 @@ def test_an_interruption_that_a_program_catches_is_no_part_of_a_record(callback,
     "owner, callback",
     [(Entering, "enter"), (MonitorRun, "_on_instruction"), (MonitorRun, "_on_result")],
 )
-def test_an_interruption_beside_the_program_reaches_it(owner, callback, monkeypatch):
-    """Where the program branches on a tensor, the monitor runs both sides."""
+def test_interrupt_in_a_branch_run_reaches_the_program(owner, callback, monkeypatch):
+    """The monitor runs both branches of a data-dependent branch in isolation."""
 
     def program(x):
         if x.sum() > 0:
@@ -401,7 +399,7 @@ def test_an_interruption_beside_the_program_reaches_it(owner, callback, monkeypa
         return y
 
     fast = compiled(program)
-    interrupted = _interrupts_once(
+    interrupted = _interrupt_once(
         monkeypatch, callback, lambda context: context.isolation.branch_run, owner
     )
     with pytest.raises(KeyboardInterrupt):
@@ -412,7 +410,7 @@ def test_an_interruption_beside_the_program_reaches_it(owner, callback, monkeypa
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_an_interrupted_import_inside_a_program_is_no_failed_one(monkeypatch):
+def test_interrupted_import_does_not_count_as_failed(monkeypatch):
     def stops(name):
         raise KeyboardInterrupt
 
@@ -441,7 +439,7 @@ def test_thread_started_by_the_program_is_not_monitored():
         assert_same(fast(tensor(1)), tensor(2))
 
 
-def test_compiled_function_calls_a_compiled_function():
+def test_compiled_function_may_call_a_compiled_function():
     inner = compiled(helper)
 
     def outer(x):
@@ -453,7 +451,7 @@ def test_compiled_function_calls_a_compiled_function():
     assert magpy.cache_info(fast) == (2, 1, 1, 1)
 
 
-def test_function_that_compiles_itself_inside():
+def test_program_may_compile_a_function_inside():
     def outer(x):
         fast = compiled(helper)
         return fast(x) + fast(x)
@@ -463,7 +461,7 @@ def test_function_that_compiles_itself_inside():
         assert_same(fast(tensor(1, 2)), tensor(4, 6))
 
 
-def test_recursion_through_the_compiled_function():
+def test_recursion_may_pass_through_the_compiled_function():
     def countdown(x, n):
         return x if n == 0 else fast(x + n, n - 1)
 
@@ -472,20 +470,20 @@ def test_recursion_through_the_compiled_function():
         assert_same(fast(tensor(1), n), tensor(1 + n * (n + 1) // 2))
 
 
-def test_is_compiling_is_true_in_the_region_only():
+def test_is_compiling_is_true_inside_the_region_only():
     seen = []
 
-    def looks(x):
+    def inspects(x):
         seen.append((magpy.is_compiling(), torch.compiler.is_compiling()))
         return x
 
     assert not magpy.is_compiling()
-    compiled(looks)(tensor(1))
+    compiled(inspects)(tensor(1))
     assert seen == [(True, True)] or seen == [(False, True)]
     assert not magpy.is_compiling() and not torch.compiler.is_compiling()
 
 
-def test_monitor_run_keeps_no_argument_or_result_alive():
+def test_monitored_run_keeps_no_argument_or_result_alive():
     fast = compiled()
     x = torch.ones(3)
     y = fast(x)
@@ -495,7 +493,7 @@ def test_monitor_run_keeps_no_argument_or_result_alive():
     assert [r() for r in kept] == [None, None]
 
 
-def test_record_lets_a_deleted_model_go():
+def test_record_keeps_no_deleted_model_alive():
     model = torch.nn.Linear(3, 3)
     fast = compiled(model)
     fast(matrix(2, 3))
@@ -506,7 +504,7 @@ def test_record_lets_a_deleted_model_go():
     assert [r() for r in kept] == [None, None]
 
 
-def test_object_with_finaliser_runs_it_as_often_as_eager():
+def test_finalizers_run_as_often_as_in_eager():
     class Closing:
         closed = 0
 
@@ -526,30 +524,30 @@ def test_object_with_finaliser_runs_it_as_often_as_eager():
     assert counts == [1, 1]
 
 
-def test_callback_of_the_garbage_collector_is_no_part_of_the_program():
+def test_garbage_collection_callbacks_are_not_recorded():
     import time
 
     collections = []
 
-    def notice(phase, info):
+    def record_collection(phase, info):
         collections.append((phase, time.perf_counter()))
 
     def allocates(x):
         return x + len([[i] for i in range(3000)])
 
     fast = compiled(allocates)
-    gc.callbacks.append(notice)
+    gc.callbacks.append(record_collection)
     try:
         fast(tensor(1))
     finally:
-        gc.callbacks.remove(notice)
-    assert collections, "nothing was shown: no collection has happened"
+        gc.callbacks.remove(record_collection)
+    assert collections, "the test is void: no collection has happened"
     assert_same(fast(tensor(1)), allocates(tensor(1)))
     assert magpy.cache_info(fast).hits == 1
 
 
-def test_what_the_garbage_collector_ends_is_no_part_of_the_program():
-    ended = []
+def test_finalizers_run_by_the_garbage_collector_are_not_recorded():
+    finalized = []
 
     class Knot:
         def __init__(self):
@@ -560,14 +558,14 @@ def test_what_the_garbage_collector_ends_is_no_part_of_the_program():
             try:
                 yield 1
             finally:
-                ended.append("generator")
+                finalized.append("generator")
 
         def __del__(self):
-            ended.append("object")
+            finalized.append("object")
 
     lists, names = "[]", {}
     for _ in range(3):
-        lists = f"[{', '.join([lists] * 30)}]"  # no instruction of it is announced
+        lists = f"[{', '.join([lists] * 30)}]"  # no instruction in it is reported
     exec(f"def allocates(x):\n    return x + len({lists})", names)
     allocates = names["allocates"]
     fast, thresholds = compiled(allocates, fullgraph=True), gc.get_threshold()
@@ -578,9 +576,11 @@ def test_what_the_garbage_collector_ends_is_no_part_of_the_program():
         fast(tensor(1))
     finally:
         gc.set_threshold(*thresholds)
-    assert sorted(ended) == ["generator", "object"], "nothing was shown: no collection has happened"
+    assert sorted(finalized) == ["generator", "object"], (
+        "the test is void: no collection has happened"
+    )
     assert_same(fast(tensor(1)), allocates(tensor(1)))
-    assert len(ended) == 2
+    assert len(finalized) == 2
     assert magpy.cache_info(fast).hits == 1
 
 
@@ -589,7 +589,7 @@ def test_what_the_garbage_collector_ends_is_no_part_of_the_program():
     [weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary],
     ids=lambda container: container.__name__,
 )
-def test_object_that_dies_in_the_region_leaves_a_weak_container(container):
+def test_object_destroyed_in_the_region_leaves_weak_containers(container):
     class Thing:
         pass
 
@@ -614,7 +614,7 @@ def test_object_that_dies_in_the_region_leaves_a_weak_container(container):
         assert len(known) == 0
 
 
-def test_keyboard_interrupt_passes_through():
+def test_keyboard_interrupt_of_the_program_propagates():
     def interrupted(x):
         raise KeyboardInterrupt
 
@@ -624,7 +624,7 @@ def test_keyboard_interrupt_passes_through():
             fast(tensor(1))
 
 
-def test_generator_that_outlives_the_run_goes_on_without_the_monitor():
+def test_generator_that_outlives_the_run_continues_unmonitored():
     def steps(x):
         for i in range(3):
             yield x + i
@@ -634,7 +634,7 @@ def test_generator_that_outlives_the_run_goes_on_without_the_monitor():
         assert_same(list(fast(tensor(1))), list(steps(tensor(1))))
 
 
-def test_deep_recursion_error_is_the_programs():
+def test_recursion_error_of_the_program_propagates():
     def endless(x):
         return endless(x)
 

@@ -1,6 +1,6 @@
-"""A tensor's value that steers the program is speculated on: one graph while it steers as before.
+"""Speculation on tensors' values that decide control flow: one graph while the values agree.
 
-Whatever it does, every call gives what eager gives.
+If they disagree, the results must equal those of eager mode too.
 """
 
 import random
@@ -93,7 +93,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_one_graph_as_long_as_it_steers_as_before(program):
+def test_one_graph_serves_calls_with_the_speculated_value(program):
     twins = check_stateful(lambda: program, one(1.0, 2.0, 3.0))
     report = magpy.explain(program, tensor(1.0, 2.0, 3.0))
     assert not report.split_points and report.graph_count == 1
@@ -101,7 +101,7 @@ def test_one_graph_as_long_as_it_steers_as_before(program):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_right_when_it_steers_another_way(program):
+def test_misspeculated_values_match_eager(program):
     check_results(
         lambda: program,
         *(one(1.0, 2.0, 3.0), one(-1.0, -2.0, -3.0), one(500.0, float("nan"), 0.5)),
@@ -109,7 +109,7 @@ def test_right_when_it_steers_another_way(program):
     )
 
 
-def test_an_operator_that_only_the_other_way_avoids_does_no_harm():
+def test_operator_that_fails_under_a_misspeculated_value_matches_eager():
     def program(x, i):
         if (i >= 3).any():
             return x
@@ -123,7 +123,7 @@ def test_an_operator_that_only_the_other_way_avoids_does_no_harm():
 
 
 class _Effects(nn.Module):
-    """Changes what is outside before it branches, after it, or both."""
+    """Changes external objects before its data-dependent branch, after it, or both."""
 
     def __init__(self, before=None, after=None):
         super().__init__()
@@ -163,14 +163,14 @@ def _autocast(module, y):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_effects_happen_once_whatever_was_speculated_on(effect, when):
+def test_effects_happen_once_under_misspeculation(effect, when):
     twins = Twins(lambda: _Effects(**{when: EFFECTS[effect]}))
     for i, scale in enumerate((1.0, 2.0, -1.0, -2.0, 3.0, -1.0, 1.0)):
         twins.call(lambda scale=scale: (torch.full((3,), scale),), why=f"call {i}")
 
 
-class _Once(nn.Module):
-    """Initialises itself at its first call, as activation normalisation does."""
+class _InitialisesOnce(nn.Module):
+    """Initialises its bias in the first call, as activation normalisation does."""
 
     def __init__(self):
         super().__init__()
@@ -184,8 +184,8 @@ class _Once(nn.Module):
         return x + self.bias
 
 
-def test_the_guard_asks_a_tensor_from_outside():
-    twins = Twins(_Once)
+def test_guard_checks_the_value_of_an_external_tensor():
+    twins = Twins(_InitialisesOnce)
     for values in ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0)):
         twins.call(one(*values))
     twins.call(one(), hit=True)
@@ -193,10 +193,10 @@ def test_the_guard_asks_a_tensor_from_outside():
         module.initialised.zero_()
     twins.call(one(), hit=True, why="the record of the first call")
     twins.call(one(5.0, 5.0, 5.0), hit=True)
-    assert not magpy.explain(_Once(), tensor(1.0, 2.0, 3.0)).split_points
+    assert not magpy.explain(_InitialisesOnce(), tensor(1.0, 2.0, 3.0)).split_points
 
 
-def test_a_whole_graph_on_demand_gets_a_record_for_each_way():
+def test_fullgraph_has_a_record_for_each_branch():
     fast = magpy.compile(_number, backend="eager", fullgraph=True)
     for values in ((1.0, 2.0), (-1.0, 1.0), (1.0, 2.0), (-1.0, 1.0), (-3.0, -1.0)):
         x = torch.tensor(values)
@@ -204,7 +204,7 @@ def test_a_whole_graph_on_demand_gets_a_record_for_each_way():
     assert magpy.cache_info(fast).records >= 2
 
 
-def test_after_a_wrong_guess_the_program_is_split():
+def test_misspeculation_splits_the_program():
     fast = magpy.compile(_assertion, backend="eager")
     fast(tensor(1.0, 2.0))
     for _ in range(4):
@@ -226,7 +226,7 @@ class _CountsDown(nn.Module):
         return x * 2 if self.left else x * 3
 
 
-def test_a_number_that_the_program_counts_is_asked_for_its_truth():
+def test_truth_of_a_counter_matches_eager():
     twins = Twins(_CountsDown)
     for i in range(7):
         twins.call(one(), why=f"call {i}")
@@ -252,13 +252,13 @@ SIZES = [_elements, _iterated, _native_size]
 
 
 @pytest.mark.parametrize("program", SIZES, ids=lambda program: program.__name__)
-def test_a_size_that_depends_on_data_is_speculated_on(program):
+def test_data_dependent_size_is_speculated_on(program):
     check_stateful(lambda: program, one(1.0, -2.0, 3.0))
     assert not magpy.explain(program, tensor(1.0, -2.0, 3.0)).split_points
     check_results(lambda: program, one(1.0, -2.0, 3.0), one(5.0, 4.0, 6.0), one(1.0, -2.0, -3.0))
 
 
-def test_a_tensor_library_s_own_look_at_an_argument_is_none_at_its_size():
+def test_argument_checks_of_torch_do_not_read_the_size():
     def program(x):
         return torch.nn.functional.leaky_relu(x[x > 0])
 
@@ -268,7 +268,7 @@ def test_a_tensor_library_s_own_look_at_an_argument_is_none_at_its_size():
     twins.call(one(1.0, 2.0, 3.0), hit=True)
 
 
-def _drawn(x):
+def _branches_on_draws(x):
     if random.random() > 0.3:
         x = x + 1
     if np.random.uniform() > 0.2 and random.randint(0, 3) < 3:
@@ -276,14 +276,16 @@ def _drawn(x):
     return x * random.random()
 
 
-def _drawn_and_read(x):
+def _draws_and_branches(x):
     scale = random.random()
     count = (x * scale > 1).sum().item()
     return x * scale if count > 1 else x - scale
 
 
-@pytest.mark.parametrize("program", [_drawn, _drawn_and_read], ids=lambda it: it.__name__)
-def test_random_numbers_that_steer_are_speculated_on_and_drawn_once(program):
+@pytest.mark.parametrize(
+    "program", [_branches_on_draws, _draws_and_branches], ids=lambda it: it.__name__
+)
+def test_random_numbers_that_decide_control_flow_are_drawn_once(program):
     fast = magpy.compile(program, backend="eager")
     for seed in (5, 5, *range(20)):
         results = []
@@ -299,7 +301,7 @@ def test_random_numbers_that_steer_are_speculated_on_and_drawn_once(program):
     assert hits >= 1
 
 
-def test_as_many_tensors_as_were_given_come_out_whatever_their_sizes():
+def test_unpacked_results_do_not_specialize_their_sizes():
     def program(x):
         a, b = torch.broadcast_tensors(x[x > 0], torch.ones(1))
         return a + b
@@ -310,11 +312,11 @@ def test_as_many_tensors_as_were_given_come_out_whatever_their_sizes():
     twins.call(one(1.0, 2.0, 3.0), hit=True)
 
 
-@pytest.mark.parametrize("choose", [max, min])
-def test_the_largest_of_tensors_and_numbers_is_chosen_in_python(choose):
+@pytest.mark.parametrize("extreme", [max, min])
+def test_extremes_of_tensors_are_followed_in_python(extreme):
     def program(x):
-        count = choose((x > 0).sum(), 1)
-        return x / count, choose([x.sum(), x.mean(), x.prod()])
+        count = extreme((x > 0).sum(), 1)
+        return x / count, extreme([x.sum(), x.mean(), x.prod()])
 
     check_results(
         lambda: program,
@@ -324,8 +326,8 @@ def test_the_largest_of_tensors_and_numbers_is_chosen_in_python(choose):
     assert not magpy.explain(program, tensor(1.0, 2.0, 3.0)).split_points
 
 
-def _two_questions(x):
-    """The first answer never changes, the second one does."""
+def _two_conditions(x):
+    """The first condition is always false, the second one varies."""
     if x.isnan().any():
         raise ValueError("not a number")
     y = x * 2
@@ -338,21 +340,21 @@ def _two_questions(x):
 seen: list[int] = []
 
 
-def test_a_program_is_split_only_where_a_value_was_misspeculated():
-    twins = Twins(lambda: _two_questions)
+def test_program_splits_only_at_a_misspeculated_value():
+    twins = Twins(lambda: _two_conditions)
     twins.call(one(1.0, 2.0, 3.0), hit=False)
     twins.call(one(4.0, 2.0, 3.0), hit=True)
-    twins.call(one(-1.0, -2.0, -3.0), hit=False, why="the second question")
+    twins.call(one(-1.0, -2.0, -3.0), hit=False, why="the second condition")
     for values in ((1.0, 1.0, 1.0), (-1.0, -1.0, -1.0), (2.0, 1.0, 1.0), (-2.0, 1.0, 0.0)):
         twins.call(one(*values))
     for values in ((5.0, 1.0, 1.0), (-5.0, -1.0, -1.0)):
-        twins.call(one(*values), hit=True, why="both ways are known")
+        twins.call(one(*values), hit=True, why="both branches are recorded")
     lines = {p.lineno for p in magpy.explain(twins.compiled, tensor(1.0, 2.0, 3.0)).split_points}
-    asked = _two_questions.__code__.co_firstlineno + 5
-    assert lines == {asked}, "the first question is speculated on still"
+    second = _two_conditions.__code__.co_firstlineno + 5
+    assert lines == {second}, "the first condition is still speculated on"
 
 
-def test_a_program_that_keeps_going_other_ways_is_speculated_on_no_more(monkeypatch):
+def test_speculation_ends_at_the_misspeculation_limit(monkeypatch):
     monkeypatch.setattr(config, "misspeculation_limit", 1)
 
     def program(x):
@@ -381,27 +383,27 @@ class _Normalised(nn.Module):
         return y
 
 
-def _normalised():
+def _make_normalised():
     torch.manual_seed(0)
     return _Normalised().eval()
 
 
-def test_a_normalisation_that_only_reads_its_statistics_stands_in_no_way():
-    twins = check_stateful(_normalised, lambda: (torch.ones(4, 3).cumsum(0),))
+def test_normalisation_in_eval_mode_does_not_split():
+    twins = check_stateful(_make_normalised, lambda: (torch.ones(4, 3).cumsum(0),))
     assert not magpy.api._dispatcher(twins.compiled).split_points
     twins.call(lambda: (torch.full((4, 3), float("nan")),))
 
 
-def test_statistics_that_were_changed_before_a_branch_are_not_changed_twice():
-    twins = Twins(_normalised)
+def test_statistics_written_before_a_branch_are_written_once():
+    twins = Twins(_make_normalised)
     for training in (False, True, True, False, True):
         twins.change(lambda module, training=training: module.train(training))
         for scale in (1.0, 2.0, float("nan"), 3.0):
             twins.call(lambda scale=scale: (torch.ones(4, 3).cumsum(0) * scale,))
 
 
-def test_a_function_that_runs_as_it_is_does_not_run_for_a_value_misspeculated():
-    """What it writes to nobody knows, so nothing would put it back."""
+def test_checkpointed_function_is_not_run_under_a_misspeculated_value():
+    """Its writes are unknown, so that the mock could not roll them back."""
 
     def make():
         norm = torch.nn.BatchNorm1d(3)

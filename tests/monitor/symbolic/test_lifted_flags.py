@@ -224,7 +224,7 @@ def _raises(x, flag):
         return x - 1, str(error)
 
 
-def _behind_a_split(x, flag):
+def _after_a_split(x, flag):
     y = x * flag
     print("", end="")
     return y + flag if flag else y
@@ -243,7 +243,7 @@ GUARDED = {
             _unpacked_arguments,
             _collected_arguments,
         ),
-        *(_keyword_of_an_operator, _index, _other_dtypes, _other_types, _raises, _behind_a_split),
+        *(_keyword_of_an_operator, _index, _other_dtypes, _other_types, _raises, _after_a_split),
     )
 }
 """Programs that may need the flag's value as a constant."""

@@ -51,7 +51,7 @@ def in_arithmetic(x, flags):
     return x * (flags.first + 2) + flags.second * 3 + 1
 
 
-def tested_again_in_a_branch(x, flags):
+def nested_in_branches(x, flags):
     if flags.first:
         x = x + 1 if flags.first else x - 1
     elif flags.second:
@@ -66,7 +66,7 @@ def in_a_loop(x, flags):
 
 
 ONE_RECORD = (of_attributes, of_a_dictionary, in_locals, passed_on, in_arithmetic,
-              tested_again_in_a_branch, in_a_loop)  # fmt: skip
+              nested_in_branches, in_a_loop)  # fmt: skip
 
 
 def also_read_natively(x, flags):
