@@ -1,4 +1,4 @@
-"""Random numbers of Python and NumPy: drawn again by the mock, in eager mode's order."""
+"""Random numbers of Python and NumPy, which the mock draws again in the order of eager mode."""
 
 import random
 
@@ -20,7 +20,7 @@ LOG = []
 
 
 @magpy.disable
-def tell(value):
+def append_to_log(value):
     LOG.append(value)
 
 
@@ -99,7 +99,7 @@ def _seeded(x):
     return x * random.random() + np.random.rand() + torch.rand(3), np.random.rand(2)
 
 
-def _seeded_for_nothing(x):
+def _seeded_without_draw(x):
     torch.manual_seed(3)
     torch.rand(3)
     return x
@@ -157,7 +157,7 @@ ONE_GRAPH = {
     "the sum of a sample": lambda x: x * sum(random.sample([1, 2, 3, 4], 2)),
     "one of NumPy's": lambda x: x * np.random.rand() + OLD.uniform(0.0, 2.0) + ARRAYS.normal(),
     "an array": lambda x: x * torch.from_numpy(np.random.rand(3)).float(),
-    "an array by another way": lambda x: x + torch.tensor(np.random.randn(3)),
+    "an array by torch.tensor": lambda x: x + torch.tensor(np.random.randn(3)),
     "an array of another type": lambda x: torch.as_tensor(np.random.rand(3), dtype=x.dtype) * x,
     "integers": lambda x: x[torch.from_numpy(np.random.randint(0, 3, size=4))],
     "a permutation": lambda x: x[torch.from_numpy(np.random.permutation(3))],
@@ -171,7 +171,7 @@ ONE_GRAPH = {
         program.__name__: program
         for program in (
             *(_shuffled, _shuffled_by_numpy, _unpacked, _container_changed_later, _beta),
-            *(_arithmetic, _array_kept_twice, _new_generators, _seeded, _seeded_for_nothing),
+            *(_arithmetic, _array_kept_twice, _new_generators, _seeded, _seeded_without_draw),
             *(_seeded_again, _numbers_of_numpy, _sizes_of_numpy, _statistics, _lists_of_draws),
             *(_sorted_in_place, _sorted_under_a_view, _arrays_as_indices),
             *(_array_in_a_loop, _array_in_a_comprehension),
@@ -181,7 +181,7 @@ ONE_GRAPH = {
 
 
 def _states():
-    """A draw of every generator that is there: it tells in what state the program has left it."""
+    """One draw of each generator, which depends on the state that the program has left."""
     drawn = random.random(), np.random.rand(), OWN.random(), OLD.rand(), ARRAYS.random()
     return *drawn, torch.rand(1)
 
@@ -196,21 +196,21 @@ def _seed_all(seed):
 
 
 def _compare(program, calls=6, **settings):
-    """Both ways from one seed: results, what was told, and the state of all generators."""
+    """Compares compiled and eager calls from one seed: results, log, and states of generators."""
     fast = magpy.compile(program, **{"backend": "eager", **settings})
-    ends = []
+    outcomes = []
     for run in (fast, program):
         _seed_all(0)
         results = []
         for i in range(calls):
             results.append((run(torch.arange(3.0) + i), _states(), list(LOG)))
-        ends.append(results)
-    assert_same(*ends)
+        outcomes.append(results)
+    assert_same(*outcomes)
     return fast
 
 
 @pytest.mark.parametrize("name", ONE_GRAPH)
-def test_draws_are_part_of_one_graph_and_hit_from_the_second_call_on(name):
+def test_draws_hit_from_the_second_call_in_one_graph(name):
     fast = _compare(ONE_GRAPH[name])
     info = magpy.cache_info(fast)
     assert (info.misses, info.hits, info.records) == (1, 5, 1)
@@ -224,7 +224,7 @@ def test_draws_are_inputs_of_compiled_graphs(name, backend):
 
 
 @pytest.mark.parametrize("name", ["an array", "_arithmetic", "_numbers_of_numpy", "_unpacked"])
-def test_draws_take_part_in_graphs_of_any_size(name):
+def test_draws_are_inputs_of_dynamic_graphs(name):
     _compare(ONE_GRAPH[name], 3, dynamic=True)
 
 
@@ -307,11 +307,11 @@ def _order_outside(x):
     return x * ORDER[0], list(ORDER)
 
 
-def _told(x):
+def _logged(x):
     array, number = np.random.rand(3), random.random()
-    tell(float(number))
+    append_to_log(float(number))
     y = x + torch.from_numpy(array) * number
-    tell(array.tolist())
+    append_to_log(array.tolist())
     return y
 
 
@@ -335,7 +335,7 @@ def _forked(x):
     return x + y
 
 
-def _refused(x):
+def _error_caught(x):
     try:
         return x * random.randint(5, 1)
     except ValueError:
@@ -351,7 +351,14 @@ NATIVE = [
     *(_array_in_a_branch, _array_as_a_list, _array_changed, _array_that_chooses_in_a_loop),
     *(_array_sorted_in_a_loop, _array_from_an_iterator, _rows_in_a_loop),
     *(_array_changed_through_a_tensor, _array_doubled, _order_of_tensors, _order_outside),
-    *(_order_of_an_array_with_a_view, _told, _seeded_after_a_draw, _restored, _forked, _refused),
+    *(
+        _order_of_an_array_with_a_view,
+        _logged,
+        _seeded_after_a_draw,
+        _restored,
+        _forked,
+        _error_caught,
+    ),
     _shuffled_numbers_of_two_types,
     lambda x: x * random.choice([1, 2.5, True]),
     lambda x: x.long() * random.choice([1, 2.5]),
@@ -373,12 +380,12 @@ NATIVE = [
 
 
 @pytest.mark.parametrize("program", NATIVE)
-def test_what_draws_decide_comes_out_as_in_eager_mode(program):
+def test_control_flow_on_draws_matches_eager(program):
     _compare(program, 10)
 
 
-class _Steered(torch.nn.Module):
-    """Draws by generators of its own, then looks at a tensor, which may be misspeculated."""
+class _DrawsAndBranches(torch.nn.Module):
+    """Draws from its own generators before a branch whose condition may be misspeculated."""
 
     def __init__(self):
         super().__init__()
@@ -391,8 +398,8 @@ class _Steered(torch.nn.Module):
         return x + noise if (x + noise).sum() > 3 else x - noise
 
 
-def test_draws_of_every_generator_are_taken_back_when_a_value_was_misspeculated():
-    twins = Twins(_Steered)
+def test_misspeculation_rolls_back_every_generator():
+    twins = Twins(_DrawsAndBranches)
     for values in ((1.0, 2.0), (1.0, 2.0), (-1.0, -2.0), (1.0, 2.0), (-3.0, 1.0)):
         twins.call(one(*values, 1.0))
         assert twins.eager.arrays.random() == twins.target.arrays.random()
@@ -400,7 +407,7 @@ def test_draws_of_every_generator_are_taken_back_when_a_value_was_misspeculated(
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_values_behind_dropout_are_speculated_on_and_what_it_draws_is_taken_back(device, training):
+def test_misspeculation_after_dropout_rolls_back_its_draws(device, training):
     def program(x):
         y = nn.functional.dropout(x, training=training)
         kept = y[y > 1]
@@ -417,25 +424,25 @@ def test_values_behind_dropout_are_speculated_on_and_what_it_draws_is_taken_back
     assert magpy.cache_info(fast).hits > 3
 
 
-_ELSEWHERE = torch.Generator()
+_OTHER_DEVICE = torch.Generator()
 
 
-@torch.library.custom_op("magpy_like_tests::drawing_elsewhere", mutates_args=())
-def _drawing_elsewhere(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rand((), generator=_ELSEWHERE)
+@torch.library.custom_op("magpy_like_tests::draws_on_other_device", mutates_args=())
+def _draws_on_other_device(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand((), generator=_OTHER_DEVICE)
 
 
-@_drawing_elsewhere.register_fake
+@_draws_on_other_device.register_fake
 def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def test_draws_of_operators_from_the_generator_of_any_device_are_taken_back(monkeypatch):
+def test_misspeculation_rolls_back_generators_of_all_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(), _ELSEWHERE))
+    monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(), _OTHER_DEVICE))
 
     def program(x):
-        y = _drawing_elsewhere(x)
+        y = _draws_on_other_device(x)
         kept = y[y > 0]
         return kept * 2 if kept.shape[0] > 1 else y - 1
 
@@ -443,13 +450,13 @@ def test_draws_of_operators_from_the_generator_of_any_device_are_taken_back(monk
     for value in (1.0, 1.0, -1.0, 1.0, -1.0):
         results = []
         for run in (program, fast):
-            _ELSEWHERE.manual_seed(3)
-            results.append((run(torch.full((2,), value)), torch.rand(2, generator=_ELSEWHERE)))
+            _OTHER_DEVICE.manual_seed(3)
+            results.append((run(torch.full((2,), value)), torch.rand(2, generator=_OTHER_DEVICE)))
         assert_same(*results)
 
 
-def test_generators_of_a_module_are_told_apart_by_identity():
-    module = _Steered()
+def test_generators_of_a_module_are_distinguished_by_identity():
+    module = _DrawsAndBranches()
     module.forward = lambda x: x * module.own.random()
     fast = magpy.compile(lambda x: x * module.own.random(), backend="eager")
     for seed in (1, 1, 2, 3):
@@ -457,7 +464,7 @@ def test_generators_of_a_module_are_told_apart_by_identity():
         assert torch.equal(fast(torch.ones(1)), torch.full((1,), random.Random(seed).random()))
 
 
-def test_container_that_is_drawn_from_is_guarded():
+def test_container_of_a_choice_is_guarded():
     values = [1.0, 2.0, 3.0]
 
     def program(x):
@@ -474,14 +481,14 @@ def test_container_that_is_drawn_from_is_guarded():
         assert_same(fast(torch.ones(3)), expected)
 
 
-def test_tuple_from_outside_that_indexes_after_a_draw_is_guarded():
-    compiled = magpy.compile(lambda x, at: x[:, at] * random.random(), backend="eager")
+def test_external_index_tuple_is_guarded_next_to_a_draw():
+    compiled = magpy.compile(lambda x, indices: x[:, indices] * random.random(), backend="eager")
     x = torch.randn(2, 3)
-    for at in [(0, 1), (0, 1), (1, 2), (2, 0)]:
+    for indices in [(0, 1), (0, 1), (1, 2), (2, 0)]:
         random.seed(1)
         factor = random.random()
         random.seed(1)
-        assert_same(compiled(x, at), x[:, at] * factor)
+        assert_same(compiled(x, indices), x[:, indices] * factor)
     assert magpy.cache_info(compiled).hits == 1
 
 
@@ -514,7 +521,7 @@ def _one_of(x, n):
     return x * random.choice([n, n + 1, 5])
 
 
-def _refused_where_small(x, n):
+def _error_caught_where_small(x, n):
     try:
         return x * random.randint(2, n)
     except ValueError:
@@ -526,7 +533,7 @@ def _refused_where_small(x, n):
     "program",
     [
         *(_seeded_by, _seeded_by_text, _generators_of_its_own, _bounded_by, _one_of),
-        *(_int_where_bounds_are_equal, _refused_where_small),
+        *(_int_where_bounds_are_equal, _error_caught_where_small),
     ],
 )
 def test_one_record_serves_all_seeds_and_bounds_of_draws(program):
@@ -535,9 +542,9 @@ def test_one_record_serves_all_seeds_and_bounds_of_draws(program):
 
 
 def _compare_with_numbers(program, *numbers):
-    """As ``_compare``, with a number beside the tensor that differs from call to call."""
+    """Like ``_compare``, with a number argument that varies between calls."""
     fast = magpy.compile(program, backend="eager")
-    ends = []
+    outcomes = []
     for run in (fast, program):
         _seed_all(0)
         results = []
@@ -546,21 +553,21 @@ def _compare_with_numbers(program, *numbers):
                 results.append((run(torch.ones(3), n), _states()))
             except ValueError as error:
                 results.append((str(error), _states()))
-        ends.append(results)
-    assert_same(*ends)
+        outcomes.append(results)
+    assert_same(*outcomes)
     return fast
 
 
-def _as_many_as(x, n):
+def _draws_number_of_samples(x, n):
     return x + 1, random.sample(range(10), n)
 
 
-def _as_large_as(x, n):
+def _draws_array_of_size(x, n):
     return x.sum() + torch.from_numpy(np.random.rand(n))
 
 
-@pytest.mark.parametrize("program", [_as_many_as, _as_large_as])
-def test_another_number_of_draws_must_miss(program):
+@pytest.mark.parametrize("program", [_draws_number_of_samples, _draws_array_of_size])
+def test_another_number_of_draws_misses(program):
     fast = _compare_with_numbers(program, 3, 3, 4, 3, 5)
     assert magpy.cache_info(fast).misses == 3
 
@@ -587,7 +594,7 @@ def _power(x):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("program", [_filled, _taken, _expanded, _repeated, _power])
-def test_compiled_graph_relies_on_no_number_that_was_drawn(program):
+def test_compiled_graph_does_not_specialize_drawn_numbers(program):
     fast = magpy.compile(program)
     for seed in range(10):
         found = []

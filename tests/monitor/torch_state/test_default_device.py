@@ -1,6 +1,6 @@
-"""A default device, around a call or set inside: constructors make the tensors there, by a record.
+"""The default device, set around a call or inside: constructors create tensors there.
 
-``meta`` is a device that every machine has beside the CPU.
+``meta`` is a device that every machine has besides the CPU.
 """
 
 import pytest
@@ -16,13 +16,13 @@ DEVICES = ("cpu", "meta")
 
 
 @pytest.fixture(autouse=True)
-def _no_default_device():
+def _default_device_reset():
     yield
     torch.set_default_device(None)
 
 
 def _same(expected, actual):
-    """Tensors without data are compared by all that they have."""
+    """Compares tensors; those without data by their metadata."""
     for a, b in zip(expected, actual, strict=True):
         assert (a.device, a.dtype, a.shape, a.stride()) == (b.device, b.dtype, b.shape, b.stride())
         assert a.requires_grad == b.requires_grad
@@ -48,11 +48,11 @@ def _calls_torchs_python_functions(x):
     return y, F.dropout(1 - y, 0.5, training=False), *y.split(2)
 
 
-def _asks(x):
+def _reads_default_device(x):
     return x + torch.ones(3), torch.zeros(2, device=torch.get_default_device())
 
 
-def _sets_it_inside(x):
+def _sets_default_device(x):
     with torch.device("meta"):
         nowhere = F.relu(torch.ones(3)) * torch.arange(3)
         with torch.device("cpu"):
@@ -79,8 +79,8 @@ def _differentiates(x):
 
 
 PROGRAMS = (
-    _constructs, _calls_torchs_python_functions, _asks, _sets_it_inside, _custom_function,
-    _differentiates,
+    _constructs, _calls_torchs_python_functions, _reads_default_device, _sets_default_device,
+    _custom_function, _differentiates,
 )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _inside(device):
     return torch.device(device)
 
 
-class _Set:
+class _DefaultDeviceSet:
     def __init__(self, device):
         self._device = device
 
@@ -99,10 +99,10 @@ class _Set:
         torch.set_default_device(None)
 
 
-@pytest.mark.parametrize("around", [_inside, _Set])
+@pytest.mark.parametrize("around", [_inside, _DefaultDeviceSet])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_tensors_are_made_on_the_default_device(program, device, around):
+def test_tensors_are_created_on_the_default_device(program, device, around):
     fast = magpy.compile(program, backend="aot_eager")
     for i in range(3):
         with around(device):
@@ -113,14 +113,14 @@ def test_tensors_are_made_on_the_default_device(program, device, around):
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
 def test_each_default_device_has_a_record(backend):
-    made = lambda x: (torch.arange(3) * 2, x + 1)
-    fast = magpy.compile(made, backend=backend)
+    program = lambda x: (torch.arange(3) * 2, x + 1)
+    fast = magpy.compile(program, backend=backend)
     x = torch.ones(3)
     for _ in range(3):
-        _same(made(x), fast(x))
+        _same(program(x), fast(x))
         for device in DEVICES:
             with torch.device(device):
-                _same(made(x), fast(x))
+                _same(program(x), fast(x))
     assert magpy.cache_info(fast) == magpy.CacheInfo(hits=6, misses=3, records=3, graphs=3)
     guards = magpy.explain(fast, x).guards
     assert not any("default device" in guard for guard in guards)
@@ -129,7 +129,7 @@ def test_each_default_device_has_a_record(backend):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "magpy"])
-def test_a_module_trains_under_a_default_device(backend):
+def test_module_trains_under_a_default_device(backend):
     def run(compiled):
         torch.manual_seed(0)
         with torch.device("cpu"):
@@ -144,7 +144,7 @@ def test_a_module_trains_under_a_default_device(backend):
     assert_same(run(True), run(False))
 
 
-def test_a_custom_function_goes_backward_as_in_eager_under_whatever_device_is_default_then():
+def test_backward_of_a_custom_function_uses_the_default_device_of_its_call():
     fast = magpy.compile(_custom_function, backend="aot_eager")
     for device in ("cpu", "meta", "cpu"):
         grads = []
@@ -159,7 +159,7 @@ def test_a_custom_function_goes_backward_as_in_eager_under_whatever_device_is_de
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_an_exception_leaves_the_default_device_as_it_was():
+def test_exception_restores_the_default_device():
     table = torch.arange(4.0)
 
     def program(i):
@@ -178,20 +178,20 @@ def test_an_exception_leaves_the_default_device_as_it_was():
     assert magpy.cache_info(fast).hits == 3
 
 
-def test_a_program_that_leaves_another_default_device_does_so_at_every_call():
+def test_program_may_leave_another_default_device():
     def program(x):
         torch.set_default_device("meta")
         return torch.ones(2), x + 1
 
     fast = magpy.compile(program, backend="eager")
     for _ in range(3):
-        made, _ = fast(torch.ones(3, device="cpu"))
-        assert made.device.type == "meta"
+        created, _ = fast(torch.ones(3, device="cpu"))
+        assert created.device.type == "meta"
         assert torch.get_default_device().type == "meta"
         torch.set_default_device(None)
 
 
-def test_a_mode_of_the_users_own_still_sees_every_operator():
+def test_function_mode_of_the_user_receives_every_operator():
     class Counting(TorchFunctionMode):
         def __init__(self):
             self.seen = []
@@ -208,9 +208,9 @@ def test_a_mode_of_the_users_own_still_sees_every_operator():
     assert torch.Tensor.sin in mode.seen
 
 
-def test_a_program_that_splits_under_a_device_goes_on_by_a_record_there():
-    said = []
-    tell = magpy.disable(lambda text: said.append(text))
+def test_continuation_runs_under_the_default_device_of_the_split():
+    messages = []
+    tell = magpy.disable(lambda text: messages.append(text))
 
     def program(x):
         with torch.device("meta"):
@@ -229,13 +229,13 @@ def test_a_program_that_splits_under_a_device_goes_on_by_a_record_there():
         x = torch.full((3,), float(i))
         _same(program(x), fast(x))
         assert torch._C._len_torch_function_stack() == 0
-    assert said == ["inside", "deeper", "outside"] * 8
+    assert messages == ["inside", "deeper", "outside"] * 8
     info = magpy.cache_info(fast)
     assert info.hits >= 2
     assert info.records == 4
 
 
-def test_an_operator_that_makes_tensors_inside_is_not_recorded_under_a_device_set_in_the_region():
+def test_custom_function_under_an_inner_default_device_matches_eager():
     def program(x):
         with torch.device("cpu"):
             y = _AddsOnes.apply(x)
@@ -249,7 +249,7 @@ def test_an_operator_that_makes_tensors_inside_is_not_recorded_under_a_device_se
             _same(program(x), fast(x))
 
 
-def test_the_default_device_behind_the_one_that_a_program_leaves_is_guarded():
+def test_outer_default_device_is_guarded_in_a_continuation():
     tell = magpy.disable(lambda: None)
 
     def program(x):

@@ -1,4 +1,4 @@
-"""What is done in the backward pass of a program's own tensors: it sees eager mode's gradients."""
+"""Hooks on modules, tensors and autograd nodes: they receive the gradients of eager mode."""
 
 import warnings
 import weakref
@@ -11,23 +11,23 @@ import magpy_like as magpy
 from tests.compare import assert_same
 from tests.seeding import seed
 
-INFORM = print  # what splits a program
+SPLIT = print  # a call that splits the program
 
 
 class Net(nn.Module):
-    """A layer, a function of it, another layer; ``heard`` is what hooks were given."""
+    """A layer, an activation, another layer; ``received`` logs the gradients that hooks receive."""
 
     def __init__(self, forward, prepare=lambda net: None):
         super().__init__()
         seed(0)
-        self.before, self.act, self.behind = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
+        self.before, self.act, self.after = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
         self.in_place = nn.ReLU(inplace=True)
-        self.heard, self.calls, self.kept, self._forward = [], 0, None, forward
+        self.received, self.calls, self.kept, self._forward = [], 0, None, forward
         prepare(self)
 
-    def hear(self, *given):
-        found = [g for g in given if not isinstance(g, nn.Module)]
-        self.heard.append(
+    def receive(self, *arguments):
+        found = [g for g in arguments if not isinstance(g, nn.Module)]
+        self.received.append(
             [
                 [None if g is None else g.clone() for g in (g if isinstance(g, tuple) else (g,))]
                 for g in found
@@ -38,12 +38,12 @@ class Net(nn.Module):
         return self._forward(self, x)
 
 
-def called(net, call, i):
-    """All that can be seen of one call and the backward pass from its result."""
+def run_backward(net, call, i):
+    """Result, gradients, logs, warnings and error of one call and its backward pass."""
     seed(i)
     x = (torch.rand(2, 4) + 0.1).requires_grad_(i % 2 == 1)
     net.zero_grad()
-    net.heard.clear()
+    net.received.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = call(x)
@@ -54,31 +54,31 @@ def called(net, call, i):
             error = str(raised)
     grads = [p.grad for p in net.parameters()]
     kept = None if net.kept is None else net.kept.grad
-    said = [str(warning.message) for warning in caught]
-    return result, x.grad, grads, list(net.heard), kept, said, error
+    messages = [str(warning.message) for warning in caught]
+    return result, x.grad, grads, list(net.received), kept, messages, error
 
 
 def check(forward, prepare=lambda net: None, *, backend="aot_eager", whole=True, hits=2):
     eager, net = Net(forward, prepare), Net(forward, prepare)
     fast = magpy.compile(net, backend=backend, fullgraph=whole)
     for i in (0, 1, 2, 3):
-        expected, actual = called(eager, eager, i), called(net, fast, i)
+        expected, actual = run_backward(eager, eager, i), run_backward(net, fast, i)
         assert_same(actual, expected)
     assert magpy.cache_info(fast).hits >= hits
 
 
 def plain(net, x):
-    return net.behind(net.act(net.before(x)))
+    return net.after(net.act(net.before(x)))
 
 
 def in_place(net, x):
-    return net.behind(net.in_place(net.before(x)))
+    return net.after(net.in_place(net.before(x)))
 
 
 def used_before_a_write(net, x):
     h = net.before(x)
-    other = (h * 2).sin()  # a compiled part would keep what comes cheaper: h
-    return net.behind(net.in_place(h)) * other
+    other = (h * 2).sin()  # a compiled graph would save h instead of h * 2
+    return net.after(net.in_place(h)) * other
 
 
 MODULES = {
@@ -90,14 +90,14 @@ MODULES = {
     "one in place of what is used before": (used_before_a_write, lambda net: net.in_place),
 }
 REGISTER = {
-    "of old": lambda module, net: module.register_backward_hook(net.hear),
-    "full": lambda module, net: module.register_full_backward_hook(net.hear),
-    "full, before": lambda module, net: module.register_full_backward_pre_hook(net.hear),
-    "of old, replacing": lambda module, net: module.register_backward_hook(
-        lambda m, before, behind: tuple(g if g is None else g * 3 for g in before)
+    "legacy": lambda module, net: module.register_backward_hook(net.receive),
+    "full": lambda module, net: module.register_full_backward_hook(net.receive),
+    "full, before": lambda module, net: module.register_full_backward_pre_hook(net.receive),
+    "legacy, replacing": lambda module, net: module.register_backward_hook(
+        lambda m, before, after: tuple(g if g is None else g * 3 for g in before)
     ),
     "full, replacing": lambda module, net: module.register_full_backward_hook(
-        lambda m, before, behind: tuple(g if g is None else g * 3 for g in before)
+        lambda m, before, after: tuple(g if g is None else g * 3 for g in before)
     ),
 }
 
@@ -111,42 +111,42 @@ REGISTER = {
         if forward is plain or not register.startswith("full")  # torch forbids it
     ],
 )
-def test_hooks_of_modules_see_what_they_see_in_eager_mode(module, register):
+def test_module_hooks_receive_gradients_of_eager_mode(module, register):
     forward, find = MODULES[module]
     check(forward, lambda net: REGISTER[register](find(net), net))
 
 
 def hook(net, x):
     h = net.before(x)
-    h.register_hook(net.hear)
-    return net.behind(h) + h
+    h.register_hook(net.receive)
+    return net.after(h) + h
 
 
-def hook_behind_other_uses(net, x):
+def hook_after_other_uses(net, x):
     h = net.before(x)
     other = h.exp()
     h.register_hook(lambda g: g * 2)
-    return net.behind(h) * other
+    return net.after(h) * other
 
 
-def hook_that_uses_what_is_made_later(net, x):
+def hook_that_reads_a_later_value(net, x):
     h = net.before(x)
     later = []
     h.register_hook(lambda g: g * later[0])
     later.append(h.detach().exp())
-    return net.behind(h)
+    return net.after(h)
 
 
 def hook_on_one_of_several(net, x):
     a, b = net.before(x).chunk(2, -1)
-    a.register_hook(net.hear)
+    a.register_hook(net.receive)
     return a * b
 
 
 def hooks_in_a_loop(net, x):
     for i in range(3):
         x = net.before(x).tanh()
-        x.register_hook(lambda g, i=i: net.hear(g * i))
+        x.register_hook(lambda g, i=i: net.receive(g * i))
     return x
 
 
@@ -164,7 +164,7 @@ def hook_that_raises(net, x):
 
 def removed_hooks(net, x):
     h = net.before(x)
-    with h.register_hook(net.hear):
+    with h.register_hook(net.receive):
         other = h * 2
     h.register_hook(lambda g: g * 5).remove()
     return other
@@ -174,40 +174,40 @@ def kept_gradient(net, x):
     h = net.before(x)
     h.retain_grad()
     net.kept = h
-    return net.behind(h) * h
+    return net.after(h) * h
 
 
 def hook_on_a_node(net, x):
     h = net.before(x).relu()
-    h.grad_fn.register_hook(net.hear)
+    h.grad_fn.register_hook(net.receive)
     h.grad_fn.register_prehook(lambda grads: tuple(g * 2 for g in grads))
-    return net.behind(h)
+    return net.after(h)
 
 
 def hook_on_a_node_of_a_view(net, x):
     h = net.before(x).sin()
     view = h.view(2, 2, 2)[0]
     view.mul_(2)
-    view.grad_fn.register_hook(net.hear)
-    h.grad_fn.register_hook(net.hear)
+    view.grad_fn.register_hook(net.receive)
+    h.grad_fn.register_hook(net.receive)
     return h.sum(0) + view.sum()
 
 
-def hook_on_a_node_of_what_was_written_to_elsewhere(net, x):
+def hook_on_a_node_of_a_written_base(net, x):
     h = net.before(x).sin()
     h[0].mul_(2)
-    h.grad_fn.register_hook(net.hear)
-    return net.behind(h)
+    h.grad_fn.register_hook(net.receive)
+    return net.after(h)
 
 
-def hook_behind_a_branch(net, x):
+def hook_after_a_branch(net, x):
     h = net.before(x)
     h = h.sin() if h.sum() > 0 else h * 2
-    h.grad_fn.register_hook(net.hear)
-    return net.behind(h)
+    h.grad_fn.register_hook(net.receive)
+    return net.after(h)
 
 
-def way_by_name(net, x):
+def control_flow_by_node_name(net, x):
     h = net.before(x)
     if h.grad_fn.name() == "AddmmBackward0" and "Addmm" in type(h.grad_fn).__name__:
         h = h * 3
@@ -215,45 +215,45 @@ def way_by_name(net, x):
 
 
 WHOLE = [
-    hook, hook_behind_other_uses, hook_that_uses_what_is_made_later, hook_on_one_of_several,
+    hook, hook_after_other_uses, hook_that_reads_a_later_value, hook_on_one_of_several,
     hooks_in_a_loop, hook_on_an_argument, hook_that_raises, removed_hooks, kept_gradient,
-    hook_on_a_node, hook_on_a_node_of_a_view, hook_on_a_node_of_what_was_written_to_elsewhere,
-    hook_behind_a_branch, way_by_name,
+    hook_on_a_node, hook_on_a_node_of_a_view, hook_on_a_node_of_a_written_base,
+    hook_after_a_branch, control_flow_by_node_name,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("forward", WHOLE)
-def test_hooks_of_tensors_and_nodes_are_part_of_a_record(forward):
+def test_hooks_of_tensors_and_nodes_are_recorded(forward):
     check(forward)
 
 
-def hook_and_a_change(net, x):
+def hook_and_a_write(net, x):
     h = net.before(x)
-    h.register_hook(net.hear)
+    h.register_hook(net.receive)
     h.mul_(2)
-    return net.behind(h)
+    return net.after(h)
 
 
 def hook_and_gradients_inside(net, x):
     h = net.before(x)
     h.register_hook(lambda g: g * 2)
     (g,) = torch.autograd.grad(h.square().sum(), net.before.weight, create_graph=True)
-    return net.behind(h) + g.sum()
+    return net.after(h) + g.sum()
 
 
 def hook_that_removes_itself(net, x):
     h = net.before(x)
-    handle = h.register_hook(lambda g: (net.hear(g), handle.remove())[1])
-    return net.behind(h)
+    handle = h.register_hook(lambda g: (net.receive(g), handle.remove())[1])
+    return net.after(h)
 
 
-def node_behind_a_node(net, x):
+def hook_on_a_preceding_node(net, x):
     h = net.before(x).relu()
-    h.grad_fn.next_functions[0][0].register_hook(net.hear)
-    return net.behind(h)
+    h.grad_fn.next_functions[0][0].register_hook(net.receive)
+    return net.after(h)
 
 
-def graph_walked_through(net, x):
+def graph_traversed(net, x):
     h = net.before(x).relu().sin()
     node, count = h.grad_fn, 0
     while node is not None:
@@ -262,65 +262,65 @@ def graph_walked_through(net, x):
     return h * count
 
 
-def hook_on_one_side(net, x):
+def hook_in_one_branch(net, x):
     h = net.before(x)
     if h.sum() > net.calls - 20 * (net.calls == 0):
-        h.register_hook(net.hear)
+        h.register_hook(net.receive)
     else:
         h = h * 2
     net.calls = {0: -20, -20: 20, 20: -20}[net.calls]
-    return net.behind(h)
+    return net.after(h)
 
 
-def node_behind_a_split(net, x):
+def node_hook_after_a_split(net, x):
     h = net.before(x) * 2
-    INFORM(end="")
-    h.grad_fn.register_hook(net.hear)
-    return net.behind(h)
+    SPLIT(end="")
+    h.grad_fn.register_hook(net.receive)
+    return net.after(h)
 
 
-def tensor_behind_a_split(net, x):
+def tensor_hook_after_a_split(net, x):
     h = net.before(x) * 2
     other = h.sin()
-    INFORM(end="")
-    h.register_hook(net.hear)
-    return net.behind(h) + other
+    SPLIT(end="")
+    h.register_hook(net.receive)
+    return net.after(h) + other
 
 
 def hook_before_a_split(net, x):
     h = net.before(x)
-    handle = h.register_hook(net.hear)
+    handle = h.register_hook(net.receive)
     h.register_hook(lambda g: g * 2)
-    INFORM(end="")
+    SPLIT(end="")
     handle.remove()
-    return net.behind(h)
+    return net.after(h)
 
 
 SPLITS = [
-    hook_on_one_side, hook_and_a_change, hook_and_gradients_inside, hook_that_removes_itself,
-    node_behind_a_node, graph_walked_through, node_behind_a_split, tensor_behind_a_split,
+    hook_in_one_branch, hook_and_a_write, hook_and_gradients_inside, hook_that_removes_itself,
+    hook_on_a_preceding_node, graph_traversed, node_hook_after_a_split, tensor_hook_after_a_split,
     hook_before_a_split,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("forward", SPLITS)
-def test_what_a_record_cannot_do_is_right_all_the_same(forward):
+def test_unsupported_uses_of_hooks_match_eager(forward):
     check(forward, whole=False, hits=0)
 
 
-def test_a_module_with_a_hook_of_old_behind_a_split_sees_eager_modes_gradients():
+def test_legacy_hook_after_a_split_receives_gradients_of_eager_mode():
     def forward(net, x):
         h = net.before(x)
-        INFORM(end="")
-        return net.behind(net.act(h))
+        SPLIT(end="")
+        return net.after(net.act(h))
 
-    # Dynamo, once it is used, keeps such a table; these functions stay with their classes anyway.
+    # Dynamo, once used, keeps such a table; the functions live as long as their classes anyway.
     table = weakref.WeakKeyDictionary({nn.ReLU.forward: "seen"})
-    check(forward, lambda net: net.act.register_backward_hook(net.hear), whole=False, hits=1)
+    check(forward, lambda net: net.act.register_backward_hook(net.receive), whole=False, hits=1)
     assert nn.ReLU.forward in table
 
 
-def test_only_the_operator_that_a_hook_is_about_is_kept_from_the_backend():
+def test_only_hooked_operators_are_excluded_from_the_backend():
     graphs = []
 
     def backend(graph, inputs):
@@ -329,34 +329,34 @@ def test_only_the_operator_that_a_hook_is_about_is_kept_from_the_backend():
 
     def forward(net, x):
         h = net.before(x).exp()
-        h.register_hook(net.hear)
-        return net.behind(h).sin()
+        h.register_hook(net.receive)
+        return net.after(h).sin()
 
     check(forward, backend=backend)
     seen = [str(getattr(target, "__name__", target)) for graph in graphs[:2] for target in graph]
     assert seen == ["linear", "linear", "sin"]
 
 
-def test_a_graph_with_a_hook_is_not_that_of_a_call_without():
+def test_hooked_graph_is_not_shared_with_calls_without_hook():
     def forward(net, x):
         net.calls += 1
         h = net.before(x)
         net.h = h
         if net.calls > 2:
-            h.register_hook(net.hear)
-        return net.behind(h)
+            h.register_hook(net.receive)
+        return net.after(h)
 
     check(forward, hits=0)
 
 
-def test_a_hook_for_all_modules_is_heard():
+def test_global_module_hook_receives_gradients():
     nets = {}
 
     def prepare(net):
         nets.update(dict.fromkeys(net.modules(), net))
 
     handle = nn.modules.module.register_module_full_backward_hook(
-        lambda module, before, behind: nets[module].hear(before, behind)
+        lambda module, before, after: nets[module].receive(before, after)
     )
     try:
         check(plain, prepare)
@@ -364,24 +364,24 @@ def test_a_hook_for_all_modules_is_heard():
         handle.remove()
 
 
-def test_an_argument_that_has_a_node_of_its_own_needs_a_record_of_its_own():
-    """A hook of old warns by whether the module's argument comes right before its result."""
+def test_leaf_and_computed_arguments_have_separate_records():
+    """A legacy hook warns unless the module's argument directly precedes its result."""
     layer = nn.ReLU()
-    layer.register_backward_hook(lambda module, before, behind: None)
+    layer.register_backward_hook(lambda module, before, after: None)
     fast = magpy.compile(layer, backend="eager")
     leaf = torch.ones(3, requires_grad=True)
     for x in (leaf, leaf, leaf * 2, leaf, leaf * 3):
-        said = []
+        messages = []
         for call in (layer, fast):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 call(x)
-            said.append([str(warning.message) for warning in caught])
-        assert said[0] == said[1]
+            messages.append([str(warning.message) for warning in caught])
+        assert messages[0] == messages[1]
     assert magpy.cache_info(fast).hits >= 1
 
 
-def test_other_ways_from_node_to_node_need_records_of_their_own():
+def test_other_edges_between_nodes_have_separate_records():
     def program(x, y):
         z = x * y
         return z * len({node for node, _ in z.grad_fn.next_functions})
@@ -393,16 +393,16 @@ def test_other_ways_from_node_to_node_need_records_of_their_own():
     assert magpy.cache_info(fast).hits >= 1
 
 
-def test_a_call_that_has_registered_a_hook_is_not_begun_anew():
+def test_call_is_not_restarted_after_it_has_registered_a_hook():
     def program(x):
-        x.register_hook(lambda g: heard.append(g))
+        x.register_hook(lambda g: received.append(g))
         if torch.compiler.is_compiling():
             raise RuntimeError("compiled")
         return x * 2
 
-    heard = []
+    received = []
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="compiled"):
         magpy.compile(program, backend="eager")(x)
     (x * 2).sum().backward()
-    assert len(heard) == 1
+    assert len(received) == 1

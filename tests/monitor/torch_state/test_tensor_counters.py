@@ -1,4 +1,4 @@
-"""Tensors with one value that a program counts up and reads, as optimizers do with their steps."""
+"""Counters in tensors with one element, incremented and read as optimizers do with their steps."""
 
 import operator
 
@@ -38,7 +38,7 @@ COUNTS = [by_operator, by_method, by_several, by_a_constant, twice]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", COUNTS)
-def test_python_computes_with_the_number_as_in_eager(count, dtype):
+def test_arithmetic_on_a_counter_matches_eager(count, dtype):
     def program(x, step):
         count(step)
         number = step.item()
@@ -55,7 +55,7 @@ def test_python_computes_with_the_number_as_in_eager(count, dtype):
     assert (info.misses, info.graphs) == (1, 1)
 
 
-def test_what_python_raises_for_a_number_is_asked_of_the_guard():
+def test_guard_checks_values_for_which_arithmetic_raises():
     def program(x, step):
         step += 1
         return x / 2 + 3 / step.item()
@@ -73,7 +73,7 @@ def test_what_python_raises_for_a_number_is_asked_of_the_guard():
     assert magpy.cache_info(fast).hits == 2
 
 
-def test_two_ways_have_two_records():
+def test_two_branches_on_a_counter_have_two_records():
     def program(x, step):
         step += 1
         return x * 2 if step.item() % 3 == 0 else x
@@ -85,17 +85,17 @@ def test_two_ways_have_two_records():
     assert magpy.cache_info(fast).misses == 2
 
 
-def counted_by_itself(x, step):
+def added_to_itself(x, step):
     step += step
     return x * step.item()
 
 
-def counted_by_an_argument(x, step):
+def incremented_by_an_argument(x, step):
     step += x.sum()
     return x * step.item()
 
 
-def counted_by_a_varying_number(x, step, amount=[0]):
+def incremented_by_a_varying_number(x, step, amount=[0]):
     amount[0] += 1
     step += amount[0]
     return x * step.item()
@@ -125,7 +125,7 @@ def changed_by_its_data_among_others(x, step):
     return x * step.item()
 
 
-def given_other_data(x, step):
+def data_replaced(x, step):
     step += 1
     step.data = x.sum()
     return x * step.item()
@@ -144,7 +144,7 @@ def in_a_larger_tensor(x, step):
     return x * part.item() * step.item()
 
 
-def read_before_and_behind(x, step):
+def read_before_and_after(x, step):
     before = step.item()
     step += 1
     return x * before, x * step.item()
@@ -173,15 +173,15 @@ def kept(x, step):
     return x * 2
 
 
-OTHERWISE = [
-    counted_by_itself, counted_by_an_argument, counted_by_a_varying_number, multiplied,
-    changed_by_a_view, changed_by_its_data, changed_by_its_data_among_others, given_other_data,
-    filled_before, in_a_larger_tensor, read_before_and_behind, as_a_bound, as_text, returned, kept,
+OTHER_USES = [
+    added_to_itself, incremented_by_an_argument, incremented_by_a_varying_number, multiplied,
+    changed_by_a_view, changed_by_its_data, changed_by_its_data_among_others, data_replaced,
+    filled_before, in_a_larger_tensor, read_before_and_after, as_a_bound, as_text, returned, kept,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OTHERWISE)
-def test_number_is_eagers_whatever_else_is_done(program):
+@pytest.mark.parametrize("program", OTHER_USES)
+def test_other_uses_of_a_counter_match_eager(program):
     fast = magpy.compile(program, backend="eager")
     for start in (1.0, 1.0, 3.0, 2.0):
         outcomes = []
@@ -194,7 +194,7 @@ def test_number_is_eagers_whatever_else_is_done(program):
         assert operator.eq(*outcomes)
 
 
-def test_counters_that_become_one_are_told_apart():
+def test_aliasing_of_counters_is_guarded():
     def program(x, one, other):
         one += 1
         first = one.item()
@@ -211,7 +211,7 @@ def test_counters_that_become_one_are_told_apart():
     assert magpy.cache_info(fast).hits >= 2
 
 
-def test_counter_that_shares_memory_with_what_is_written_is_told_apart():
+def test_memory_shared_with_a_counter_is_guarded():
     def program(x, step):
         x.mul_(2)
         step += 1
@@ -227,7 +227,7 @@ def test_counter_that_shares_memory_with_what_is_written_is_told_apart():
         assert operator.eq(*outcomes)
 
 
-def test_counter_of_a_module_is_counted():
+def test_counter_of_a_module_is_incremented():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Metadata of tensors that programs read seldom, and set: leaves, gradients, storage."""
+"""Metadata of tensors that programs rarely read or set: leaves, gradients, storage."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ READS = {
     "retains_grad": (
         lambda x: x * 2 if x.retains_grad else x * 3,
         _result,
-        lambda: (_retaining(*_result()),),
+        lambda: (_with_retained_gradient(*_result()),),
     ),
     "storage_offset": (
         lambda x: x * (1 + x.storage_offset()),
@@ -33,18 +33,18 @@ READS = {
 }
 
 
-def _retaining(tensor):
+def _with_retained_gradient(tensor):
     tensor.retain_grad()
     return tensor
 
 
 @pytest.mark.parametrize("name", READS)
-def test_metadata_that_is_read_is_guarded(name):
+def test_metadata_read_by_the_program_is_guarded(name):
     program, inputs, other = READS[name]
     check(program, inputs, other=[other])
 
 
-def test_where_a_view_of_an_input_lies_is_not_taken_for_a_constant():
+def test_storage_offset_of_a_view_is_not_a_constant():
     def program(x):
         return x[1:] * x[1:].storage_offset()
 
@@ -71,7 +71,7 @@ def _argument(x):
 
 
 @pytest.mark.parametrize("program", [_new_leaf, _unchanged, _argument])
-def test_requires_grad_is_set(program):
+def test_requires_grad_is_set_without_a_split(program):
     check(program, one(), backward=True)
     assert not magpy.explain(program, *one()()).split_points
 
@@ -90,7 +90,7 @@ class _Freezes(nn.Module):
         return self.layer(x)
 
 
-def test_parameters_are_frozen_again_after_somebody_thawed_them():
+def test_parameters_are_frozen_at_every_call():
     twins = check_stateful(_Freezes, one(), max_recordings=2)
     twins.change(lambda module: module.requires_grad_(True))
     twins.call(one(), hit=True, why="the record of the first call")
@@ -104,7 +104,7 @@ class _FreezesOnce(_Freezes):
         return self.layer(x) * scale
 
 
-def test_a_parameter_is_guarded_as_it_was_found():
+def test_entry_value_of_requires_grad_is_guarded():
     twins = Twins(_FreezesOnce)
     for _ in range(4):
         twins.call(one())
@@ -121,12 +121,12 @@ def _resized_as_another(x):
 
 
 @pytest.mark.parametrize("program", [_resized, _resized_as_another])
-def test_a_new_tensor_gets_its_size(program):
+def test_new_tensor_is_resized(program):
     check(program, one())
     assert not magpy.explain(program, *one()()).split_points
 
 
-def test_the_storage_of_a_tensor_from_outside_is_changed_natively():
+def test_external_tensor_is_resized_natively():
     def program(x, y):
         y.resize_(4).fill_(1)
         z = x.view(3)
@@ -148,7 +148,7 @@ class _Uninitialised(nn.Module):
         return torch.zeros_like(y) + len(self.layer._parameters)
 
 
-def test_parameters_without_values_are_left_alone():
+def test_uninitialised_parameters_are_not_read():
     twins = Twins(_Uninitialised)
     for _ in range(4):
         twins.call(one())
@@ -156,7 +156,7 @@ def test_parameters_without_values_are_left_alone():
     assert not any(point.reason is SplitReason.INTERNAL_ERROR for point in points)
 
 
-def test_a_place_for_a_parameter_is_no_tensor_to_look_at():
+def test_program_with_an_uninitialised_parameter_hits():
     class Initialises(nn.Module):
         def __init__(self):
             super().__init__()

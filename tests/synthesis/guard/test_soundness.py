@@ -381,14 +381,14 @@ def test_exhausted_iterators_must_miss():
 SWEPT = (
     "synthesis/guard/test_soundness.py",
     "records/test_miss_analysis.py",
-    "monitor/symbolic/test_lifted_numbers.py",
+    "monitor/symbolic/numbers/test_lifted_numbers.py",
     "monitor/test_speculation.py",
     "splitting/test_splits.py",
     "splitting/test_suspended_generators.py",
     "monitor/test_random_draws.py",
     "splitting/test_continuation_functions.py",
     "monitor/symbolic/test_lifted_flags.py",
-    "monitor/symbolic/test_lengths.py",
+    "monitor/symbolic/lists/test_list_lengths.py",
     "monitor/symbolic/test_dynamic_shapes.py",
     "splitting/test_active_frames.py",
 )
