@@ -117,7 +117,7 @@ class MonitorRun:
             on_result=self._on_result,
             on_exception=self._on_exception,
             on_return=self._on_return,
-            on_hidden=self._on_hidden,
+            on_unreported_operators=self._on_unreported_operators,
             on_join=self._on_join,
             on_interruption=self._on_interruption,
             filter=self._rules.filter,
@@ -454,7 +454,7 @@ class MonitorRun:
         if not self.context.lifted.any_lifted((value,)) or caller is None:
             return
         try:
-            native = self._monitor.waits(caller) or current_opname(caller) not in _PASSES_THROUGH
+            native = self._monitor.is_waiting(caller) or current_opname(caller) not in _PASSES_THROUGH
             _, operands = (native and self.context.step_of(caller)) or (0, ())
             if native and not is_passed_through(frame.f_code, caller, operands, value):
                 self.context.lifted.specialize(value)
@@ -466,7 +466,7 @@ class MonitorRun:
         detail = f"was interrupted by {kind.__name__}"
         self._split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
 
-    def _on_hidden(self, frame: types.FrameType) -> None:
+    def _on_unreported_operators(self, frame: types.FrameType) -> None:
         """Torch has dispatched operators that no reported event shows."""
         if not (self.context.recording.running.depth or self._restoration.over):
             detail = "runs native code that applies tensor operators itself"

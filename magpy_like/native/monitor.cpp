@@ -1,9 +1,9 @@
-// The trace hook of the monitor run.
+// Trace hook of the monitor, and access to frames and objects past their Python interfaces.
 //
-// CPython calls `trace` for every event of the monitored thread. It keeps the cheap decisions here
-// (is this instruction of interest? are the operands plain scalars?) and calls up into Python only
-// for instructions that can change the RefGraph. `PyEval_SetTrace` is used rather than a Python
-// trace function because the latter copies all locals into a dictionary at every event.
+// CPython calls `trace` for every event of the monitored thread. The cheap decisions are made here
+// (is a rule interested in this instruction? are its operands plain scalars?); only instructions that
+// may change the RefGraph are reported to Python callbacks. `PyEval_SetTrace` is used because a trace
+// function in Python copies all locals into a dictionary at every event.
 #define PY_SSIZE_T_CLEAN
 #define Py_BUILD_CORE
 #include <Python.h>
@@ -20,9 +20,9 @@
 
 namespace {
 
-PyObject *null_marker;  // stands for an empty stack slot or an unbound local
+PyObject *null_marker;  // an empty stack slot or an unbound local
 
-_PyInterpreterFrame *internal(PyFrameObject *frame) { return frame->f_frame; }
+_PyInterpreterFrame *internal_frame(PyFrameObject *frame) { return frame->f_frame; }
 
 PyObject *function_of(_PyInterpreterFrame *f) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -37,11 +37,11 @@ PyObject *peek(_PyInterpreterFrame *f, int depth) {
   return depth <= count ? stack_base(f)[count - depth] : nullptr;
 }
 
-PyObject *slots(PyObject **from, int count) {
+PyObject *make_slot_tuple(PyObject **slots, int count) {
   PyObject *out = PyTuple_New(count < 0 ? 0 : count);
   if (!out) return nullptr;
   for (int i = 0; i < count; i++) {
-    PyObject *v = from[i] ? from[i] : null_marker;
+    PyObject *v = slots[i] ? slots[i] : null_marker;
     Py_INCREF(v);
     PyTuple_SET_ITEM(out, i, v);
   }
@@ -50,68 +50,74 @@ PyObject *slots(PyObject **from, int count) {
 
 struct Instruction {
   unsigned char opcode = 0;
-  bool first = false;  // false for the tail of an EXTENDED_ARG sequence: already announced
+  bool first = false;  // false within an EXTENDED_ARG sequence: its first unit is reported
   int oparg = 0;
 };
 
-// What an instruction does to its operands decides which operand types make it uninteresting.
-enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4, ITERATORS = 5, NUMBERS = 6, OBJECTS = 7 };
+// When an instruction is reported: `when` in annotations/opcodes.yaml.
+enum Filter : unsigned char {
+  IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4, ITERATORS = 5, NUMBERS = 6, OBJECTS = 7
+};
 
-bool plain(PyObject *v) {
+bool is_plain(PyObject *v) {
   if (!v) return true;
   PyTypeObject *t = Py_TYPE(v);
   return v == Py_None || t == &PyBool_Type || t == &PyLong_Type || t == &PyFloat_Type ||
          t == &PyUnicode_Type || t == &PyBytes_Type || t == &PyComplex_Type || v == Py_Ellipsis;
 }
 
-// Whether two plain operands may be equal, and yet be one object as well as two.
-bool look_alike(PyObject *a, PyObject *b) {
+// True if two plain operands may be equal objects or one object, so that their identity is not
+// determined by their values.
+bool has_ambiguous_identity(PyObject *a, PyObject *b) {
   if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
   return a != Py_None && a != Py_Ellipsis && !PyBool_Check(a);
 }
 
-// Of a class that was made while Python ran, so that its methods may be Python code.
-bool is_instance(PyObject *v) { return v && (Py_TYPE(v)->tp_flags & Py_TPFLAGS_HEAPTYPE); }
+// True for an instance of a heap type, whose methods may be Python code.
+bool has_heap_type(PyObject *v) { return v && (Py_TYPE(v)->tp_flags & Py_TPFLAGS_HEAPTYPE); }
 
+// A reported instruction whose result `on_result` awaits.
 struct Pending {
   PyFrameObject *frame;
-  PyObject *token;
+  PyObject *token;  // owned; returned by `on_instruction`
 };
 
-// The instruction that a followed frame has announced last.
+// The last reported instruction of a followed frame.
 struct Step {
-  PyFrameObject *frame;  // compared, never followed
+  PyFrameObject *frame;  // borrowed, only compared
   int offset;
-  PyObject *stack;  // its operands
+  PyObject *stack;  // owned: its operands
 };
 
-constexpr int RETURN = -1;  // stands for the offset of whichever instruction returns from a frame
+constexpr int AT_RETURN = -1;  // in place of an offset: any instruction that returns from the frame
 
-// Up to a place in `frame` nothing is announced. Should `tests` be set, tests of values that are not
-// plain are: the run is one on fake tensors, which do not know which way to go.
+// Nothing is reported until `frame` reaches an offset. With `tests`, tests of values that are not
+// plain are: in a run on fake tensors, their results are not known.
 struct Skip {
-  PyFrameObject *frame = nullptr;  // compared, never followed
-  int until = 0;
+  PyFrameObject *frame = nullptr;  // borrowed, only compared
+  int end_offset = 0;
   bool tests = false;
 };
 
-constexpr long SIDE_LIMIT = 4'000'000;  // instructions: a side that is never taken may never end
+constexpr long MAX_ISOLATED_INSTRUCTIONS = 4'000'000;  // a branch that is never taken may not terminate
 
-// A run of a part of the program beside the program itself, up to a place in its first frame.
-struct Side {
+// A run of a part of the program in isolation, until its first frame reaches one of two offsets.
+struct IsolatedRun {
   PyObject *code = nullptr;
-  PyFrameObject *frame = nullptr;  // compared, never followed
-  int until = 0, again = 0;
+  PyFrameObject *frame = nullptr;  // borrowed, only compared
+  int end_offset = 0, other_end_offset = 0;
   long instructions = 0;
   bool abandoned = false;
-  PyObject *reached = nullptr;
+  PyObject *reached = nullptr;  // owned: (offset, locals, operands) at the end
 };
 
-PyObject *abandoned_exception;  // unwinds a run that is not wanted any more
+PyObject *abandoned_error;  // exception type that unwinds an abandoned run
 
-// Not for the monitor but for the program: Ctrl-C, a request to exit.
+// An exception that is for the program, not for the monitor: KeyboardInterrupt, SystemExit.
 struct Interruption {
-  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;  // owned
+
+  // Raises the exception, if there is one.
   bool raise() {
     if (!type) return false;
     PyErr_Restore(type, value, traceback);
@@ -122,30 +128,31 @@ struct Interruption {
 
 struct Monitor {
   PyObject_HEAD
-  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_hidden, *on_join,
-      *on_interruption;
-  const unsigned long long *dispatched;  // how many operators torch has dispatched on this thread
-  unsigned long long accounted;          // how many of them the monitor was told of
-  PyFrameObject *root;
+  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_unreported_operators,
+      *on_join, *on_interruption;        // owned: callbacks
+  const unsigned long long *dispatched;  // number of operators that torch dispatched on this thread
+  unsigned long long accounted;          // number of them that the monitor knows
+  PyFrameObject *root;                   // borrowed, only compared
   std::vector<Pending> *pending;
   std::vector<Step> *steps;
-  std::unordered_map<PyCodeObject *, std::vector<Instruction>> *codes;
+  std::unordered_map<PyCodeObject *, std::vector<Instruction>> *codes;  // decoded; keys owned
   unsigned char filter[256];
   bool running;
-  bool numbers;    // plain numbers count too: some are lifted
-  bool iterators;  // some iterators come from outside
-  long instructions, announced;
+  bool reports_numbers;    // plain operands are of interest: some are lifted numbers
+  bool reports_iterators;  // some iterators come from outside
+  long instructions, reported;
   Skip skip;
-  Side side;
+  IsolatedRun isolated_run;
   Interruption interruption;
 };
 
+// Returns the instructions of a code object by index, without specialization and instrumentation.
 const std::vector<Instruction> &decode(Monitor *m, PyCodeObject *code) {
   auto found = m->codes->find(code);
   if (found != m->codes->end()) return found->second;
   std::vector<Instruction> &out = (*m->codes)[code];
   Py_INCREF(code);
-  PyObject *bytes = PyCode_GetCode(code);  // without specialisation and instrumentation
+  PyObject *bytes = PyCode_GetCode(code);
   if (!bytes) {
     PyErr_Clear();
     return out;
@@ -167,42 +174,44 @@ const std::vector<Instruction> &decode(Monitor *m, PyCodeObject *code) {
   return out;
 }
 
-// Whether an exception is how an iterator says to a loop that it has nothing more.
+// True if an exception is the StopIteration that ends a for loop.
 bool ends_loop(Monitor *m, PyFrameObject *frame, PyObject *arg) {
   int at = PyFrame_GetLasti(frame) / 2;
-  const std::vector<Instruction> &code = decode(m, internal(frame)->f_code);
+  const std::vector<Instruction> &code = decode(m, internal_frame(frame)->f_code);
   if (at < 0 || at >= (int)code.size()) return false;
   bool loop = code[at].opcode == FOR_ITER || (at && code[at - 1].opcode == FOR_ITER);
   return loop && arg && PyTuple_Check(arg) && PyTuple_GET_SIZE(arg) &&
          PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(arg, 0), PyExc_StopIteration);
 }
 
-// The callbacks promise not to raise; should one do so, nothing of it may reach the program but an
-// interruption, which was meant for it. It may come before a callback's first line: what that was
-// to tell is lost, and the recording ends. It is raised when the event is over, or the side.
-void forget_error(Monitor *m, PyFrameObject *frame) {
+// Handles an exception of a callback. Callbacks do not raise; should one do so, the exception is
+// discarded, except for an interruption (KeyboardInterrupt, SystemExit), which is for the program. It
+// may precede the first line of a callback, whose event is then lost: the recording ends. It is
+// raised after the event, or after the isolated run.
+void handle_callback_error(Monitor *m, PyFrameObject *frame) {
   if (PyErr_ExceptionMatches(PyExc_Exception)) return PyErr_Clear();
-  Interruption found;
-  PyErr_Fetch(&found.type, &found.value, &found.traceback);
-  PyObject *told =
-      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, found.type, nullptr);
-  if (!told) PyErr_Clear();
-  Py_XDECREF(told);
-  if (m->side.code)
-    m->side.abandoned = true;
+  Interruption interruption;
+  PyErr_Fetch(&interruption.type, &interruption.value, &interruption.traceback);
+  PyObject *result =
+      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, interruption.type, nullptr);
+  if (!result) PyErr_Clear();
+  Py_XDECREF(result);
+  if (m->isolated_run.code)
+    m->isolated_run.abandoned = true;
   else
     m->running = false;
   if (m->interruption.raise()) PyErr_Clear();
-  m->interruption = found;
+  m->interruption = interruption;
 }
 
-void swallow(Monitor *m, PyFrameObject *frame, PyObject *result) {
-  if (!result) forget_error(m, frame);
+// Drops the result of a callback.
+void consume(Monitor *m, PyFrameObject *frame, PyObject *result) {
+  if (!result) handle_callback_error(m, frame);
   Py_XDECREF(result);
 }
 
-// Lets go of what the monitor may be the last to hold: what runs when such an object dies, a
-// destructor, a weak reference's callback or the rest of a generator, is part of the program.
+// Releases a reference that may be the last one. Code that runs when the object dies (a destructor, a
+// callback of a weak reference, the rest of a generator) is part of the program: it is traced.
 void release(PyObject *value) {
   if (!value) return;
   PyThreadState *thread = PyThreadState_Get();
@@ -211,8 +220,8 @@ void release(PyObject *value) {
   PyThreadState_EnterTracing(thread);
 }
 
-// The operands of a frame's last announced instruction, which are none of the monitor's any more.
-PyObject *take_step(Monitor *m, PyFrameObject *frame) {
+// Returns the operands of a frame's last reported instruction and removes its record; null if none.
+PyObject *pop_step(Monitor *m, PyFrameObject *frame) {
   for (size_t i = m->steps->size(); i-- > 0;) {
     if ((*m->steps)[i].frame != frame) continue;
     PyObject *stack = (*m->steps)[i].stack;
@@ -222,8 +231,9 @@ PyObject *take_step(Monitor *m, PyFrameObject *frame) {
   return nullptr;
 }
 
-// Outside of the trace hook, and where the program is watched no more.
-void drop_all(Monitor *m) {
+// Releases pending and reported instructions. Called outside the trace hook, where the program is no
+// longer monitored.
+void drop_references(Monitor *m) {
   std::vector<Pending> pending;
   pending.swap(*m->pending);
   for (Pending p : pending) Py_DECREF(p.token);
@@ -232,185 +242,223 @@ void drop_all(Monitor *m) {
   for (Step s : steps) Py_DECREF(s.stack);
 }
 
-bool at_place(const Instruction &instruction, int offset, int place) {
-  if (place != RETURN) return offset == place;
+bool is_at(const Instruction &instruction, int offset, int target) {
+  if (target != AT_RETURN) return offset == target;
 #ifdef RETURN_CONST
   if (instruction.opcode == RETURN_CONST) return true;
 #endif
   return instruction.opcode == RETURN_VALUE;
 }
 
-// Every further instruction of a run that is abandoned raises, handlers and finally clauses included.
-int unwind() {
-  PyErr_SetNone(abandoned_exception);
+// Every further instruction of an abandoned run raises, those of handlers and finally clauses too.
+int raise_abandoned() {
+  PyErr_SetNone(abandoned_error);
   return -1;
 }
 
-int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
-  Monitor *m = (Monitor *)self;
-  // The mark stays on no frame that outlives the run: Python 3.12.1 calls the trace function of a
-  // marked frame's thread, there or not, whenever another thread has one.
-  const bool followed = frame->f_trace_opcodes;
-  if (!m->running || what == PyTrace_RETURN) frame->f_trace_opcodes = 0;
+// True if the monitor still listens after a callback.
+bool is_listening(const Monitor *m) { return m->running && !m->isolated_run.abandoned; }
+
+// Return value of the trace function.
+int trace_result(const Monitor *m) { return m->isolated_run.abandoned ? raise_abandoned() : 0; }
+
+int handle_call(Monitor *m, PyFrameObject *frame) {
+  // In an abandoned run, new frames are those of destructors.
+  if ((m->skip.frame && !m->skip.tests) || m->isolated_run.abandoned) {
+    frame->f_trace_opcodes = 0;
+    frame->f_trace_lines = 0;
+    return 0;
+  }
+  if (m->isolated_run.code && !m->isolated_run.frame &&
+      (PyObject *)internal_frame(frame)->f_code == m->isolated_run.code)
+    m->isolated_run.frame = frame;
+  PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
+  bool follow = verdict && PyObject_IsTrue(verdict) == 1;
+  consume(m, frame, verdict);
+  frame->f_trace_opcodes = follow;
+  // Line events are not needed. When a generator resumes, the flag tells whether it is followed.
+  frame->f_trace_lines = !follow && (internal_frame(frame)->f_code->co_flags & CO_GENERATOR);
+  return trace_result(m);
+}
+
+void end_skip(Monitor *m, PyFrameObject *frame, PyObject *argument) {
+  m->skip = Skip();
+  if (m->dispatched) m->accounted = *m->dispatched;
+  consume(m, frame, PyObject_CallFunctionObjArgs(m->on_join, argument, nullptr));
+}
+
+bool has_pending(const Monitor *m, const PyFrameObject *frame) {
+  return !m->pending->empty() && m->pending->back().frame == frame;
+}
+
+Pending pop_pending(Monitor *m) {
+  Pending p = m->pending->back();
+  m->pending->pop_back();
+  return p;
+}
+
+void report_result(Monitor *m, PyFrameObject *frame) {
+  _PyInterpreterFrame *f = internal_frame(frame);
+  Pending p = pop_pending(m);
+  PyObject *stack = make_slot_tuple(stack_base(f), operand_depth(f));
+  consume(m, frame,
+          PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
+  Py_XDECREF(stack);
+  release(p.token);
+}
+
+// Ends the isolated run at its target, with the offset, the locals and the operands there.
+int end_isolated_run(Monitor *m, _PyInterpreterFrame *f, int offset) {
+  PyObject *locals = make_slot_tuple(f->localsplus, f->f_code->co_nlocalsplus);
+  PyObject *stack = make_slot_tuple(stack_base(f), operand_depth(f));
+  m->isolated_run.reached = Py_BuildValue("(iNN)", offset, locals, stack);
+  m->isolated_run.abandoned = true;
+  return raise_abandoned();
+}
+
+// True if the operands of an instruction, or its frame, make it uninteresting.
+bool is_filtered(const Monitor *m, PyFrameObject *frame, int opcode) {
+  _PyInterpreterFrame *f = internal_frame(frame);
+  switch (m->filter[opcode]) {
+    case IGNORE:
+      return true;
+    case TEST:
+      return !m->reports_numbers && is_plain(peek(f, 1));
+    case PAIR:
+      return !m->reports_numbers && is_plain(peek(f, 1)) && is_plain(peek(f, 2));
+    case OBJECTS:
+      return !m->reports_numbers && is_plain(peek(f, 1)) && is_plain(peek(f, 2)) &&
+             !has_ambiguous_identity(peek(f, 1), peek(f, 2));
+    case ITERATORS:
+      return !m->reports_iterators && !has_heap_type(peek(f, 1));
+    case ROOT_ONLY:
+      return frame != m->root;
+    case NUMBERS:
+      return !m->reports_numbers;
+    default:
+      return false;
+  }
+}
+
+void report_instruction(Monitor *m, PyFrameObject *frame, const Instruction &instruction, int offset_value) {
+  _PyInterpreterFrame *f = internal_frame(frame);
+  PyObject *stack = make_slot_tuple(stack_base(f), operand_depth(f));
+  PyObject *op = PyLong_FromLong(instruction.opcode), *oparg = PyLong_FromLong(instruction.oparg);
+  PyObject *offset = PyLong_FromLong(offset_value);
+  if (stack) m->steps->push_back({frame, offset_value, Py_NewRef(stack)});
+  PyObject *token = PyObject_CallFunctionObjArgs(m->on_instruction, (PyObject *)frame, op, oparg, offset,
+                                                 stack, nullptr);
+  Py_XDECREF(stack);
+  Py_XDECREF(op);
+  Py_XDECREF(oparg);
+  Py_XDECREF(offset);
+  if (!token) {
+    handle_callback_error(m, frame);
+  } else if (token == Py_None || !m->running) {
+    Py_DECREF(token);
+  } else {
+    m->pending->push_back({frame, token});
+  }
+}
+
+int handle_opcode(Monitor *m, PyFrameObject *frame) {
+  if (m->isolated_run.code && ++m->isolated_run.instructions > MAX_ISOLATED_INSTRUCTIONS)
+    m->isolated_run.abandoned = true;
+  if (m->isolated_run.abandoned) return raise_abandoned();
+  _PyInterpreterFrame *f = internal_frame(frame);
+  int index = PyFrame_GetLasti(frame) / 2;
+  const std::vector<Instruction> &code = decode(m, f->f_code);
+  if (index < 0 || index >= (int)code.size()) return 0;
+  const Instruction &instruction = code[index];
+  const int offset = 2 * index;
+  // Python 3.12 traces both the EXTENDED_ARG and then its instruction, which is reported already and
+  // has not run.
+  if (!instruction.first) return 0;
+  if (m->skip.frame) {
+    if (frame == m->skip.frame && is_at(instruction, offset, m->skip.end_offset)) {
+      end_skip(m, frame, (PyObject *)frame);
+      if (!is_listening(m)) return trace_result(m);
+    } else if (!m->skip.tests || m->filter[instruction.opcode] != TEST || is_plain(peek(f, 1))) {
+      return 0;
+    }
+  }
+  if (!m->skip.frame && has_pending(m, frame)) {
+    report_result(m, frame);
+    if (!is_listening(m)) return trace_result(m);
+  }
+  if (!m->skip.frame && m->dispatched && *m->dispatched != m->accounted) {
+    m->accounted = *m->dispatched;
+    consume(m, frame,
+            PyObject_CallFunctionObjArgs(m->on_unreported_operators, (PyObject *)frame, nullptr));
+    if (!is_listening(m)) return trace_result(m);
+  }
+  m->instructions++;
+  if (frame == m->isolated_run.frame && !m->skip.frame &&
+      (offset == m->isolated_run.other_end_offset ||
+       is_at(instruction, offset, m->isolated_run.end_offset)))
+    return end_isolated_run(m, f, offset);
+  if (is_filtered(m, frame, instruction.opcode)) return 0;
+  m->reported++;
+  release(pop_step(m, frame));
+  if (!is_listening(m)) return trace_result(m);
+  report_instruction(m, frame, instruction, offset);
+  return trace_result(m);
+}
+
+void handle_exception(Monitor *m, PyFrameObject *frame, PyObject *exception) {
+  if (ends_loop(m, frame, exception) || !has_pending(m, frame)) return;
+  // The pending instruction raised instead of returning a result.
+  Pending p = pop_pending(m);
+  consume(m, frame,
+          PyObject_CallFunctionObjArgs(m->on_exception, p.token, (PyObject *)frame, exception, nullptr));
+  release(p.token);
+}
+
+void handle_return(Monitor *m, PyFrameObject *frame, PyObject *value, bool was_followed) {
+  if (frame == m->skip.frame) end_skip(m, frame, Py_None);  // an exception left the frame
+  while (has_pending(m, frame)) release(pop_pending(m).token);
+  if (was_followed && m->on_return != Py_None)
+    consume(m, frame, PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame,
+                                                   value ? value : null_marker, nullptr));
+  release(pop_step(m, frame));
+}
+
+int handle_event(Monitor *m, PyFrameObject *frame, int event, PyObject *argument) {
+  // No frame keeps the mark after the run: Python 3.12.1 calls the trace function of a marked frame's
+  // thread, even if it has none, whenever another thread has one.
+  const bool was_followed = frame->f_trace_opcodes;
+  if (!m->running || event == PyTrace_RETURN) frame->f_trace_opcodes = 0;
   if (!m->running) return 0;
-  switch (what) {
-    case PyTrace_CALL: {
-      // In a run that is abandoned, what is entered now is called by destructors.
-      if ((m->skip.frame && !m->skip.tests) || m->side.abandoned) {
-        frame->f_trace_opcodes = 0;
-        frame->f_trace_lines = 0;
-        return 0;
-      }
-      if (m->side.code && !m->side.frame && (PyObject *)internal(frame)->f_code == m->side.code)
-        m->side.frame = frame;
-      PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
-      bool follow = verdict && PyObject_IsTrue(verdict) == 1;
-      swallow(m, frame, verdict);
-      frame->f_trace_opcodes = follow;
-      // No line is of interest. A generator that goes on later is known by not asking for lines.
-      frame->f_trace_lines = !follow && (internal(frame)->f_code->co_flags & CO_GENERATOR);
-      return m->side.abandoned ? unwind() : 0;
-    }
-    case PyTrace_OPCODE: {
-      if (m->side.code && ++m->side.instructions > SIDE_LIMIT) m->side.abandoned = true;
-      if (m->side.abandoned) return unwind();
-      _PyInterpreterFrame *f = internal(frame);
-      int at = PyFrame_GetLasti(frame) / 2;
-      const std::vector<Instruction> &code = decode(m, f->f_code);
-      if (at < 0 || at >= (int)code.size()) return 0;
-      const Instruction &ins = code[at];
-      // Python 3.12 tells of both: of the EXTENDED_ARG, and then of the instruction that it belongs
-      // to, which has been announced and has not run.
-      if (!ins.first) return 0;
-      if (m->skip.frame) {
-        if (frame == m->skip.frame && at_place(ins, 2 * at, m->skip.until)) {
-          m->skip = Skip();
-          if (m->dispatched) m->accounted = *m->dispatched;
-          swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_join, (PyObject *)frame, nullptr));
-          if (m->side.abandoned) return unwind();
-          if (!m->running) return 0;
-        } else if (!m->skip.tests || m->filter[ins.opcode] != TEST || plain(peek(f, 1))) {
-          return 0;
-        }
-      }
-      if (!m->skip.frame && !m->pending->empty() && m->pending->back().frame == frame) {
-        Pending p = m->pending->back();
-        m->pending->pop_back();
-        PyObject *stack = slots(stack_base(f), operand_depth(f));
-        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack,
-                                                       nullptr));
-        Py_XDECREF(stack);
-        release(p.token);
-        if (m->side.abandoned) return unwind();
-        if (!m->running) return 0;
-      }
-      if (!m->skip.frame && m->dispatched && *m->dispatched != m->accounted) {
-        m->accounted = *m->dispatched;
-        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_hidden, (PyObject *)frame, nullptr));
-        if (m->side.abandoned) return unwind();
-        if (!m->running) return 0;
-      }
-      m->instructions++;
-      if (frame == m->side.frame && !m->skip.frame) {
-        if (2 * at == m->side.again || at_place(ins, 2 * at, m->side.until)) {
-          PyObject *locals = slots(f->localsplus, f->f_code->co_nlocalsplus);
-          PyObject *stack = slots(stack_base(f), operand_depth(f));
-          m->side.reached = Py_BuildValue("(iNN)", 2 * at, locals, stack);
-          m->side.abandoned = true;
-          return unwind();
-        }
-      }
-      switch (m->filter[ins.opcode]) {
-        case IGNORE:
-          return 0;
-        case TEST:
-          if (!m->numbers && plain(peek(f, 1))) return 0;
-          break;
-        case PAIR:
-          if (!m->numbers && plain(peek(f, 1)) && plain(peek(f, 2))) return 0;
-          break;
-        case OBJECTS:
-          if (!m->numbers && plain(peek(f, 1)) && plain(peek(f, 2)) && !look_alike(peek(f, 1), peek(f, 2))) return 0;
-          break;
-        case ITERATORS:
-          if (!m->iterators && !is_instance(peek(f, 1))) return 0;
-          break;
-        case ROOT_ONLY:
-          if (frame != m->root) return 0;
-          break;
-        case NUMBERS:
-          if (!m->numbers) return 0;
-          break;
-        default:
-          break;
-      }
-      m->announced++;
-      release(take_step(m, frame));
-      if (m->side.abandoned) return unwind();
-      if (!m->running) return 0;
-      PyObject *stack = slots(stack_base(f), operand_depth(f));
-      PyObject *op = PyLong_FromLong(ins.opcode), *oparg = PyLong_FromLong(ins.oparg);
-      PyObject *offset = PyLong_FromLong(at * 2);
-      if (stack) m->steps->push_back({frame, at * 2, Py_NewRef(stack)});
-      PyObject *token = PyObject_CallFunctionObjArgs(m->on_instruction, (PyObject *)frame, op, oparg,
-                                                     offset, stack, nullptr);
-      Py_XDECREF(stack);
-      Py_XDECREF(op);
-      Py_XDECREF(oparg);
-      Py_XDECREF(offset);
-      if (!token) {
-        forget_error(m, frame);
-      } else if (token == Py_None || !m->running) {
-        Py_DECREF(token);
-      } else {
-        m->pending->push_back({frame, token});
-      }
-      return m->side.abandoned ? unwind() : 0;
-    }
+  switch (event) {
+    case PyTrace_CALL:
+      return handle_call(m, frame);
+    case PyTrace_OPCODE:
+      return handle_opcode(m, frame);
     case PyTrace_EXCEPTION:
-      if (ends_loop(m, frame, arg)) return 0;
-      // The instruction that was to have a result has raised instead.
-      if (!m->pending->empty() && m->pending->back().frame == frame) {
-        Pending p = m->pending->back();
-        m->pending->pop_back();
-        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_exception, p.token, (PyObject *)frame, arg,
-                                                       nullptr));
-        release(p.token);
-      }
+      handle_exception(m, frame, argument);
       return 0;
     case PyTrace_RETURN:
-      if (frame == m->skip.frame) {  // it was left by an exception
-        m->skip = Skip();
-        if (m->dispatched) m->accounted = *m->dispatched;
-        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_join, Py_None, nullptr));
-      }
-      while (!m->pending->empty() && m->pending->back().frame == frame) {
-        Pending p = m->pending->back();
-        m->pending->pop_back();
-        release(p.token);
-      }
-      if (followed && m->on_return != Py_None)
-        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame,
-                                                       arg ? arg : null_marker, nullptr));
-      release(take_step(m, frame));
+      handle_return(m, frame, argument, was_followed);
       return 0;
     default:
       return 0;
   }
 }
 
-int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
-  int outcome = on_event(self, frame, what, arg);
+int trace(PyObject *self, PyFrameObject *frame, int event, PyObject *argument) {
   Monitor *m = (Monitor *)self;
-  return !m->side.code && m->interruption.raise() ? -1 : outcome;
+  int result = handle_event(m, frame, event, argument);
+  return !m->isolated_run.code && m->interruption.raise() ? -1 : result;
 }
 
 PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "on_hidden", "on_join", "on_interruption", "filter", nullptr};
-  PyObject *frame, *instruction, *result, *exception, *ret, *hidden, *join, *interruption;
+  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return",
+                                "on_unreported_operators", "on_join", "on_interruption", "filter",
+                                nullptr};
+  PyObject *frame, *instruction, *result, *exception, *ret, *unreported_operators, *join, *interruption;
   Py_buffer filter;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOy*", (char **)names, &frame, &instruction,
-                                   &result, &exception, &ret, &hidden, &join, &interruption,
+                                   &result, &exception, &ret, &unreported_operators, &join, &interruption,
                                    &filter))
     return nullptr;
   if (filter.len != 256) {
@@ -425,11 +473,11 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->on_result = Py_NewRef(result);
     m->on_exception = Py_NewRef(exception);
     m->on_return = Py_NewRef(ret);
-    m->on_hidden = Py_NewRef(hidden);
+    m->on_unreported_operators = Py_NewRef(unreported_operators);
     m->on_join = Py_NewRef(join);
     m->on_interruption = Py_NewRef(interruption);
     m->skip = Skip();
-    m->side = Side();
+    m->isolated_run = IsolatedRun();
     m->interruption = Interruption();
     m->dispatched = nullptr;
     m->accounted = 0;
@@ -444,8 +492,8 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   return (PyObject *)m;
 }
 
-void forget(Monitor *m) {
-  drop_all(m);
+void release_references(Monitor *m) {
+  drop_references(m);
   std::unordered_map<PyCodeObject *, std::vector<Instruction>> codes;
   codes.swap(*m->codes);
   for (auto &c : codes) Py_DECREF(c.first);
@@ -454,7 +502,7 @@ void forget(Monitor *m) {
   Py_CLEAR(m->on_result);
   Py_CLEAR(m->on_exception);
   Py_CLEAR(m->on_return);
-  Py_CLEAR(m->on_hidden);
+  Py_CLEAR(m->on_unreported_operators);
   Py_CLEAR(m->on_join);
   Py_CLEAR(m->on_interruption);
 }
@@ -462,7 +510,7 @@ void forget(Monitor *m) {
 void monitor_dealloc(PyObject *self) {
   Monitor *m = (Monitor *)self;
   PyObject_GC_UnTrack(self);
-  forget(m);
+  release_references(m);
   delete m->pending;
   delete m->steps;
   delete m->codes;
@@ -476,7 +524,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(m->on_result);
   Py_VISIT(m->on_exception);
   Py_VISIT(m->on_return);
-  Py_VISIT(m->on_hidden);
+  Py_VISIT(m->on_unreported_operators);
   Py_VISIT(m->on_join);
   Py_VISIT(m->on_interruption);
   for (Pending p : *m->pending) Py_VISIT(p.token);
@@ -485,7 +533,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
 }
 
 int monitor_clear(PyObject *self) {
-  forget((Monitor *)self);
+  release_references((Monitor *)self);
   return 0;
 }
 
@@ -499,21 +547,21 @@ PyObject *monitor_start(PyObject *self, PyObject *counter) {
   Py_RETURN_NONE;
 }
 
-// Ends the announcements at once; whoever started the monitor restores the earlier trace function.
+// Ends the reports at once; the caller of `start` restores the earlier trace function.
 PyObject *monitor_stop(PyObject *self, PyObject *) {
   ((Monitor *)self)->running = false;
-  drop_all((Monitor *)self);
+  drop_references((Monitor *)self);
   Py_RETURN_NONE;
 }
 
-// The monitor knows of every operator that was dispatched up to now.
+// Marks all operators dispatched up to now as known.
 PyObject *monitor_account(PyObject *self, PyObject *) {
   Monitor *m = (Monitor *)self;
   if (m->dispatched) m->accounted = *m->dispatched;
   Py_RETURN_NONE;
 }
 
-// Nobody waits any more for what the instructions under way will give.
+// Discards the instructions that await a result.
 PyObject *monitor_drop_pending(PyObject *self, PyObject *) {
   std::vector<Pending> pending;
   pending.swap(*((Monitor *)self)->pending);
@@ -521,7 +569,7 @@ PyObject *monitor_drop_pending(PyObject *self, PyObject *) {
   Py_RETURN_NONE;
 }
 
-// The offset and the operands of the instruction that a frame is in; None for one not followed.
+// Returns offset and operands of a frame's last reported instruction; None for a frame not followed.
 PyObject *monitor_step(PyObject *self, PyObject *frame) {
   for (const Step &s : *((Monitor *)self)->steps)
     if ((PyObject *)s.frame == frame) return Py_BuildValue("(iO)", s.offset, s.stack);
@@ -533,19 +581,19 @@ PyObject *monitor_set_root(PyObject *self, PyObject *frame) {
   Py_RETURN_NONE;
 }
 
-// Whether native code that an instruction of this frame has called is still running.
-PyObject *monitor_waits(PyObject *self, PyObject *frame) {
+// True if a native call by an instruction of this frame is active.
+PyObject *monitor_is_waiting(PyObject *self, PyObject *frame) {
   Monitor *m = (Monitor *)self;
   return PyBool_FromLong(!m->pending->empty() && (PyObject *)m->pending->back().frame == frame);
 }
 
 PyObject *monitor_watch_numbers(PyObject *self, PyObject *) {
-  ((Monitor *)self)->numbers = true;
+  ((Monitor *)self)->reports_numbers = true;
   Py_RETURN_NONE;
 }
 
 PyObject *monitor_watch_iterators(PyObject *self, PyObject *) {
-  ((Monitor *)self)->iterators = true;
+  ((Monitor *)self)->reports_iterators = true;
   Py_RETURN_NONE;
 }
 
@@ -560,46 +608,47 @@ PyObject *monitor_set_filter(PyObject *self, PyObject *filter) {
 
 PyObject *monitor_skip(PyObject *self, PyObject *args) {
   PyObject *frame;
-  int until, tests;
-  if (!PyArg_ParseTuple(args, "O!ip", &PyFrame_Type, &frame, &until, &tests)) return nullptr;
+  int end_offset, tests;
+  if (!PyArg_ParseTuple(args, "O!ip", &PyFrame_Type, &frame, &end_offset, &tests)) return nullptr;
   Skip &skip = ((Monitor *)self)->skip;
   skip.frame = (PyFrameObject *)frame;
-  skip.until = until;
+  skip.end_offset = end_offset;
   skip.tests = tests;
   Py_RETURN_NONE;
 }
 
-// The run beside the program that is going on has no use any more: it unwinds.
+// Unwinds the current isolated run.
 PyObject *monitor_abandon(PyObject *self, PyObject *) {
-  ((Monitor *)self)->side.abandoned = true;
+  ((Monitor *)self)->isolated_run.abandoned = true;
   Py_RETURN_NONE;
 }
 
-// Calls a function from inside the trace hook, and traces it.
+// Calls a function within the trace hook and traces it.
 PyObject *monitor_explore(PyObject *self, PyObject *args) {
   Monitor *m = (Monitor *)self;
   PyObject *function;
-  int until, again;
-  if (!PyArg_ParseTuple(args, "O!ii", &PyFunction_Type, &function, &until, &again)) return nullptr;
-  Side outer_side = m->side;
+  int end_offset, other_end_offset;
+  if (!PyArg_ParseTuple(args, "O!ii", &PyFunction_Type, &function, &end_offset, &other_end_offset))
+    return nullptr;
+  IsolatedRun outer_run = m->isolated_run;
   Skip outer_skip = m->skip;
   m->skip = Skip();
-  m->side = Side();
-  m->side.code = PyFunction_GET_CODE(function);
-  m->side.until = until;
-  m->side.again = again;
+  m->isolated_run = IsolatedRun();
+  m->isolated_run.code = PyFunction_GET_CODE(function);
+  m->isolated_run.end_offset = end_offset;
+  m->isolated_run.other_end_offset = other_end_offset;
   if (m->dispatched) m->accounted = *m->dispatched;
-  // What `sys.call_tracing` does, which leaves tracing off on Python 3.11.
+  // Like `sys.call_tracing`, which does not restore tracing on Python 3.11.
   PyThreadState *thread = PyThreadState_Get();
-  // A handler that is unwound by force does not come to the instruction that forgets its exception.
-  PyObject *handled = PyErr_GetHandledException();
+  // An unwound handler does not reach the instruction that restores the handled exception.
+  PyObject *handled_exception = PyErr_GetHandledException();
   PyThreadState_LeaveTracing(thread);
   PyObject *value = PyObject_CallNoArgs(function);
   PyThreadState_EnterTracing(thread);
-  PyErr_SetHandledException(handled);
-  Py_XDECREF(handled);
-  Side ended = m->side;
-  m->side = outer_side;
+  PyErr_SetHandledException(handled_exception);
+  Py_XDECREF(handled_exception);
+  IsolatedRun ended = m->isolated_run;
+  m->isolated_run = outer_run;
   m->skip = outer_skip;
   if (m->dispatched) m->accounted = *m->dispatched;
   if (m->interruption.type) {
@@ -618,31 +667,31 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
 
 PyObject *monitor_counts(PyObject *self, PyObject *) {
   Monitor *m = (Monitor *)self;
-  return Py_BuildValue("ll", m->instructions, m->announced);
+  return Py_BuildValue("ll", m->instructions, m->reported);
 }
 
 PyMethodDef monitor_methods[] = {
     {"start", monitor_start, METH_O,
      "Become the trace function of this thread; the argument is the address of its dispatch count."},
-    {"account", monitor_account, METH_NOARGS, "All operators dispatched so far are known."},
-    {"stop", monitor_stop, METH_NOARGS, "Announce nothing more."},
-    {"set_root", monitor_set_root, METH_O, "The frame whose reads of its own arguments are announced."},
-    {"drop_pending", monitor_drop_pending, METH_NOARGS, "Forget what instructions under way will give."},
+    {"account", monitor_account, METH_NOARGS, "Mark all operators dispatched so far as known."},
+    {"stop", monitor_stop, METH_NOARGS, "Report nothing more."},
+    {"set_root", monitor_set_root, METH_O, "Set the frame whose reads of its arguments are reported."},
+    {"drop_pending", monitor_drop_pending, METH_NOARGS, "Discard the instructions that await a result."},
     {"step", monitor_step, METH_O,
-     "The offset and the operands of the instruction that a frame is in, or None."},
-    {"waits", monitor_waits, METH_O, "Whether a frame waits for the result of native code."},
-    {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Announce instructions on plain numbers too."},
-    {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Announce the steps of loops."},
-    {"set_filter", monitor_set_filter, METH_O, "Which instructions are announced from now on."},
+     "Return offset and operands of a frame's last reported instruction, or None."},
+    {"is_waiting", monitor_is_waiting, METH_O, "True if a frame waits for the result of native code."},
+    {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Report instructions on plain numbers, too."},
+    {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Report the iterations of loops."},
+    {"set_filter", monitor_set_filter, METH_O, "Set which instructions are reported from now on."},
     {"skip", monitor_skip, METH_VARARGS,
-     "(frame, until, tests): announce nothing until `frame` is about to run the instruction at that "
+     "(frame, until, tests): report nothing until `frame` is about to run the instruction at that "
      "offset (-1: returns); then call `on_join(frame)`, or `on_join(None)` if it raised."},
     {"explore", monitor_explore, METH_VARARGS,
      "(function, until, again): run a function in the trace hook, traced, until its frame is about "
      "to run the instruction at one of these offsets (-1: returns). Returns the offset, the locals "
-     "and the operands there; None when the run was abandoned. Raises what the function raises."},
-    {"abandon", monitor_abandon, METH_NOARGS, "Unwind the run that `explore` has begun."},
-    {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions announced)."},
+     "and the operands there; None if the run was abandoned. Raises the function's exceptions."},
+    {"abandon", monitor_abandon, METH_NOARGS, "Unwind the run that `explore` began."},
+    {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions reported)."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject monitor_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
@@ -655,36 +704,36 @@ bool is_frame(PyObject *frame) {
 
 PyObject *frame_stack(PyObject *, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
-  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
-  return slots(stack_base(f), operand_depth(f));
+  _PyInterpreterFrame *f = internal_frame((PyFrameObject *)frame);
+  return make_slot_tuple(stack_base(f), operand_depth(f));
 }
 
-// The lowest operands of a frame that is known to have so many, such as a generator's.
+// Returns the lowest operands of a frame with a known number of them, such as a generator's.
 PyObject *frame_operands(PyObject *, PyObject *args) {
   PyObject *frame;
   int count;
   if (!PyArg_ParseTuple(args, "O!i", &PyFrame_Type, &frame, &count)) return nullptr;
-  return slots(stack_base(internal((PyFrameObject *)frame)), count);
+  return make_slot_tuple(stack_base(internal_frame((PyFrameObject *)frame)), count);
 }
 
 PyObject *frame_locals(PyObject *, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
-  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
-  return slots(f->localsplus, f->f_code->co_nlocalsplus);
+  _PyInterpreterFrame *f = internal_frame((PyFrameObject *)frame);
+  return make_slot_tuple(f->localsplus, f->f_code->co_nlocalsplus);
 }
 
 PyObject *frame_function(PyObject *, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
-  PyObject *function = function_of(internal((PyFrameObject *)frame));
+  PyObject *function = function_of(internal_frame((PyFrameObject *)frame));
   return Py_NewRef(function ? function : Py_None);
 }
 
-// Replaces one operand of a frame that waits in the trace hook; depth 1 is the top of the stack.
+// Replaces an operand of a frame that is in the trace hook; depth 1 is the top of the stack.
 PyObject *frame_set_operand(PyObject *, PyObject *args) {
   PyObject *frame, *value;
   int depth;
   if (!PyArg_ParseTuple(args, "O!iO", &PyFrame_Type, &frame, &depth, &value)) return nullptr;
-  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
+  _PyInterpreterFrame *f = internal_frame((PyFrameObject *)frame);
   if (depth < 1 || depth > operand_depth(f)) {
     PyErr_SetString(PyExc_IndexError, "no such operand");
     return nullptr;
@@ -696,12 +745,12 @@ PyObject *frame_set_operand(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-// Replaces a local variable, told by its slot, of a frame that waits in the trace hook or in a call.
+// Replaces the local variable in a slot of a frame that is in the trace hook or in a call.
 PyObject *frame_set_local(PyObject *, PyObject *args) {
   PyObject *frame, *value;
   int slot;
   if (!PyArg_ParseTuple(args, "O!iO", &PyFrame_Type, &frame, &slot, &value)) return nullptr;
-  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
+  _PyInterpreterFrame *f = internal_frame((PyFrameObject *)frame);
   if (slot < 0 || slot >= f->f_code->co_nlocals) {
     PyErr_SetString(PyExc_IndexError, "no such local");
     return nullptr;
@@ -712,7 +761,7 @@ PyObject *frame_set_local(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-// A number or text that shares its identity with no other, not even a small one.
+// Returns an equal number or string that is a new object, even for small integers.
 PyObject *fresh_plain(PyObject *, PyObject *value) {
   if (PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value)) {
     PyObject *copy = PyUnicode_New(PyUnicode_GET_LENGTH(value), PyUnicode_MAX_CHAR_VALUE(value));
@@ -725,22 +774,22 @@ PyObject *fresh_plain(PyObject *, PyObject *value) {
     PyErr_SetString(PyExc_TypeError, "expected an int, a float or a text that is not empty");
     return nullptr;
   }
-  PyLongObject *from = (PyLongObject *)value;
+  PyLongObject *source = (PyLongObject *)value;
 #if PY_VERSION_HEX >= 0x030C0000
-  Py_ssize_t digits = (Py_ssize_t)(from->long_value.lv_tag >> 3);
-  PyLongObject *to = _PyLong_New(digits);
-  if (!to) return nullptr;
+  Py_ssize_t digits = (Py_ssize_t)(source->long_value.lv_tag >> 3);
+  PyLongObject *copy = _PyLong_New(digits);
+  if (!copy) return nullptr;
   for (Py_ssize_t i = 0; i < (digits ? digits : 1); i++)
-    to->long_value.ob_digit[i] = digits ? from->long_value.ob_digit[i] : 0;
-  to->long_value.lv_tag = from->long_value.lv_tag;
+    copy->long_value.ob_digit[i] = digits ? source->long_value.ob_digit[i] : 0;
+  copy->long_value.lv_tag = source->long_value.lv_tag;
 #else
-  Py_ssize_t size = Py_SIZE(from), digits = size < 0 ? -size : size;
-  PyLongObject *to = _PyLong_New(digits);
-  if (!to) return nullptr;
-  for (Py_ssize_t i = 0; i < (digits ? digits : 1); i++) to->ob_digit[i] = digits ? from->ob_digit[i] : 0;
-  Py_SET_SIZE(to, size);
+  Py_ssize_t size = Py_SIZE(source), digits = size < 0 ? -size : size;
+  PyLongObject *copy = _PyLong_New(digits);
+  if (!copy) return nullptr;
+  for (Py_ssize_t i = 0; i < (digits ? digits : 1); i++) copy->ob_digit[i] = digits ? source->ob_digit[i] : 0;
+  Py_SET_SIZE(copy, size);
 #endif
-  return (PyObject *)to;
+  return (PyObject *)copy;
 }
 
 PyObject *lookup_in_type(PyObject *, PyObject *args) {
@@ -751,7 +800,8 @@ PyObject *lookup_in_type(PyObject *, PyObject *args) {
   return Py_NewRef(found ? found : null_marker);
 }
 
-// Past what a class may answer for `__dict__`. A class keeps its attributes in another way.
+// Returns the dictionary of an instance without its class's `__dict__` property. None for classes,
+// which store their attributes differently.
 PyObject *instance_dict(PyObject *, PyObject *value) {
   if (PyType_Check(value)) Py_RETURN_NONE;
   PyObject *found = PyObject_GenericGetDict(value, nullptr);
@@ -760,7 +810,7 @@ PyObject *instance_dict(PyObject *, PyObject *value) {
   Py_RETURN_NONE;
 }
 
-// By the class that a value is of: `isinstance` asks the value for its `__class__` as well.
+// `isinstance` by the class of a value alone: `isinstance` reads the value's `__class__` as well.
 PyObject *is_of(PyObject *, PyObject *const *args, Py_ssize_t count) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "expected a value and a class, or several");
@@ -776,42 +826,46 @@ struct Count {
   Py_ssize_t found;
 };
 
-int count_visit(PyObject *value, void *count) {
+int count_reference(PyObject *value, void *count) {
   Count *c = (Count *)count;
   if (value == c->wanted) c->found++;
   return 0;
 }
 
-Py_ssize_t occurrences(PyObject **from, Py_ssize_t count, PyObject *value) {
+Py_ssize_t occurrences(PyObject **slots, Py_ssize_t count, PyObject *value) {
   Py_ssize_t found = 0;
-  for (Py_ssize_t i = 0; i < count; i++) found += from[i] == value;
+  for (Py_ssize_t i = 0; i < count; i++) found += slots[i] == value;
   return found;
 }
 
-// Puts `instead` where `holder` refers to `old` in memory of its own: a tuple, a slice, a suspended
-// generator. What the type tells the garbage collector says how many references there are; when
-// there are not as many words that look like one, nothing is touched.
+// Replaces the references to `old` in the memory of `holder`: a tuple, a slice, a suspended generator.
+// tp_traverse reports how many references there are; unless the same number of words holds the
+// pointer, nothing is replaced.
 PyObject *replace_references(PyObject *, PyObject *args) {
-  PyObject *holder, *old, *instead;
-  if (!PyArg_ParseTuple(args, "OOO", &holder, &old, &instead)) return nullptr;
+  PyObject *holder, *old, *replacement;
+  if (!PyArg_ParseTuple(args, "OOO", &holder, &old, &replacement)) return nullptr;
   PyTypeObject *type = Py_TYPE(holder);
   if (!PyObject_IS_GC(holder) || !type->tp_traverse || PyType_Check(holder)) Py_RETURN_FALSE;
-  PyObject **from = (PyObject **)((char *)holder + sizeof(PyObject));
+  PyObject **slots = (PyObject **)((char *)holder + sizeof(PyObject));
   Py_ssize_t bytes = type->tp_basicsize - sizeof(PyObject);
-  if (type->tp_itemsize) bytes += type->tp_itemsize * (Py_SIZE(holder) < 0 ? -Py_SIZE(holder) : Py_SIZE(holder));
+  if (type->tp_itemsize) {
+    Py_ssize_t size = Py_SIZE(holder);
+    bytes += type->tp_itemsize * (size < 0 ? -size : size);
+  }
   Py_ssize_t count = bytes / (Py_ssize_t)sizeof(PyObject *);
   if (PyGen_CheckExact(holder)) {
     _PyInterpreterFrame *f = (_PyInterpreterFrame *)((PyGenObject *)holder)->gi_iframe;
     if (((PyGenObject *)holder)->gi_frame_state >= FRAME_EXECUTING) Py_RETURN_FALSE;
-    from = f->localsplus;
+    slots = f->localsplus;
     count = f->stacktop;
   }
-  Count told{old, 0};
-  type->tp_traverse(holder, count_visit, &told);
-  if (!told.found || occurrences(from, count, old) != told.found) Py_RETURN_FALSE;
+  Count reported_references{old, 0};
+  type->tp_traverse(holder, count_reference, &reported_references);
+  if (!reported_references.found || occurrences(slots, count, old) != reported_references.found)
+    Py_RETURN_FALSE;
   for (Py_ssize_t i = 0; i < count; i++) {
-    if (from[i] != old) continue;
-    from[i] = Py_NewRef(instead);
+    if (slots[i] != old) continue;
+    slots[i] = Py_NewRef(replacement);
     Py_DECREF(old);
   }
   Py_RETURN_TRUE;
@@ -828,15 +882,15 @@ PyObject *tuple_set(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-bool lies_in(_PyInterpreterFrame *f, PyObject *folder) {
+bool is_in_folder(_PyInterpreterFrame *f, PyObject *folder) {
   if (_PyFrame_IsIncomplete(f)) return true;
   PyObject *file = ((PyCodeObject *)f->f_code)->co_filename;
   return PyUnicode_Tailmatch(file, folder, 0, PY_SSIZE_T_MAX, -1) == 1;
 }
 
-// The program may look at who has called it, as `warnings.warn(stacklevel=2)` and loggers do. New
-// frames are called by the one that the thread is in, so the thread is said to be in the innermost
-// one that is not ours while they run. The interpreter goes on with our frames by its own stack.
+// The program may inspect its callers, as `warnings.warn(stacklevel=2)` and loggers do. A new frame's
+// caller is the thread's current frame; therefore the innermost frame outside this package becomes
+// current during the call. The interpreter continues with this package's frames by its C stack.
 PyObject *call_as_caller(PyObject *, PyObject *args) {
   PyObject *folder, *function, *positional, *keywords = nullptr;
   if (!PyArg_ParseTuple(args, "UOO!|O!", &folder, &function, &PyTuple_Type, &positional,
@@ -844,7 +898,7 @@ PyObject *call_as_caller(PyObject *, PyObject *args) {
     return nullptr;
   _PyInterpreterFrame **current = &PyThreadState_Get()->cframe->current_frame;
   _PyInterpreterFrame *ours = *current, *caller = ours;
-  while (caller && lies_in(caller, folder)) caller = caller->previous;
+  while (caller && is_in_folder(caller, folder)) caller = caller->previous;
   if (caller) *current = caller;
   PyObject *result = PyObject_Call(function, positional, keywords);
   *current = ours;
@@ -853,20 +907,23 @@ PyObject *call_as_caller(PyObject *, PyObject *args) {
 
 PyMethodDef module_methods[] = {
     {"call_as_caller", call_as_caller, METH_VARARGS,
-     "(folder, function, args, kwargs): call it as the innermost caller whose code lies elsewhere."},
-    {"is_of", (PyCFunction)(void (*)(void))is_of, METH_FASTCALL, "(value, classes): whether it is an instance, by its class alone."},
-    {"frame_stack", frame_stack, METH_O, "The operand stack of a frame, bottom first."},
-    {"frame_operands", frame_operands, METH_VARARGS, "(frame, count): its lowest operands."},
-    {"frame_locals", frame_locals, METH_O, "Locals, cells and free variables as stored: cells unopened."},
-    {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
+     "(folder, function, args, kwargs): call it as the innermost caller with code outside `folder`."},
+    {"is_of", (PyCFunction)(void (*)(void))is_of, METH_FASTCALL,
+     "(value, classes): True if it is an instance, by its class alone."},
+    {"frame_stack", frame_stack, METH_O, "Return the operand stack of a frame, bottom first."},
+    {"frame_operands", frame_operands, METH_VARARGS, "(frame, count): return its lowest operands."},
+    {"frame_locals", frame_locals, METH_O,
+     "Return locals, cells and free variables; cells as objects, not their contents."},
+    {"frame_function", frame_function, METH_O, "Return the function object that a frame runs."},
     {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},
     {"frame_set_local", frame_set_local, METH_VARARGS, "(frame, slot, value)"},
     {"replace_references", replace_references, METH_VARARGS,
-     "(holder, old, instead): whether all references of the holder itself were replaced."},
-    {"tuple_set", tuple_set, METH_VARARGS, "(tuple, index, value): for an equal value."},
-    {"fresh_plain", fresh_plain, METH_O, "An equal int, float or str with an identity of its own."},
-    {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
-    {"instance_dict", instance_dict, METH_O, "The dictionary of an instance, or None when it has none."},
+     "(holder, old, new): True if all references of the holder itself were replaced."},
+    {"tuple_set", tuple_set, METH_VARARGS, "(tuple, index, value): replace an element by an equal one."},
+    {"fresh_plain", fresh_plain, METH_O, "Return an equal int, float or str that is a new object."},
+    {"lookup_in_type", lookup_in_type, METH_VARARGS,
+     "(type, name): return the attribute found in the MRO, unbound, or NULL."},
+    {"instance_dict", instance_dict, METH_O, "Return the dictionary of an instance, or None."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_monitor", nullptr, -1, module_methods};
@@ -885,9 +942,9 @@ PyMODINIT_FUNC PyInit__magpy_monitor(void) {
   if (PyType_Ready(&monitor_type) < 0) return nullptr;
   PyObject *m = PyModule_Create(&module);
   if (!m) return nullptr;
-  abandoned_exception =
+  abandoned_error =
       PyErr_NewException("_magpy_monitor.Abandoned", PyExc_BaseException, nullptr);
-  if (!abandoned_exception) return nullptr;
+  if (!abandoned_error) return nullptr;
   null_marker = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
   if (!null_marker || PyModule_AddObjectRef(m, "NULL", null_marker) < 0 ||
       PyModule_AddObjectRef(m, "Monitor", (PyObject *)&monitor_type) < 0) {
