@@ -1,14 +1,14 @@
-// Keys and members of containers with the hashes that are stored beside them.
+// Keys and members of containers with their stored hashes.
 //
-// A key may compute its hash in Python, with effects: looking at a container, and making another one
-// of the same keys, must not ask for it again.
+// A key may compute its hash in Python, with effects. Reading a container, and creating another one
+// with the same keys, must not compute it again.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 namespace {
 
-// The entries of CPython's linked list behind an `OrderedDict`, whose first one is the first field
-// behind those of a dictionary. Going through it by iterating asks each key for its hash.
+// Layout of CPython's linked list of an `OrderedDict`: the pointer to the first entry follows the
+// fields of a dictionary. Iteration in Python would hash each key.
 struct OrderedEntry {
   PyObject *key;
   Py_hash_t hash;
@@ -38,10 +38,10 @@ PyObject *stored_hashes(PyObject *, PyObject *container) {
     return nullptr;
   }
   PyObject *found = PyList_New(0), *key, *value;
-  Py_ssize_t at = 0;
+  Py_ssize_t position = 0;
   Py_hash_t hash;
-  while (found && (mapping ? _PyDict_Next(container, &at, &key, &value, &hash)
-                           : _PySet_NextEntry(container, &at, &key, &hash))) {
+  while (found && (mapping ? _PyDict_Next(container, &position, &key, &value, &hash)
+                           : _PySet_NextEntry(container, &position, &key, &hash))) {
     PyObject *pair = Py_BuildValue("On", key, (Py_ssize_t)hash);
     if (!pair || PyList_Append(found, pair) < 0) Py_CLEAR(found);
     Py_XDECREF(pair);
@@ -59,20 +59,20 @@ PyObject *dict_of(PyObject *, PyObject *args) {
     PyErr_SetString(PyExc_ValueError, "expected as many hashes and values as keys");
     return nullptr;
   }
-  PyObject *made = PyDict_New();
-  for (Py_ssize_t i = 0; made && i < count; i++) {
+  PyObject *result = PyDict_New();
+  for (Py_ssize_t i = 0; result && i < count; i++) {
     Py_ssize_t hash = PyLong_AsSsize_t(PyTuple_GET_ITEM(hashes, i));
-    if (PyErr_Occurred() || _PyDict_SetItem_KnownHash(made, PyTuple_GET_ITEM(keys, i),
+    if (PyErr_Occurred() || _PyDict_SetItem_KnownHash(result, PyTuple_GET_ITEM(keys, i),
                                                       PyTuple_GET_ITEM(values, i), hash) < 0)
-      Py_CLEAR(made);
+      Py_CLEAR(result);
   }
-  return made;
+  return result;
 }
 
 PyMethodDef module_methods[] = {
-    {"ordered_keys", ordered_keys, METH_O, "The keys of an OrderedDict in its order."},
-    {"stored_hashes", stored_hashes, METH_O, "(key, hash) for each entry of a dictionary or set."},
-    {"dict_of", dict_of, METH_VARARGS, "(keys, hashes, values): a dictionary of different keys."},
+    {"ordered_keys", ordered_keys, METH_O, "Return the keys of an OrderedDict in its order."},
+    {"stored_hashes", stored_hashes, METH_O, "Return (key, hash) for each entry of a dictionary or set."},
+    {"dict_of", dict_of, METH_VARARGS, "(keys, hashes, values): create a dictionary; keys must be distinct."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_keys", nullptr, -1, module_methods};

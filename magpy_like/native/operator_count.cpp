@@ -1,5 +1,5 @@
-// Counts the operators that torch dispatches on this thread, for the monitor run to compare with
-// those that it was told of: one that native code ran out of sight must not be missed.
+// Counter of the operators that torch dispatches on this thread. The monitor compares it with the
+// reported operators to detect those that native code ran unreported.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -7,31 +7,31 @@
 
 namespace {
 
-thread_local unsigned long long dispatched = 0;
+thread_local unsigned long long dispatch_count = 0;
 
-std::unique_ptr<at::ObserverContext> count_one(const at::RecordFunction &) {
-  dispatched++;
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction &) {
+  dispatch_count++;
   return nullptr;
 }
 
 PyObject *start(PyObject *, PyObject *) {
-  auto callback = at::RecordFunctionCallback(count_one).scopes({at::RecordScope::FUNCTION});
+  auto callback = at::RecordFunctionCallback(count_operator).scopes({at::RecordScope::FUNCTION});
   return PyLong_FromUnsignedLongLong(at::addThreadLocalCallback(callback));
 }
 
 PyObject *stop(PyObject *, PyObject *handle) {
-  unsigned long long h = PyLong_AsUnsignedLongLong(handle);
+  unsigned long long value = PyLong_AsUnsignedLongLong(handle);
   if (PyErr_Occurred()) return nullptr;
-  at::removeCallback(h);
+  at::removeCallback(value);
   Py_RETURN_NONE;
 }
 
-PyObject *counter(PyObject *, PyObject *) { return PyLong_FromVoidPtr(&dispatched); }
+PyObject *counter(PyObject *, PyObject *) { return PyLong_FromVoidPtr(&dispatch_count); }
 
 PyMethodDef methods[] = {
-    {"start", start, METH_NOARGS, "Begin to count; returns a handle for `stop`."},
-    {"stop", stop, METH_O, "End the counting that the handle stands for."},
-    {"counter", counter, METH_NOARGS, "The address of this thread's count."},
+    {"start", start, METH_NOARGS, "Start counting; return a handle for `stop`."},
+    {"stop", stop, METH_O, "Stop the counting of a handle."},
+    {"counter", counter, METH_NOARGS, "Return the address of this thread's count."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_dispatch", nullptr, -1, methods};

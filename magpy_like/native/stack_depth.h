@@ -1,9 +1,9 @@
-// How many operands lie on a frame's stack.
+// Depth of a frame's operand stack.
 //
-// CPython 3.12 does not store the stack pointer in the frame before it calls the trace function for
-// an instruction (from 3.12.3 it does so for a line only). There, the depth at each instruction is
-// derived from the code: by the stack effect of every instruction, along jumps and into exception
-// handlers. Elsewhere the frame knows.
+// CPython 3.12 does not store the stack pointer in the frame before it calls the trace function for an
+// instruction (from 3.12.3 only for a line). There, the depth at each instruction is computed from the
+// code object: by the stack effect of every instruction, along jumps and into exception handlers. In
+// other versions the frame has it.
 #pragma once
 #define STACK_POINTER_IS_STORED (PY_VERSION_HEX < 0x030C0000 || PY_VERSION_HEX >= 0x030D0000)
 
@@ -22,7 +22,7 @@ struct Handler {
   int start, end, target, depth;
 };
 
-inline int varint(const unsigned char *&p) {
+inline int read_varint(const unsigned char *&p) {
   int value = *p & 63;
   while (*p & 64) {
     p++;
@@ -32,13 +32,13 @@ inline int varint(const unsigned char *&p) {
   return value;
 }
 
-inline std::vector<Handler> handlers(PyCodeObject *code) {
+inline std::vector<Handler> read_handlers(PyCodeObject *code) {
   std::vector<Handler> out;
   const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
   const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
   while (p < end) {
-    int start = varint(p), size = varint(p), target = varint(p), packed = varint(p);
-    // What the handler finds: the kept operands, perhaps the offset, and the exception.
+    int start = read_varint(p), size = read_varint(p), target = read_varint(p), packed = read_varint(p);
+    // Depth at the handler: the kept operands, the offset if requested, and the exception.
     out.push_back({start, start + size, target, (packed >> 1) + (packed & 1) + 1});
   }
   return out;
@@ -54,7 +54,7 @@ inline bool is_jump(int opcode) {
   }
 }
 
-inline bool ends(int opcode) {
+inline bool has_no_successor(int opcode) {
   switch (opcode) {
     case JUMP_FORWARD: case JUMP_BACKWARD: case JUMP_BACKWARD_NO_INTERRUPT: case RETURN_VALUE:
     case RETURN_CONST: case RAISE_VARARGS: case RERAISE:
@@ -64,7 +64,7 @@ inline bool ends(int opcode) {
   }
 }
 
-inline std::vector<int> depths(PyCodeObject *code) {
+inline std::vector<int> compute_depths(PyCodeObject *code) {
   PyObject *bytes = PyCode_GetCode(code);
   if (!bytes) {
     PyErr_Clear();
@@ -73,7 +73,7 @@ inline std::vector<int> depths(PyCodeObject *code) {
   const unsigned char *b = (const unsigned char *)PyBytes_AS_STRING(bytes);
   int n = (int)PyBytes_GET_SIZE(bytes) / 2;
   std::vector<int> depth(n, -1);
-  std::vector<Handler> table = handlers(code);
+  std::vector<Handler> table = read_handlers(code);
   std::vector<int> work;
   auto reach = [&](int at, int d) {
     if (at >= 0 && at < n && depth[at] < 0) {
@@ -102,13 +102,13 @@ inline std::vector<int> depths(PyCodeObject *code) {
     } else if (is_jump(op)) {
       bool back = op == JUMP_BACKWARD || op == JUMP_BACKWARD_NO_INTERRUPT;
       int target = next + (back ? -arg : arg);
-      // An exhausted FOR_ITER leaves iterator and a placeholder for END_FOR; SEND leaves the same.
+      // Exhausted, FOR_ITER leaves the iterator and a placeholder for END_FOR; SEND leaves its operands.
       int after = d + PyCompile_OpcodeStackEffectWithJump(op, effect_arg, 1);
       if (op == FOR_ITER) after = d + 1;
       if (op == SEND) after = d;
       reach(target, after);
-      if (!ends(op)) reach(next, d + PyCompile_OpcodeStackEffectWithJump(op, effect_arg, 0));
-    } else if (!ends(op)) {
+      if (!has_no_successor(op)) reach(next, d + PyCompile_OpcodeStackEffectWithJump(op, effect_arg, 0));
+    } else if (!has_no_successor(op)) {
       reach(next, d + PyCompile_OpcodeStackEffectWithJump(op, effect_arg, 0));
     }
   }
@@ -119,12 +119,12 @@ inline std::vector<int> depths(PyCodeObject *code) {
 }  // namespace stack_depth
 
 inline int operand_depth(_PyInterpreterFrame *f) {
-  // Codes are kept: one that died could give its address, and so its depths, to another.
+  // Code objects are kept alive: a new one at the address of a freed one would get its depths.
   static auto *known = new std::unordered_map<PyCodeObject *, std::vector<int>>();
   auto found = known->find(f->f_code);
   if (found == known->end()) {
     Py_INCREF(f->f_code);
-    found = known->emplace(f->f_code, stack_depth::depths(f->f_code)).first;
+    found = known->emplace(f->f_code, stack_depth::compute_depths(f->f_code)).first;
   }
   int at = _PyInterpreterFrame_LASTI(f);
   return at >= 0 && at < (int)found->second.size() && found->second[at] > 0 ? found->second[at] : 0;

@@ -153,21 +153,21 @@ class FixedObjects:
         if is_instance(key, ByIdentity):
             key = key.variable
         if relation_kind is RelationKind.TYPE:
-            watched((Kind.STORED_TYPE_ATTRIBUTE, kind), "place", owner, key, value, equal)
+            watched((Kind.STORED_TYPE_ATTRIBUTE, kind), "location", owner, key, value, equal)
         elif relation == (RelationKind.SLOT, MRO) and is_instance(owner, type):
-            watched((Kind.STORED_MRO, kind), "place", owner, None, value, False)
+            watched((Kind.STORED_MRO, kind), "location", owner, None, value, False)
         elif key in _FUNCTION_SLOTS and is_instance(owner, types.FunctionType):
             self._slot((Kind.STORED_FUNCTION_SLOT, kind), owner, key, value)
         elif relation_kind is RelationKind.ATTRIBUTE:
             attributes = instance_dict(owner)
-            watched((Kind.STORED_ATTRIBUTE, kind), "place", attributes, key, value, equal)
+            watched((Kind.STORED_ATTRIBUTE, kind), "location", attributes, key, value, equal)
             self._keeps_dictionary((Kind.OWN_DICTIONARY, kind), owner)
         elif relation_kind is RelationKind.CELL and is_instance(owner, types.CellType):
-            watched((Kind.STORED_CELL, kind), "place", owner, None, value, equal)
+            watched((Kind.STORED_CELL, kind), "location", owner, None, value, equal)
         elif relation_kind is RelationKind.ITEM and is_instance(owner, tuple):
             pass  # immutable
         elif relation_kind in _ENTRIES and is_instance(owner, dict | list):
-            watched((Kind.STORED_ENTRY, kind), "place", owner, key, value, equal)
+            watched((Kind.STORED_ENTRY, kind), "location", owner, key, value, equal)
         elif relation_kind is RelationKind.CLOSURE or is_instance(owner, types.MethodType):
             pass  # the cells of a function and the parts of a bound method are immutable
         elif relation_kind is RelationKind.DEFAULT and is_instance(key, int):
@@ -176,23 +176,23 @@ class FixedObjects:
         elif relation_kind is RelationKind.DEFAULT:
             defaults, kinds = owner.__kwdefaults__, (Kind.STORED_KEYWORD_DEFAULTS, kind)
             self._slot(kinds, owner, "__kwdefaults__", defaults)
-            watched((Kind.STORED_KEYWORD_DEFAULT, kind), "place", defaults, key, value, equal)
+            watched((Kind.STORED_KEYWORD_DEFAULT, kind), "location", defaults, key, value, equal)
         elif relation_kind is RelationKind.DICT:
             if not is_instance(owner, type):
                 self._keeps_dictionary((Kind.OWN_DICTIONARY_READ, kind), owner)
         elif relation_kind is not RelationKind.MAPPING and not is_instance(owner, slice):
             label = f"{self._writer.label(parent)} → {relation}"
             check = location_check(owner, relation, value, equal)
-            watched((Kind.STORED_ELSEWHERE, kind), "place", check, label, True, False)
+            watched((Kind.STORED_ELSEWHERE, kind), "location", check, label, True, False)
 
     def _keeps_dictionary(self, kinds: tuple[Kind, ...], owner: Any) -> None:
         """An instance still has the same ``__dict__``, which can be assigned."""
         if (id(owner), "__dict__") not in self._watched:
             self._watched.add((id(owner), "__dict__"))
-            self._writer.watched((Kind.HOLDER, *kinds), "holder", owner)
+            self._writer.watched((Kind.HOLDER, *kinds), "instance_dict", owner)
 
     def _slot(self, kinds: tuple[Kind, ...], owner: Any, slot: str, value: Any) -> None:
         """A slot of a function, watched once."""
         if (id(owner), slot) not in self._watched:
             self._watched.add((id(owner), slot))
-            self._writer.watched(kinds, "place", owner, slot, value, False)
+            self._writer.watched(kinds, "location", owner, slot, value, False)

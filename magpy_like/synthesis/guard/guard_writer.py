@@ -72,7 +72,7 @@ class GuardWriter:
         """A condition on a fixed object that a Python function checks, called by the watch."""
         sentences = sentences or (description,)
         condition = Condition((kind,), description, sentences=sentences)
-        self.add_watched(condition, "place", check, description, True, False)
+        self.add_watched(condition, "location", check, description, True, False)
 
     def watched(self, kinds: tuple[Kind, ...], method: str, *args: Any) -> None:
         """A condition on a fixed object, added to the native watch by one of its methods."""

@@ -71,7 +71,7 @@ class LiftedConditions:
             dims.setdefault(node.node_id, {})[bound.number.dim] = bound
             if bound.varies:
                 self.lifted.append(f"{writer.label(node)}.size({bound.number.dim})")
-            twin.checks[node.node_id].allow(bound.number.dim, bound.least, bound.most)
+            twin.checks[node.node_id].set_bounds(bound.number.dim, bound.least, bound.most)
         for condition, node in dynamic:
             of_node = dims[node.node_id]
             gone = node.variable is None

@@ -39,7 +39,7 @@ def test_size_keys_and_an_entry_of_a_dictionary_are_watched():
     watch = Watch()
     watch.size(entries, 2)
     watch.size(entries, ["a", "b"])
-    watch.place(entries, "a", 1, True)
+    watch.location(entries, "a", 1, True)
     assert watch()
     entries["b"] = 3
     assert watch()
@@ -50,7 +50,7 @@ def test_size_keys_and_an_entry_of_a_dictionary_are_watched():
 
 def test_attribute_found_by_super_is_watched():
     watch = Watch()
-    watch.place(Leaf, ("act", Leaf), Base.act, False)
+    watch.location(Leaf, ("act", Leaf), Base.act, False)
     assert watch()
     original = Base.act
     try:
@@ -72,7 +72,7 @@ def test_absence_of_an_attribute_of_super_is_watched():
         pass
 
     watch = Watch()
-    watch.place(Alone, ("act", Alone), ABSENT, False)
+    watch.location(Alone, ("act", Alone), ABSENT, False)
     assert watch()
     Alone.act = None  # super() skips the class itself
     assert watch()
