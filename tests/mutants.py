@@ -16,15 +16,18 @@ from magpy_like import native
 
 _REJECTING, _ACCEPTING = "mutant != {0} && ({1})", "mutant == {0} || ({1})"
 _COMPARISONS = [
-    (r"(?<=if \()(.+)(?=\) return (?:\"|fail\(|false))", _REJECTING),
-    (r"(?<=if \()(held\(args\[0\], args\[i\]\))(?=\) Py_RETURN_FALSE)", _REJECTING),
-    (r"(?<=if \()(Py_TYPE\(t\.object\) != t\.type|\*h\.where != h\.dict)(?=\))", _REJECTING),
-    (r"(?<=if \()(key != wanted)(?= &&)", _REJECTING),
+    (r"(?<=if \()(.+)(?=\) return (?:\"|record_change\(|false))", _REJECTING),
+    (r"(?<=if \()(instance_value\(args\[0\], args\[i\]\))(?=\) Py_RETURN_FALSE)", _REJECTING),
+    (r"(?<=if \()(Py_TYPE\(t\.object\) != t\.type|\*h\.dict_slot != h\.dict)(?=\))", _REJECTING),
+    (r"(?<=if \()(key != expected)(?= &&)", _REJECTING),
     (r"(?<=\()(!p\.equal)(?= \|\|)", f"({_REJECTING})"),
     (r"(?<=\|\| )(Py_TYPE\(found\) != Py_TYPE\(p\.expected\))", f"({_REJECTING})"),
     (r"(?<=if \()(version_of\(o\.object\) == o\.version)(?=\) continue)", _ACCEPTING),
     (r"(?<=if \()(o\.version && t->tp_version_tag == o\.version)(?= &&)", _ACCEPTING),
-    (r"(?<=return )(matches\(o\.places\[0\], found\)|good)(?= \|\| fail)", _ACCEPTING),
+    (
+        r"(?<=return )(holds_expected\(o\.locations\[0\], found\)|is_true)(?= \|\| record_change)",
+        _ACCEPTING,
+    ),
     (r"(?<=return )(p\.expected == absent|same == 1)(?=;)", _ACCEPTING),
     (r"(?<=return )(std::signbit\(.+\) == .+\))(?=;)", _ACCEPTING),
     (r"(?<= )(\w+ == o\.\w+)(?= &&|;)", f"({_ACCEPTING})"),
@@ -46,7 +49,7 @@ def _mutated_source() -> tuple[str, list[str]]:
     lines = native.source_of("guards").splitlines()
     where, is_in_guards = "", False
     for i, line in enumerate(lines):
-        is_in_guards |= "first_difference(PyObject *tensor) const" in line
+        is_in_guards |= "find_difference(PyObject *tensor) const" in line
         named = re.match(r"\s*case (\w+):|\s*[\w:]+ [*]?(\w+)\(.*\{$|struct (\w+) \{", line)
         where = next(filter(None, named.groups())) if named else where
         if is_in_guards and not line.lstrip().startswith("//"):

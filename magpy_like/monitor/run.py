@@ -454,7 +454,9 @@ class MonitorRun:
         if not self.context.lifted.any_lifted((value,)) or caller is None:
             return
         try:
-            native = self._monitor.is_waiting(caller) or current_opname(caller) not in _PASSES_THROUGH
+            native = (
+                self._monitor.is_waiting(caller) or current_opname(caller) not in _PASSES_THROUGH
+            )
             _, operands = (native and self.context.step_of(caller)) or (0, ())
             if native and not is_passed_through(frame.f_code, caller, operands, value):
                 self.context.lifted.specialize(value)

@@ -91,9 +91,10 @@ def test_each_kind_of_condition_has_a_program_that_needs_it():
 
 NOT_NEEDED = {
     "Metadata: t->device() != device": "the dispatch keys tell all but GPUs apart",
-    "current_state: a.get_fw_grad_mode()": "only native code queries it, which no record holds; "
-    "it is compared in one word with bits that are needed",
-    "current_state: a.get_inference_mode()": "dispatch keys contain it; compared in one word, too",
+    "read_torch_state: a.get_fw_grad_mode()": "only native code queries it, which no record "
+    "holds; it is compared in one word with bits that are needed",
+    "read_torch_state: a.get_inference_mode()": "dispatch keys contain it; compared in one word, "
+    "too",
     "TorchState: included == o.included": "under a transform or a mode for operators, which "
     "include some, no record is looked up, nor after a split; native code may include others",
 }
