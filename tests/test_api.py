@@ -1,4 +1,4 @@
-"""The public functions, as the README promises them."""
+"""The public functions, as the README describes them."""
 
 import copy
 import functools
@@ -50,7 +50,7 @@ def compiled_net():
 # --- compile -------------------------------------------------------------------------------------
 
 
-def test_compile_as_a_decorator_with_and_without_arguments():
+def test_compile_is_a_decorator_with_or_without_arguments():
     @magpy.compile
     def plain(x):
         "What it does."
@@ -67,7 +67,7 @@ def test_compile_as_a_decorator_with_and_without_arguments():
     assert magpy.cache_info(configured).hits == 1
 
 
-def test_compile_of_a_bound_method_and_of_a_method_in_a_class():
+def test_compile_accepts_bound_methods_and_methods_in_classes():
     class Model:
         def __init__(self):
             self.scale = 2
@@ -89,7 +89,7 @@ def test_compile_of_a_bound_method_and_of_a_method_in_a_class():
     assert_same(fast(tensor(1)), tensor(8))
 
 
-def test_compiled_method_is_bound_like_a_method():
+def test_compiled_method_binds_like_a_method():
     class Model:
         @magpy.compile(backend="eager")
         def forward(self, x):
@@ -98,14 +98,14 @@ def test_compiled_method_is_bound_like_a_method():
     assert_same(Model().forward(tensor(1)), tensor(2))
 
 
-def test_compile_of_a_compiled_target_is_the_same():
+def test_compile_returns_a_compiled_target_unchanged():
     fast = compiled_net()
     assert magpy.compile(fast) is fast
     function = magpy.compile(len, backend="eager")
     assert magpy.compile(function) is function
 
 
-def test_compile_of_what_cannot_be_called():
+def test_compile_rejects_objects_that_are_not_callable():
     with pytest.raises(TypeError, match="int"):
         magpy.compile(3)
 
@@ -150,7 +150,7 @@ def test_state_dict_loads():
     assert_same(fast(matrix()), other(matrix()))
 
 
-def test_keyword_and_default_arguments_of_forward():
+def test_forward_takes_keyword_and_default_arguments():
     fast = compiled_net()
     original = fast._orig_mod
     assert_same(fast(matrix(), factor=3.0), original(matrix(), factor=3.0))
@@ -182,7 +182,7 @@ def test_pickle_keeps_state_and_settings():
     assert_same(torch.load(buffer, weights_only=False)(matrix()), fast(matrix()))
 
 
-def test_compiled_modules_inside_modules():
+def test_compiled_modules_may_be_inside_modules():
     model = nn.Sequential(nn.Linear(3, 3), magpy.compile(nn.ReLU(), backend="eager"))
     fast = magpy.compile(model, backend="eager")
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_hooks_on_the_compiled_module_run():
         assert fast(matrix()).abs().sum() == 0
 
 
-def test_training_steps_with_an_optimizer():
+def test_compiled_module_trains_with_an_optimizer():
     def train(model):
         torch.manual_seed(0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -227,7 +227,7 @@ def test_training_steps_with_an_optimizer():
 # --- explain -------------------------------------------------------------------------------------
 
 
-def test_explain_of_a_whole_program():
+def test_explain_reports_a_program_without_splits():
     log = []
 
     def program(x, n):
@@ -244,7 +244,7 @@ def test_explain_of_a_whole_program():
     assert "def guard(" in report.source and "def mock(" in report.source
     text = str(report)
     assert "2 operators" in text and "split points: none" in text
-    assert log == [3], "the run is real"
+    assert log == [3], "the program has run once"
 
 
 def speculates_before_a_mode_is_switched(x, path, seen, opaque):
@@ -259,7 +259,7 @@ def speculates_before_a_mode_is_switched(x, path, seen, opaque):
     return x, first
 
 
-def changes_what_a_branch_hands_on(x, path, seen, opaque):
+def writes_to_a_branch_result(x, path, seen, opaque):
     y = x if x.sum() > 0 else x * 2
     y.add_(1)
     seen.append(len(seen))
@@ -270,9 +270,9 @@ def changes_what_a_branch_hands_on(x, path, seen, opaque):
 
 
 @pytest.mark.parametrize(
-    "program", [speculates_before_a_mode_is_switched, changes_what_a_branch_hands_on]
+    "program", [speculates_before_a_mode_is_switched, writes_to_a_branch_result]
 )
-def test_explain_runs_a_program_once_that_is_recorded_otherwise_from_its_next_call_on(
+def test_explain_runs_a_program_once_whose_later_recordings_skip_fast_paths(
     program, tmp_path, capsys
 ):
     opaque = magpy.disable(lambda: None)
@@ -292,7 +292,7 @@ def test_explain_runs_a_program_once_that_is_recorded_otherwise_from_its_next_ca
     assert again.learnt == [] and again.graph_count > report.graph_count
 
 
-def test_a_program_whose_values_cannot_be_speculated_on_is_refused_by_its_first_call():
+def test_fullgraph_rejects_a_program_that_cannot_speculate_in_its_first_call():
     def program(x):
         if (x * 2).tolist()[0] > 1:
             x = x + 1
@@ -303,12 +303,12 @@ def test_a_program_whose_values_cannot_be_speculated_on_is_refused_by_its_first_
     assert point.function.endswith("program")
     assert point.lineno == program.__code__.co_firstlineno + 1
     fast = magpy.compile(program, backend="eager", fullgraph=True)
-    with pytest.raises(magpy.FullGraphError) as refused:
+    with pytest.raises(magpy.FullGraphError) as raised:
         fast(tensor(1, 2))
-    assert refused.value.lineno == point.lineno
+    assert raised.value.lineno == point.lineno
 
 
-def test_explain_of_a_program_that_splits():
+def test_explain_reports_the_split_point():
     def program(x):
         y = x + 1
         return y * len(repr(y))
@@ -323,7 +323,7 @@ def test_explain_of_a_program_that_splits():
     assert f"{point.filename}:{point.lineno}" in str(report)
 
 
-def test_explain_lists_each_segment_and_what_would_remove_each_split():
+def test_explain_lists_segments_and_remedies_of_splits():
     @magpy.disable
     def tell(value):
         pass
@@ -348,7 +348,7 @@ def test_explain_lists_each_segment_and_what_would_remove_each_split():
     assert text.count("to remove it: take magpy_like.disable off") == 1
 
 
-def test_explain_takes_compiled_targets_and_leaves_their_records_alone():
+def test_explain_leaves_records_of_a_compiled_target_unchanged():
     fast = compiled_net()
     fast(matrix())
     before = magpy.cache_info(fast)
@@ -358,10 +358,10 @@ def test_explain_takes_compiled_targets_and_leaves_their_records_alone():
     assert magpy.explain(function, tensor(1)).graph_count == 1
 
 
-# --- the rest ------------------------------------------------------------------------------------
+# --- other functions ------------------------------------------------------------------------------
 
 
-def test_fullgraph_names_function_place_and_reason():
+def test_fullgraph_error_names_function_location_and_reason():
     def inner(x):
         return native(x.sum())
 
@@ -379,17 +379,17 @@ def test_fullgraph_names_function_place_and_reason():
     assert isinstance(caught.value, magpy.MagpyError)
 
 
-def test_fullgraph_of_a_whole_program_is_silent():
+def test_fullgraph_accepts_a_program_without_splits():
     fast = magpy.compile(lambda x: x * 2, fullgraph=True, backend="eager")
     assert_same([fast(tensor(1)), fast(tensor(1))], [tensor(2), tensor(2)])
 
 
-def test_cache_info_of_something_else():
+def test_cache_info_rejects_uncompiled_targets():
     with pytest.raises(magpy.MagpyError, match="compile"):
         magpy.cache_info(len)
 
 
-def test_reset_of_one_and_of_all():
+def test_reset_drops_records_of_one_or_all_targets():
     one, two = (magpy.compile(lambda x: x + 1, backend="eager") for _ in range(2))
     for fast in (one, two):
         fast(tensor(1))
@@ -428,7 +428,7 @@ def test_mark_dynamic_accepts_dimensions_that_exist():
     assert_same(magpy.compile(lambda t: t * 2, backend="eager")(x), x * 2)
 
 
-def test_annotate_lets_a_user_declare_a_native_function():
+def test_annotate_declares_a_native_function():
     import _bisect
 
     def program(x, n):
@@ -441,7 +441,7 @@ def test_annotate_lets_a_user_declare_a_native_function():
     assert magpy.cache_info(fast).hits == 1
 
 
-def test_errors_are_one_family():
+def test_errors_have_one_base_class():
     assert issubclass(magpy.FullGraphError, magpy.MagpyError)
     assert issubclass(magpy.AnnotationError, magpy.MagpyError)
 
@@ -458,7 +458,7 @@ magpy.compile(splits, backend="eager")(torch.ones(1))
 """
 
 
-def test_magpy_logs_in_the_environment():
+def test_magpy_logs_variable_enables_topics():
     environment = {**os.environ, "MAGPY_LOGS": "guards,graph,records,splits,monitor"}
     done = subprocess.run(
         [sys.executable, "-c", LOGGED], env=environment, capture_output=True, text=True, timeout=120
@@ -486,9 +486,7 @@ def test_loggers_follow_the_logging_module(caplog):
         (lambda x: x.numpy().sum(), "NUMPY_MEMORY", "compute with torch"),
     ],
 )
-def test_explain_says_where_and_why_a_program_splits_and_what_would_remove_it(
-    program, reason, remedy
-):
+def test_explain_reports_location_reason_and_remedy_of_a_split(program, reason, remedy):
     report = magpy.explain(program, tensor(1, 2))
     (point, *_) = report.split_points
     code = program.__code__
@@ -497,8 +495,8 @@ def test_explain_says_where_and_why_a_program_splits_and_what_would_remove_it(
     assert f"to remove it: {remedy}" in str(report)
 
 
-def test_whatever_a_program_does_with_an_autograd_graph_has_one_reason():
-    """Its nodes are of a class for each operator."""
+def test_uses_of_autograd_nodes_have_one_split_reason():
+    """Autograd nodes have one class per operator."""
 
     def program(x):
         x.sum().backward()

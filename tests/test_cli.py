@@ -16,13 +16,13 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*words):
-    result = CliRunner().invoke(main, words)
+def run(*arguments):
+    result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_info_shows_place_and_counts(cache):
+def test_info_shows_folder_and_counts(cache):
     sealed_entries.put("graph", b"x" * 2**20)
     output = run("cache", "info")
     assert str(cache) in output
@@ -30,14 +30,14 @@ def test_info_shows_place_and_counts(cache):
     assert "graphs   1, 1.00 MiB" in output
 
 
-def test_clear_says_what_went_and_leaves_nothing():
+def test_clear_reports_and_removes_all_entries():
     sealed_entries.put("graph", b"x")
     assert "graphs   1" in run("cache", "clear")
     assert "graphs   0" in run("cache", "info")
     assert sealed_entries.get("graph") is None
 
 
-def test_the_package_runs_as_a_module(capsys, monkeypatch):
+def test_package_runs_as_a_module(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["magpy", "cache", "info"])
     with pytest.raises(SystemExit) as end:
         runpy.run_module("magpy_like", run_name="__main__")
@@ -45,7 +45,7 @@ def test_the_package_runs_as_a_module(capsys, monkeypatch):
     assert "kernels " in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused_with_help():
+def test_unknown_command_is_rejected():
     result = CliRunner().invoke(main, ["bake"])
     assert result.exit_code == 2
     assert "No such command 'bake'" in result.output

@@ -1,4 +1,4 @@
-"""The comparer that all other tests rely on finds each kind of difference, and no other."""
+"""The comparison that all other tests rely on: it finds each kind of difference, and no others."""
 
 import collections
 import dataclasses
@@ -119,17 +119,17 @@ def shared_memory(offset):
 
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME)
-def test_equal_object_graphs_pass(make):
+def test_equal_object_graphs_compare_equal(make):
     assert_same(make(), make())
 
 
 @pytest.mark.parametrize("actual,expected", DIFFERENT.values(), ids=DIFFERENT)
-def test_a_difference_is_found(actual, expected):
+def test_differences_are_found(actual, expected):
     with pytest.raises(AssertionError):
         assert_same(actual(), expected())
 
 
-def test_the_message_names_the_path():
+def test_message_names_the_access_path():
     with pytest.raises(AssertionError, match=r"out\['a'\]\[1\].x: 1, expected 2"):
         assert_same({"a": [0, Plain(x=1)]}, {"a": [0, Plain(x=2)]}, what="out")
 

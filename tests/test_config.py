@@ -1,4 +1,4 @@
-"""Limits of capture are documented fields, which take effect when they are changed."""
+"""Fields of the configuration: documented, used, and effective when changed."""
 
 import ast
 import dataclasses
@@ -30,7 +30,7 @@ def test_every_field_is_used():
     assert not unused
 
 
-def test_a_changed_limit_takes_effect(monkeypatch):
+def test_changed_limit_takes_effect(monkeypatch):
     monkeypatch.setattr(config, "record_limit", 2)
     fast = magpy.compile(lambda x, kind: x + (kind is int), backend="eager")
     with pytest.warns(UserWarning, match="2 records did not match"):

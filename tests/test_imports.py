@@ -1,4 +1,4 @@
-"""An import changes nothing of the process but the documented (``magpy_like.torch_patches``)."""
+"""Effects of an import on the process: only those documented in ``magpy_like.torch_patches``."""
 
 import json
 import subprocess
@@ -65,17 +65,17 @@ def _changes(statement):
     return json.loads(done.stdout)
 
 
-def test_importing_the_package_changes_nothing():
+def test_import_of_the_package_changes_nothing():
     assert _changes("import magpy_like") == {}
 
 
-def test_importing_the_compiler_registers_its_operators():
+def test_import_of_the_compiler_registers_its_operators():
     changes = _changes("import magpy_like.compiler")
     assert set(changes) == {"operators"}
     before, after = changes["operators"]
     assert set(after) - set(before) == {"magpy_like"}
 
 
-@pytest.mark.parametrize("detected", ["warnings.simplefilter('error')", "gc.disable()"])
-def test_the_comparison_detects_a_change(detected):
-    assert len(_changes(detected)) == 1
+@pytest.mark.parametrize("change", ["warnings.simplefilter('error')", "gc.disable()"])
+def test_comparison_detects_a_change(change):
+    assert len(_changes(change)) == 1

@@ -1,7 +1,7 @@
-"""Packages of magpy_like import only those below them, and no module imports itself in a cycle.
+"""Layers of magpy_like: packages import only lower layers, and no imports form a cycle.
 
-Counted are imports at run time, wherever in a module they stand; those under ``TYPE_CHECKING`` are
-not. For cycles, only imports count that happen when a module is imported.
+Imports at run time count, at the top level and inside functions, but not those under
+``TYPE_CHECKING``. For cycles, only imports at the top level count.
 """
 
 import ast
@@ -13,7 +13,7 @@ import magpy_like
 
 ROOT = Path(magpy_like.__file__).parent
 
-# --- what may import what, from the lowest layer to the highest -----------------------------------
+# --- allowed imports, from the lowest layer to the highest ----------------------------------------
 
 OF_TORCH = {"torch_compat", "torch_patches"}
 LEAVES = OF_TORCH | {
@@ -104,7 +104,7 @@ def imports(source, *, only_top_level=False):
 
 
 def layer_of(name):
-    """The package or module directly below magpy_like that a dotted name is in."""
+    """The package or module directly below magpy_like that contains a dotted name."""
     return (name.split(".") + ["__init__"])[1]
 
 
@@ -118,7 +118,7 @@ def modules():
     }
 
 
-def faults():
+def violations():
     for name, path in modules().items():
         own = layer_of(name)
         for imported, line in imports(path.read_text()):
@@ -135,7 +135,7 @@ def test_every_package_has_a_layer():
     assert {layer_of(name) for name in modules()} <= LAYERS.keys()
 
 
-def test_the_table_has_no_cycle():
+def test_layer_table_has_no_cycle():
     below = set()
     for name, allowed in LAYERS.items():
         assert allowed - {name} <= below | {"compiler"}, f"{name} may import a higher layer"
@@ -144,13 +144,13 @@ def test_the_table_has_no_cycle():
 
 def test_packages_import_only_lower_layers():
     found = {}
-    for fault, line, own in faults():
+    for violation, line, own in violations():
         reason = REASONS.get(own, f"{own} may import only {sorted(LAYERS[own]) or 'nothing'}")
-        found.setdefault(fault, f"{fault} (line {line}): {reason}")
+        found.setdefault(violation, f"{violation} (line {line}): {reason}")
     assert list(found.values()) == []
 
 
-def test_no_module_is_imported_in_a_cycle():
+def test_no_imports_form_a_cycle():
     files = modules()
     edges = {
         name: {
@@ -162,7 +162,7 @@ def test_no_module_is_imported_in_a_cycle():
         for name, path in files.items()
     }
     waiting = dict(edges)
-    # Modules that import nothing which still waits are importable; what remains is a cycle.
+    # A module is importable once all its imports are; the modules that remain form cycles.
     while ready := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
         for name in ready:
             del waiting[name]
@@ -170,7 +170,7 @@ def test_no_module_is_imported_in_a_cycle():
     assert {name: sorted(waiting[name] & inside) for name in inside} == {}
 
 
-def test_no_import_from_torchs_own_compilers():
+def test_no_module_imports_compilers_of_torch():
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for path in modules().values()

@@ -1,4 +1,4 @@
-"""Neither calls nor resets nor dead models leave anything behind."""
+"""Leaks of memory and objects by calls, resets, explanations, models and exceptions."""
 
 import gc
 import weakref
@@ -36,15 +36,15 @@ def repeat(action, times):
         action()
 
 
-def no_leak(action, times):
-    """`action` may fill caches at first; after that, `times` more add nothing."""
+def check_no_leak(action, times):
+    """After three repetitions that may fill caches, `times` further ones add nothing."""
     repeat(action, 3)
     before = count_objects()
     assert leaked_bytes(lambda: repeat(action, times)) == 0
     assert count_objects() <= before
 
 
-def test_1000_matched_calls():
+def test_1000_hits_leak_nothing():
     model = Logged()
     fast = magpy.compile(model, backend="eager")
 
@@ -52,11 +52,11 @@ def test_1000_matched_calls():
         fast(torch.ones(2, 4))
         model.last = None
 
-    no_leak(call, 1000)
+    check_no_leak(call, 1000)
     assert magpy.cache_info(fast).hits > 1000
 
 
-def test_1000_calls_of_every_shape():
+def test_1000_calls_of_varying_sizes_leak_nothing():
     fast = magpy.compile(Logged(), backend="eager")
     sizes = [1 + i % 40 for i in range(1000)]
     for size in sizes[:40]:
@@ -69,7 +69,7 @@ def test_1000_calls_of_every_shape():
     assert count_objects() <= before
 
 
-def test_100_resets():
+def test_100_resets_leak_nothing():
     model = Logged()
 
     def capture_anew():
@@ -79,21 +79,21 @@ def test_100_resets():
         model.last = None
         magpy.reset()
 
-    no_leak(capture_anew, 100)
+    check_no_leak(capture_anew, 100)
 
 
-def test_100_explanations():
+def test_100_explanations_leak_nothing():
     model = Logged()
 
     def explain():
         magpy.explain(model, torch.ones(2, 4))
         model.last = None
 
-    no_leak(explain, 100)
+    check_no_leak(explain, 100)
 
 
 @pytest.mark.parametrize("name", ["ResNet-18", "BERT", "BlockDrop"])
-def test_a_deleted_model_is_gone(name):
+def test_deleted_model_is_collected(name):
     entry = ZOO[name]
     model = entry.make(seed=0)
     fast = magpy.compile(model, backend="eager")
@@ -106,7 +106,7 @@ def test_a_deleted_model_is_gone(name):
     assert [ref() for ref in alive if ref() is not None] == []
 
 
-def test_inputs_results_and_intermediates_die_with_the_call():
+def test_inputs_results_and_intermediates_are_freed():
     dead = []
 
     def program(x):
@@ -128,7 +128,7 @@ def test_inputs_results_and_intermediates_die_with_the_call():
     assert [ref() for ref in dead] == [None]
 
 
-def test_an_exception_in_a_monitored_run_keeps_no_frame():
+def test_exception_in_a_monitored_run_keeps_no_frame_alive():
     class Marker:
         pass
 

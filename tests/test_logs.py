@@ -1,4 +1,4 @@
-"""MAGPY_LOGS switches topics on, one by one."""
+"""Log topics, which MAGPY_LOGS enables one by one."""
 
 import importlib
 import importlib.util
@@ -13,7 +13,7 @@ from magpy_like import logs
 
 
 @pytest.fixture(autouse=True)
-def _silent_again():
+def _logging_reset():
     # Libraries that other tests import configure logging for the whole process.
     logging.disable(logging.NOTSET)
     for name in logs.TOPICS:
@@ -23,21 +23,21 @@ def _silent_again():
     logs.configure("")
 
 
-def test_only_the_topics_asked_for_are_printed(capsys):
+def test_only_enabled_topics_are_printed(capsys):
     logs.configure("fusion, guards")
     logs.topic("fusion").debug("two loops became one")
     logs.topic("output_code").debug("int main")
     assert capsys.readouterr().err == "[fusion] two loops became one\n"
 
 
-def test_a_topic_can_be_switched_off_again(capsys):
+def test_topics_can_be_disabled_again(capsys):
     logs.configure("fusion")
     logs.configure("")
     logs.topic("fusion").debug("quiet")
     assert capsys.readouterr().err == ""
 
 
-def test_a_program_with_its_own_root_logger_sees_a_message_once(capsys):
+def test_message_is_printed_once_with_a_root_handler(capsys):
     logging.getLogger().addHandler(handler := logging.StreamHandler())
     try:
         logs.configure("fusion")
@@ -47,8 +47,8 @@ def test_a_program_with_its_own_root_logger_sees_a_message_once(capsys):
     assert capsys.readouterr().err.count("once") == 1
 
 
-def test_a_program_may_listen_by_itself():
-    # In a process of its own: other tests change how logging works for the whole of theirs.
+def test_program_may_enable_topics_through_logging():
+    # A separate process, because other tests change the configuration of logging in theirs.
     code = (
         f"import logging, runpy; topic = runpy.run_path({logs.__file__!r})['topic']\n"
         "logging.basicConfig()\n"
@@ -62,13 +62,13 @@ def test_a_program_may_listen_by_itself():
     assert "hit" in done.stderr
 
 
-def test_an_unknown_topic_is_named_with_those_there_are():
+def test_warning_names_an_unknown_topic_and_all_topics():
     with pytest.warns(UserWarning, match="fusionn; there are guards, graph"):
         logs.configure("fusionn")
 
 
 @pytest.mark.parametrize("name", logs.TOPICS)
-def test_the_environment_is_read(name, capsys, monkeypatch):
+def test_environment_variable_enables_its_topic_only(name, capsys, monkeypatch):
     monkeypatch.setenv("MAGPY_LOGS", name)
     importlib.reload(logs)
     for other in logs.TOPICS:
@@ -77,10 +77,10 @@ def test_the_environment_is_read(name, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", logs.TOPICS)
-def test_a_topic_is_named_after_a_module_that_exists(name):
+def test_logger_of_a_topic_is_named_after_a_module(name):
     assert importlib.util.find_spec(logs.TOPICS[name]) is not None
 
 
-def test_no_topic_inherits_from_another():
+def test_loggers_of_topics_are_independent():
     names = [f"{logger}." for logger in logs.TOPICS.values()]
     assert not [a for a in names for b in names if a != b and a.startswith(b)]

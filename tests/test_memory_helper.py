@@ -1,4 +1,4 @@
-"""The memory tests measure what they say they measure."""
+"""The helpers that measure memory: peaks, leaks and counts of objects."""
 
 import torch
 
@@ -11,28 +11,28 @@ def block(megabytes):
     return torch.empty(megabytes * MEGA, dtype=torch.uint8)
 
 
-def test_peak_counts_what_lives_at_the_same_time():
-    def together():
+def test_peak_counts_simultaneously_live_memory():
+    def simultaneously():
         a, b = block(3), block(2)
         del a, b
 
-    def one_after_the_other():
+    def sequentially():
         a = block(3)
         del a
         b = block(2)
         del b
 
-    assert peak_bytes(together) == 5 * MEGA
-    assert peak_bytes(one_after_the_other) == 3 * MEGA
+    assert peak_bytes(simultaneously) == 5 * MEGA
+    assert peak_bytes(sequentially) == 3 * MEGA
 
 
-def test_peak_leaves_out_what_was_there_before():
+def test_peak_excludes_memory_allocated_before():
     x = block(4)
     assert peak_bytes(lambda: x.add_(1)) < MEGA
-    assert 4 * MEGA <= peak_bytes(lambda: x + 1) < 4 * MEGA + 64  # and the number 1
+    assert 4 * MEGA <= peak_bytes(lambda: x + 1) < 4 * MEGA + 64  # plus the scalar 1
 
 
-def test_leaked_bytes_are_those_that_outlive_the_call():
+def test_leaked_bytes_count_memory_that_outlives_the_call():
     kept = []
     assert leaked_bytes(lambda: block(3)) == 0
     assert leaked_bytes(lambda: kept.append(block(3))) == 3 * MEGA

@@ -1,4 +1,4 @@
-"""The annotations and all code are found from a checkout, a wheel and an editable install."""
+"""Packaging: a checkout, a wheel and an editable install contain annotations and all code."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def yaml_files(folder):
     return sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
 
 
-def test_a_checkout_reads_its_own_annotations():
+def test_checkout_reads_its_own_annotations():
     assert annotations_dir() == ROOT / "annotations"
     assert yaml_files(annotations_dir())
 
@@ -35,7 +35,7 @@ def pip(*arguments):
 
 @pytest.fixture
 def source(tmp_path):
-    """A checkout of what git knows, so that nothing else can slip into what is built from it."""
+    """A checkout of the tracked files only, so that a build from it contains no others."""
     folder = tmp_path / "source"
     folder.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
@@ -43,14 +43,14 @@ def source(tmp_path):
     return folder
 
 
-LOOKS = (
+LOOKUPS = (
     "from magpy_like.annotation.annotation_files import annotations_dir; print(annotations_dir())\n"
     "from magpy_like.annotation import lookup; assert lookup(len) and lookup(list.append)\n"
 )
 
 
-def test_an_editable_install_finds_the_annotations_of_its_checkout(source, tmp_path):
-    """As setuptools makes it, without pip, environment and network."""
+def test_editable_install_finds_the_annotations_of_its_checkout(source, tmp_path):
+    """The install is built by setuptools, without pip, a virtual environment or network."""
     site = tmp_path / "site"
     make = (
         "from setuptools import build_meta; import sys\n"
@@ -63,7 +63,7 @@ def test_an_editable_install_finds_the_annotations_of_its_checkout(source, tmp_p
         archive.extractall(site)
     script = (
         f"import site, sys; site.addsitedir({str(site)!r})\n"
-        f"sys.path.append({str(Path(torch.__file__).parents[1])!r})\n{LOOKS}"
+        f"sys.path.append({str(Path(torch.__file__).parents[1])!r})\n{LOOKUPS}"
         "import magpy_like; print(magpy_like.__file__)"
     )
     # Without site, so that another editable install is not found instead.
@@ -81,27 +81,31 @@ def test_pip_installs_an_editable_checkout_into_an_environment(source, tmp_path)
     python = folder / "bin" / "python"
     command = [python, "-m", "pip", "--quiet", "install", "--no-deps", "--editable", source]
     subprocess.run(command, check=True)
-    ours = f"import sys; sys.path.append({str(Path(torch.__file__).parents[1])!r})\n"
+    path_setup = f"import sys; sys.path.append({str(Path(torch.__file__).parents[1])!r})\n"
     report = subprocess.run(
-        [python, "-E", "-c", ours + LOOKS], cwd=tmp_path, check=True, capture_output=True, text=True
+        [python, "-E", "-c", path_setup + LOOKUPS],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert Path(report.stdout.strip()) == source / "annotations"
-    # An edit is seen without another install.
+    # An edit takes effect without another install.
     (source / "annotations" / "mine.yaml").write_text(
         "operations:\n  - namespace: binascii\n    rules:\n      - {names: [crc32], is: pure}\n"
     )
-    edited = f"{ours}{LOOKS}import binascii; assert lookup(binascii.crc32).pure_closure"
+    edited = f"{path_setup}{LOOKUPS}import binascii; assert lookup(binascii.crc32).pure_closure"
     subprocess.run([python, "-E", "-c", edited], cwd=tmp_path, check=True)
 
 
 @pytest.mark.full
-def test_a_wheel_carries_the_annotations_and_all_code(source, tmp_path):
+def test_wheel_contains_annotations_and_all_code(source, tmp_path):
     site = tmp_path / "site"
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source)
     pip("install", "--no-deps", "--target", site, *tmp_path.glob("*.whl"))
 
     script = (
-        f"import sys; sys.path[:0] = {[str(site), str(Path(torch.__file__).parents[1])]}\n{LOOKS}"
+        f"import sys; sys.path[:0] = {[str(site), str(Path(torch.__file__).parents[1])]}\n{LOOKUPS}"
     )
     # Without site, so that an editable install of this very checkout is not found instead.
     command = [sys.executable, "-E", "-S", "-c", script]
@@ -117,10 +121,12 @@ def test_a_wheel_carries_the_annotations_and_all_code(source, tmp_path):
 
 
 @pytest.mark.parametrize("version", [(3, 10, 14), (3, 13, 0), (3, 14, 1)])
-def test_an_interpreter_whose_frames_are_not_known_is_refused(version):
+def test_unsupported_python_version_is_rejected(version):
     script = f"import sys; sys.version_info = {version}; import magpy_like"
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 1
-    said = ran.stderr.strip().splitlines()[-1]
-    assert said.startswith("ImportError: magpy_like needs CPython 3.11 or 3.12")
-    assert said.endswith(".".join(map(str, version)))
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    message = result.stderr.strip().splitlines()[-1]
+    assert message.startswith("ImportError: magpy_like needs CPython 3.11 or 3.12")
+    assert message.endswith(".".join(map(str, version)))

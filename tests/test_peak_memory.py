@@ -1,4 +1,4 @@
-"""A monitored run holds no more memory than an eager one: a model that fits in eager fits."""
+"""Peak memory of a monitored run: no more than that of an eager call."""
 
 import copy
 
@@ -20,7 +20,9 @@ def monitored_run_peaks(entry, size, train, device):
     model = copy.deepcopy(eager)
     args, kwargs = entry.inputs(eager, seed=0, batch=BATCH)
     with torch.set_grad_enabled(train):
-        copy.deepcopy(eager)(*args, **kwargs)  # what libraries allocate once
+        copy.deepcopy(eager)(
+            *args, **kwargs
+        )  # libraries allocate their workspaces in the first call
         fast = magpy.compile(model, backend="eager")
         peaks = [peak_bytes(lambda c=c: c(*args, **kwargs), device) for c in (eager, fast)]
     assert magpy.cache_info(fast).misses == 1
@@ -29,13 +31,13 @@ def monitored_run_peaks(entry, size, train, device):
 
 @pytest.mark.parametrize("entry", VISION, ids=[m.name for m in VISION])
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-def test_monitoring_takes_no_more_memory_than_eager(entry, train, device):
+def test_monitored_run_needs_no_more_memory_than_eager(entry, train, device):
     eager, monitored = monitored_run_peaks(entry, "small", train, device)
     assert monitored <= LIMIT * eager
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("entry", VISION, ids=[m.name for m in VISION])
-def test_monitoring_takes_no_more_memory_at_real_size(entry, device):
+def test_monitored_run_at_real_size_needs_no_more_memory_than_eager(entry, device):
     eager, monitored = monitored_run_peaks(entry, "real", False, device)
     assert monitored <= LIMIT * eager

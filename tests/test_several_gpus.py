@@ -1,4 +1,4 @@
-"""Programs on the second GPU of a machine, on both, and on streams that are not the default one."""
+"""Programs on the second GPU of a machine, on both GPUs, and on streams other than the default."""
 
 import threading
 
@@ -19,7 +19,7 @@ BUSY = 200_000_000  # cycles: about a tenth of a second, longer than any call he
 
 
 @pytest.fixture(autouse=True)
-def _first_is_current():
+def _first_gpu_current():
     torch.cuda.set_device(0)
     yield
     assert torch.cuda.current_device() == 0, "a call has left another GPU as the current one"
@@ -28,7 +28,7 @@ def _first_is_current():
 
 
 def on(device, *sizes, grad=False):
-    """Inputs on ``device``, the same numbers on each."""
+    """A function that returns inputs on ``device``, with equal numbers on each device."""
 
     def make():
         generator = torch.Generator("cpu").manual_seed(0)
@@ -41,7 +41,7 @@ def on(device, *sizes, grad=False):
 
 
 def both(*sizes, grad=False):
-    """Inputs on the first GPU, then the same on the second."""
+    """A function that returns inputs on the first GPU, then equal ones on the second."""
     return lambda: (*on(FIRST, *sizes, grad=grad)(), *on(SECOND, *sizes, grad=grad)())
 
 
@@ -49,8 +49,8 @@ def twins(make):
     return Twins(make, backend="magpy", options={"strict": True})
 
 
-def recorded(program, inputs, **options):
-    """Called three times, the last two by a record."""
+def check_recorded(program, inputs, **options):
+    """Compares three calls to eager calls; the last two must hit."""
     pair = twins(lambda: program)
     pair.call(inputs, hit=False, **options)
     pair.call(inputs, hit=True, **options)
@@ -69,16 +69,16 @@ class Net(nn.Module):
         return F.log_softmax(self.out(self.drop(x)), -1)
 
 
-def made_on(device):
+def make_net(device):
     torch.manual_seed(0)
     return Net().to(device)
 
 
-# --- the second one -------------------------------------------------------------------------------
+# --- the second GPU -------------------------------------------------------------------------------
 
 
-def test_a_model_trains_on_the_second_while_the_first_is_current():
-    eager, target = made_on(SECOND), made_on(SECOND)
+def test_model_trains_on_the_second_gpu_while_the_first_is_current():
+    eager, target = make_net(SECOND), make_net(SECOND)
     compiled = magpy.compile(target, options={"strict": True})
     optimizers = [
         torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in (eager, target)
@@ -101,12 +101,12 @@ def test_a_model_trains_on_the_second_while_the_first_is_current():
     assert magpy.cache_info(compiled).hits >= 2
 
 
-def test_a_model_infers_on_the_second():
+def test_model_infers_on_the_second_gpu():
     with torch.no_grad():
-        recorded(made_on(SECOND).eval(), on(SECOND, (4, 3, 16, 16)))
+        check_recorded(make_net(SECOND).eval(), on(SECOND, (4, 3, 16, 16)))
 
 
-def test_each_gpu_has_a_record_of_its_own():
+def test_each_gpu_has_its_own_record():
     pair = twins(lambda: lambda x: F.softmax(x * 2, -1).cumsum(0))
     for device in (FIRST, SECOND):
         pair.call(on(device, (64, 700)), hit=False)
@@ -116,14 +116,14 @@ def test_each_gpu_has_a_record_of_its_own():
 
 
 @pytest.mark.parametrize("current", [0, 1])
-def test_the_current_gpu_does_not_matter_to_tensors_that_are_there(current):
-    pair = recorded(lambda x, y: (F.layer_norm(x, (700,)), y.sum()), both((64, 700)))
+def test_current_gpu_does_not_affect_existing_tensors(current):
+    pair = check_recorded(lambda x, y: (F.layer_norm(x, (700,)), y.sum()), both((64, 700)))
     with torch.cuda.device(current):
         pair.call(both((64, 700)), hit=True)
         assert torch.cuda.current_device() == current
 
 
-def test_random_numbers_are_those_of_the_tensors_gpu():
+def test_random_numbers_come_from_the_generator_of_the_tensors_gpu():
     def program(x):
         return F.dropout(x, 0.5), torch.rand_like(x), torch.randn(5, device=x.device)
 
@@ -137,26 +137,26 @@ def test_random_numbers_are_those_of_the_tensors_gpu():
         assert_same(outcomes[1], outcomes[0])
 
 
-# --- both -----------------------------------------------------------------------------------------
+# --- both GPUs ------------------------------------------------------------------------------------
 
 
-def test_one_graph_computes_on_both():
+def test_one_graph_computes_on_both_gpus():
     def program(a, b):
         on_first, on_second = (a * 2).softmax(-1).sum(0), F.gelu(b + 1)
         return on_second * on_first.to(b.device), on_first + on_second.to(a.device).amax(0)
 
-    recorded(program, both((64, 700)))
+    check_recorded(program, both((64, 700)))
 
 
-def test_gradients_go_back_to_the_gpu_that_they_come_from():
+def test_gradients_return_to_the_gpu_of_their_inputs():
     def program(a, b):
         hidden = torch.tanh(a).to(b.device)
         return (F.layer_norm(hidden * b, (70,)) ** 2).sum()
 
-    recorded(program, both((6, 70), grad=True), backward=True)
+    check_recorded(program, both((6, 70), grad=True), backward=True)
 
 
-def test_a_model_is_spread_over_both():
+def test_model_may_be_spread_over_both_gpus():
     class Spread(nn.Module):
         def __init__(self):
             super().__init__()
@@ -172,45 +172,45 @@ def test_a_model_is_spread_over_both():
         pair.call(on(FIRST, (8, 32), grad=True), hit=hit, backward=True)
 
 
-def test_tensors_on_both_are_written_to():
+def test_tensors_on_both_gpus_are_written():
     def program(a, b):
         a.copy_(b)
         b.add_(1)
         return a.mul_(2)[1:], b.t()
 
-    recorded(program, both((5, 7)))
+    check_recorded(program, both((5, 7)))
 
 
-def test_what_mixes_them_raises_as_in_eager():
+def test_operators_on_tensors_of_both_gpus_raise_as_in_eager():
     pair = twins(lambda: lambda a, b: (a.exp() + b).sum())
     for _ in range(3):
         pair.call(both((5, 7)))
 
 
-def test_a_number_on_the_cpu_goes_with_either():
+def test_cpu_scalar_combines_with_tensors_of_either_gpu():
     def program(a, b, number):
         return a * number, b / number + number
 
-    recorded(program, lambda: (*both((5, 7))(), torch.tensor(3.0)))
+    check_recorded(program, lambda: (*both((5, 7))(), torch.tensor(3.0)))
 
 
-def test_indices_on_the_cpu_go_with_either():
+def test_cpu_indices_combine_with_tensors_of_either_gpu():
     def program(a, b, index):
         return a[index] * 2, b[:, index].sum(0)
 
-    recorded(program, lambda: (*both((5, 5))(), torch.tensor([3, 0, 3])))
+    check_recorded(program, lambda: (*both((5, 5))(), torch.tensor([3, 0, 3])))
 
 
-# --- which one is current -------------------------------------------------------------------------
+# --- the current GPU ------------------------------------------------------------------------------
 
 
-def on_the_current(x):
+def on_current_gpu(x):
     return torch.arange(4, device="cuda") * 2, torch.rand(3, device="cuda"), x.cuda() + 1
 
 
-ONE_AND_THE_OTHER = [(0, False), (0, True), (1, False), (1, True), (0, True), (1, True)]
-"""Which GPU is current, and whether there is a record for that."""
-WAYS = {
+CURRENT_GPUS = [(0, False), (0, True), (1, False), (1, True), (0, True), (1, True)]
+"""Current GPU of successive calls, and whether a record for it exists."""
+CUDA_SPELLINGS = {
     "text": lambda x: x.to("cuda") * 2,
     "device": lambda x: x.to(torch.device("cuda")) * 2,
     "keyword": lambda x: torch.ones(3, device="cuda") * 2,
@@ -225,32 +225,34 @@ WAYS = {
     "as_tensor": lambda x: torch.as_tensor([1.0, 2.0], device="cuda") + 1,
     "module": lambda x: nn.Linear(4, 2, device="cuda").weight.detach() * 0 + 1,
     "moved module": lambda x: nn.BatchNorm1d(4).to("cuda").weight.detach() + 1,
-    "told": lambda x: torch.ones(3, device=f"cuda:{torch.cuda.current_device()}") + 1,
+    "index": lambda x: torch.ones(3, device=f"cuda:{torch.cuda.current_device()}") + 1,
     "under vmap": lambda x: torch.vmap(lambda r: r.to("cuda") + torch.ones(4, device="cuda"))(x),
     "generator": lambda x: torch.ones(3, device=torch.Generator("cuda").device) + 1,
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_say_cuda_is_the_current_gpu_of_each_call(way):
-    pair = twins(lambda: WAYS[way])
+@pytest.mark.parametrize("spelling", CUDA_SPELLINGS)
+def test_every_spelling_of_cuda_is_the_current_gpu_of_each_call(spelling):
+    pair = twins(lambda: CUDA_SPELLINGS[spelling])
     for current in (0, 0, 1, 1, 0, 1):
         with torch.cuda.device(current):
             expected = pair.call(on("cpu", (3, 4)))
         assert expected.device.index == current
 
 
-def test_dynamos_graphs_are_for_the_gpu_that_is_current_when_they_are_compiled():
-    """Dynamo itself does not look which one is current, so each is asked once."""
+def test_dynamo_graph_uses_the_gpu_that_is_current_at_compilation():
+    """Dynamo does not guard the current GPU, so it is reset before each is tested."""
     for current in (0, 1):
         torch._dynamo.reset()
         with torch.cuda.device(current):
-            for way in ("keyword", "cuda", "text"):
-                fast = torch.compile(WAYS[way], backend=dynamo_backend, options={"strict": True})
+            for spelling in ("keyword", "cuda", "text"):
+                fast = torch.compile(
+                    CUDA_SPELLINGS[spelling], backend=dynamo_backend, options={"strict": True}
+                )
                 assert fast(*on("cpu", (3, 4))()).device.index == current
 
 
-def test_a_tensor_goes_from_another_gpu_to_the_current_one():
+def test_tensor_moves_from_another_gpu_to_the_current_one():
     pair = twins(lambda: lambda x: x.cuda() * 2 + x.to("cuda"))
     for device in (FIRST, SECOND, FIRST):
         for current in (0, 1, 0):
@@ -258,32 +260,32 @@ def test_a_tensor_goes_from_another_gpu_to_the_current_one():
                 assert pair.call(on(device, (3,))).device.index == current
 
 
-def test_cuda_without_a_number_is_the_current_gpu_of_each_call():
-    pair = twins(lambda: on_the_current)
-    for current, hit in ONE_AND_THE_OTHER:
+def test_cuda_without_index_is_the_current_gpu_of_each_call():
+    pair = twins(lambda: on_current_gpu)
+    for current, hit in CURRENT_GPUS:
         with torch.cuda.device(current):
             expected = pair.call(on("cpu", (3, 4)), hit=hit)
         assert {t.device.index for t in expected} == {current}
 
 
-def test_the_default_device_without_a_number_is_the_current_gpu_of_each_call():
+def test_default_device_without_index_is_the_current_gpu_of_each_call():
     pair = twins(lambda: lambda x: (torch.ones(3) * 2, x + 1))
-    for current, hit in ONE_AND_THE_OTHER:
+    for current, hit in CURRENT_GPUS:
         with torch.cuda.device(current), torch.device("cuda"):
             expected = pair.call(on("cpu", (3, 4)), hit=hit)
         assert expected[0].device.index == current
 
 
-def test_what_is_kept_on_disk_is_for_one_current_gpu(monkeypatch, tmp_path):
+def test_disk_cache_distinguishes_current_gpus(monkeypatch, tmp_path):
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
     for current in (0, 1, 0):
         with torch.cuda.device(current):
-            pair = twins(lambda: on_the_current)
+            pair = twins(lambda: on_current_gpu)
             for hit in (False, True):
                 pair.call(on("cpu", (3, 4)), hit=hit)
 
 
-def test_a_graph_that_writes_to_what_gradients_need_is_for_one_current_gpu():
+def test_graph_that_writes_to_saved_tensors_distinguishes_current_gpus():
     """Such a graph runs operator by operator while gradients are recorded."""
     splits = magpy.disable(lambda: None)
 
@@ -301,7 +303,7 @@ def test_a_graph_that_writes_to_what_gradients_need_is_for_one_current_gpu():
         assert expected[1].device.index == current
 
 
-def test_a_program_changes_the_current_gpu():
+def test_program_may_change_the_current_gpu():
     def program(x):
         before = torch.ones(3, device="cuda")
         with torch.cuda.device(1):
@@ -317,7 +319,7 @@ def test_a_program_changes_the_current_gpu():
         assert [t.device.index for t in expected] == [0, 1, 1, 0]
 
 
-def test_a_program_leaves_another_gpu_as_the_current_one():
+def test_program_may_leave_another_current_gpu():
     def program(x):
         torch.cuda.set_device(1 - torch.cuda.current_device())
         return torch.ones(3, device="cuda") + x.to("cuda")
@@ -344,7 +346,7 @@ def test_a_program_leaves_another_gpu_as_the_current_one():
     ids=["pointwise", "reduction", "scan", "product"],
 )
 def test_kernels_run_on_the_current_stream(program, device):
-    """If one ran on another stream, it would read what was there before."""
+    """A kernel on another stream would read the values from before the fill."""
     fast = magpy.compile(program, options={"strict": True})
     x = torch.ones(1_000_000, device=device)
     for _ in range(2):
@@ -355,7 +357,7 @@ def test_kernels_run_on_the_current_stream(program, device):
         torch.cuda._sleep(BUSY)
         x.fill_(3)
         found = fast(x)
-    assert not stream.query(), "the stream had nothing to do, so the test shows nothing"
+    assert not stream.query(), "the test is void: the stream has already finished"
     stream.synchronize()
     torch.testing.assert_close(found, program(torch.full_like(x, 3)))
 
@@ -380,7 +382,7 @@ def test_gradients_run_on_the_stream_of_the_forward_pass():
     torch.testing.assert_close(found, 2 * torch.cos(2 * x.detach()))
 
 
-def test_gradients_on_both_wait_for_the_streams_of_the_forward_pass():
+def test_gradients_on_both_gpus_wait_for_the_streams_of_the_forward_pass():
     def program(a, b):
         return (torch.tanh(a).to(b.device) * b).sum()
 
@@ -406,7 +408,7 @@ def test_gradients_on_both_wait_for_the_streams_of_the_forward_pass():
     torch.testing.assert_close(found, wanted)
 
 
-def test_a_program_switches_to_a_stream_of_its_own():
+def test_program_may_switch_to_its_own_stream():
     def make():
         side = torch.cuda.Stream(FIRST)
 
@@ -429,7 +431,7 @@ def test_a_program_switches_to_a_stream_of_its_own():
 # --- threads --------------------------------------------------------------------------------------
 
 
-def test_threads_work_on_a_gpu_each():
+def test_threads_may_use_one_gpu_each():
     fast = magpy.compile(lambda x: F.softmax(x * 2, -1).sum(0), options={"strict": True})
     failures = []
 

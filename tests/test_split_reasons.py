@@ -1,4 +1,4 @@
-"""Reasons for splits: each is used, and its remedy is complete."""
+"""Split reasons and split points: use, titles, remedies and texts."""
 
 import string
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_every_reason_is_used(reason, sources):
 
 
 @pytest.mark.parametrize("reason", SplitReason, ids=lambda reason: reason.name)
-def test_a_remedy_refers_to_the_subject_only(reason):
+def test_remedies_refer_to_the_subject_only(reason):
     fields = {field for _, field, _, _ in string.Formatter().parse(reason.remedy)}
     assert fields <= {None, "subject"}
     assert "{" not in SplitCause(reason, "calls f", "f").remedy
@@ -34,7 +34,7 @@ def test_titles_are_distinct():
     assert len({reason.title for reason in SplitReason}) == len(SplitReason)
 
 
-def test_a_split_point_reads_as_place_and_detail():
+def test_text_of_a_split_point_has_location_and_detail():
     cause = SplitCause(SplitReason.DISABLED_FUNCTION, "calls f, which is disabled", "f")
     point = SplitPoint("program", "a.py", 3, *cause)
     assert str(point) == "a.py:3 in program: calls f, which is disabled"
@@ -42,10 +42,10 @@ def test_a_split_point_reads_as_place_and_detail():
     assert cause.remedy == "take magpy_like.disable off f, if a record may contain it"
 
 
-def test_the_place_of_a_frame_has_file_line_and_function():
+def test_source_location_has_file_line_and_function():
     import sys
 
-    place = source_location(sys._getframe())
-    assert place.startswith(f"{__file__}:") and place.endswith(
-        "in test_the_place_of_a_frame_has_file_line_and_function"
+    location = source_location(sys._getframe())
+    assert location.startswith(f"{__file__}:") and location.endswith(
+        "in test_source_location_has_file_line_and_function"
     )

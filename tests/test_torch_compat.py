@@ -1,4 +1,4 @@
-"""torch's private names are declared in ``magpy_like.torch_compat`` and used nowhere else."""
+"""Private names of torch: declared in ``magpy_like.torch_compat`` and used nowhere else."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Changes to torch and Python at run time are in one module, and are undone."""
+"""Changes to torch and Python at run time: in one module only, and undone."""
 
 import ast
 import contextlib
@@ -70,7 +70,7 @@ def test_collection_callbacks_enclose_those_of_the_program():
     finally:
         remove_collection_callbacks(before, after)
         gc.callbacks.remove(program)
-    assert events == ["before", "own", "after"] * 2  # start and stop
+    assert events == ["before", "own", "after"] * 2  # once per phase, "start" and "stop"
     assert gc.callbacks == kept
 
 
@@ -91,7 +91,7 @@ def test_source_of_generated_code_is_found():
     assert linecache.getline("<test of register_source>", 2) == "b = 2\n"
 
 
-def test_ptx_is_rewritten_behind_the_hook_of_the_program(monkeypatch):
+def test_ptx_is_rewritten_after_the_hook_of_the_program(monkeypatch):
     knobs = pytest.importorskip("triton").knobs
     passed = []
 
@@ -101,10 +101,10 @@ def test_ptx_is_rewritten_behind_the_hook_of_the_program(monkeypatch):
 
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", hook)
     with rewriting_ptx(str.upper, " ours"), rewriting_ptx(str.upper, " ours"):
-        ours = knobs.runtime.add_stages_inspection_hook
-        assert ours() == ("key ours", "hash ours")
+        wrapped = knobs.runtime.add_stages_inspection_hook
+        assert wrapped() == ("key ours", "hash ours")
         stages = {"ptx": lambda source, metadata: source + metadata}
-        ours("backend", stages)
+        wrapped("backend", stages)
         assert stages["ptx"]("a", "b") == "AB"
     assert knobs.runtime.add_stages_inspection_hook is hook
     assert passed == [(None, None), ("backend", stages)]
@@ -158,7 +158,7 @@ def test_only_torch_patches_changes_torch_and_python():
     found = []
     for path in ROOT.rglob("*.py"):
         file = path.relative_to(ROOT).as_posix()
-        # `magpy annotations verify` runs in processes of its own.
+        # `magpy annotations verify` runs in separate processes.
         if file != "torch_patches.py" and not file.startswith("annotation/verify/"):
             found += [
                 f"{file}:{line} {change}: make it a function of magpy_like/torch_patches.py"
