@@ -5,7 +5,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.control_flow.loops import case_id, check, check_one_record, has_loop
+from tests.control_flow.loops.loop_checks import case_id, check, check_one_record, has_loop
 
 WEIGHT = torch.tensor([[0.3, -0.2, 0.1], [0.4, 0.1, -0.3], [0.0, 0.2, 0.5]])
 

@@ -7,7 +7,7 @@ import magpy_like as magpy
 from magpy_like.control_flow.paths.isolated_paths import IsolatedPaths
 from magpy_like.graph_operators.control_operators import for_loop, for_loop_with_exits
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 
 def counts_up(x):
@@ -299,16 +299,16 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_trip_counts(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("training", [False, True], ids=loops.case_id)
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+@pytest.mark.parametrize("training", [False, True], ids=loop_checks.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loop_checks.case_id)
 def test_counting_loop_equals_eager(program, training):
-    loops.check(program, (5, 7, 2, 3, 1, 9), training)
+    loop_checks.check(program, (5, 7, 2, 3, 1, 9), training)
 
 
 def breaks_early(x, most):

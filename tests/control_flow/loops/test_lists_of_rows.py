@@ -6,7 +6,7 @@ import torch
 import magpy_like as magpy
 from magpy_like.graph_operators.control_operators import for_loop
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 
 def keeps_unbound_rows(x):
@@ -344,7 +344,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_numbers_of_rows(program):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for size in (5, 7, 9, 4, 2):
@@ -398,9 +398,9 @@ def test_missing_rows_must_miss():
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loop_checks.case_id)
 def test_rows_equal_eagers(program):
-    loops.check(program, (5, 7, 9, 2, 1), training=True)
+    loop_checks.check(program, (5, 7, 9, 2, 1), training=True)
 
 
 @pytest.mark.parametrize(

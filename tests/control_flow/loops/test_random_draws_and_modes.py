@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import magpy_like as magpy
 from magpy_like.graph_operators.control_operators import for_loop, for_loop_with_exits
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 from tests.seeding import seed
 
 
@@ -161,16 +161,16 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_trip_counts(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("training", [False, True], ids=loops.case_id)
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+@pytest.mark.parametrize("training", [False, True], ids=loop_checks.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loop_checks.case_id)
 def test_draws_and_modes_of_iterations_equal_eagers(program, training):
-    loops.check(program, (5, 7, 2, 1, 9), training)
+    loop_checks.check(program, (5, 7, 2, 1, 9), training)
     assert torch.is_grad_enabled()
 
 
@@ -220,7 +220,7 @@ def exits_under_no_grad(x):
         exits_after_its_draw, draws_after_the_exit, draws_at_the_exit,
         exits_under_no_grad,
     ],
-    ids=loops.case_id,
+    ids=loop_checks.case_id,
 )  # fmt: skip
 def test_draws_and_modes_of_a_loop_with_early_exit_equal_eagers(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})

@@ -12,8 +12,8 @@ import magpy_like as magpy
 from magpy_like.compiler import compile_fx
 from magpy_like.graph_operators.control_operators import for_loop
 from tests.compare import assert_same
-from tests.control_flow import loops
-from tests.control_flow.loops import has_loop
+from tests.control_flow.loops import loop_checks
+from tests.control_flow.loops.loop_checks import has_loop
 from tests.seeding import seed
 from zoo.lstm import LSTM
 
@@ -569,14 +569,14 @@ CASES = [(program, True) for program in OPERATORS] + [
 ]
 
 
-@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.case_id)
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loop_checks.case_id)
 def test_loop_over_a_size_equals_eager(program, training):
-    loops.check(program, (5, 7, 9, 2, 3, 1, 12, 6, 5), training)
+    loop_checks.check(program, (5, 7, 9, 2, 3, 1, 12, 6, 5), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_trip_counts(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
 def _first_state_is_none(x):

@@ -5,7 +5,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 
 def summed(x):
@@ -337,14 +337,14 @@ CASES = [(program, True) for program in OPERATORS] + [
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.case_id)
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loop_checks.case_id)
 def test_loop_that_writes_into_a_tensor_equals_eager(program, training):
-    loops.check(program, (5, 7, 9, 3, 6, 9), training)
+    loop_checks.check(program, (5, 7, 9, 3, 6, 9), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_trip_counts(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
 @pytest.mark.parametrize("program", [several_in_place, filled_next_to_a_state])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.control_flow.loops import case_id, check, check_one_record
+from tests.control_flow.loops.loop_checks import case_id, check, check_one_record
 
 WEIGHT = torch.tensor([[0.3, -0.2, 0.1], [0.4, 0.1, -0.3], [0.0, 0.2, 0.5]])
 

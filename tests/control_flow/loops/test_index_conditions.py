@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 import magpy_like as magpy
-from tests.control_flow import loops
-from tests.control_flow.loops import has_loop
+from tests.control_flow.loops import loop_checks
+from tests.control_flow.loops.loop_checks import has_loop
 
 WEIGHT = torch.linspace(-1, 1, 9).reshape(3, 3)
 
@@ -96,10 +96,10 @@ BRANCHING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", BRANCHING, ids=loops.case_id)
+@pytest.mark.parametrize("program", BRANCHING, ids=loop_checks.case_id)
 def test_iterations_that_branch_on_a_number_are_one_operator(program):
-    loops.check_one_record(program)
-    loops.check(program, (6, 9, 1, 2, 12), training=True)
+    loop_checks.check_one_record(program)
+    loop_checks.check(program, (6, 9, 1, 2, 12), training=True)
 
 
 def first_iteration_differs(x):
@@ -200,9 +200,9 @@ UNROLLED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", UNROLLED, ids=loops.case_id)
+@pytest.mark.parametrize("program", UNROLLED, ids=loop_checks.case_id)
 def test_branches_unfit_for_an_operator_are_unrolled(program):
-    loops.check(program, (5, 7, 9, 2), training=True)
+    loop_checks.check(program, (5, 7, 9, 2), training=True)
 
 
 def test_branch_that_divides_by_zero_raises():

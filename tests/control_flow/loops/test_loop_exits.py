@@ -6,7 +6,7 @@ import torch
 import magpy_like as magpy
 from magpy_like.graph_operators.control_operators import for_loop_with_exits
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 MAX_ITERATIONS = 8
 STARTS = (2.5, 4.5, -1.0, 0.5, 20.0, float("nan"), 6.5, 7.5, -5.0, 3.5)
@@ -384,7 +384,7 @@ def _is_tensor(value):
     return isinstance(value, torch.Tensor)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_exits_in_all_iterations(program):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for start in STARTS:
@@ -395,7 +395,7 @@ def test_one_record_serves_exits_in_all_iterations(program):
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("program", OTHERS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OTHERS, ids=loop_checks.case_id)
 def test_loop_exit_unfit_for_an_operator_equals_eager(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for start in STARTS[:6]:
@@ -498,7 +498,7 @@ def may_have_no_last(x):
         changes_the_first_in_place,
         may_have_no_last,
     ],
-    ids=loops.case_id,
+    ids=loop_checks.case_id,
 )
 def test_identity_of_an_element_depends_on_the_exit(program, first):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})

@@ -5,7 +5,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 
 def range_before_rows(x):
@@ -122,15 +122,15 @@ def ranges_in_variables(x):
 OTHERS = [first_iteration_differs_at_an_offset, strict, zip_in_a_variable, ranges_in_variables]
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_trip_counts(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loop_checks.case_id)
 def test_zipped_loop_equals_eager(program, training):
-    loops.check(program, (5, 7, 10, 2, 1, 9, 3), training)
+    loop_checks.check(program, (5, 7, 10, 2, 1, 9, 3), training)
 
 
 def range_from_arguments(x, n, begin):

@@ -7,7 +7,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 WEIGHT = torch.eye(3) * 0.5 + 0.1
 
@@ -299,25 +299,25 @@ UNROLLED = [
 CASES = [(program, training) for program in OPERATORS + UNROLLED for training in (False, True)]
 
 
-@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.case_id)
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loop_checks.case_id)
 def test_consumed_generator_equals_eager(program, training):
-    loops.check(program, (5, 7, 9, 4, 12, 2, 3, 1, 6), training)
+    loop_checks.check(program, (5, 7, 9, 4, 12, 2, 3, 1, 6), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_lengths(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
 @pytest.mark.parametrize(
     "program",
     [condition_on_the_index, condition_on_rows, tensor_changed_in_place, varying_sizes],
-    ids=loops.case_id,
+    ids=loop_checks.case_id,
 )
 def test_iterations_that_differ_stay_unrolled(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
-    loops.check_calls(fast, program, (5, 7, 9), training=False)
-    assert not loops.has_loop(fast, torch.ones(8, 3))
+    loop_checks.check_calls(fast, program, (5, 7, 9), training=False)
+    assert not loop_checks.has_loop(fast, torch.ones(8, 3))
 
 
 def test_unpacked_external_range_arguments_are_read_at_each_call():
@@ -351,5 +351,5 @@ def test_start_of_a_sum_may_split_the_program():
 def test_loops_over_iterables_that_functions_return_need_no_split():
     program = functions_return_the_iterables
     fast = magpy.compile(program, backend="eager", fullgraph=True, options={"record_limit": 20})
-    loops.check_calls(fast, program, (5, 7, 9, 7), training=False)
+    loop_checks.check_calls(fast, program, (5, 7, 9, 7), training=False)
     assert magpy.cache_info(fast).hits == 1

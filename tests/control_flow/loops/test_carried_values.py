@@ -5,7 +5,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 
 def alternates(x):
@@ -169,19 +169,19 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=loops.case_id)
+@pytest.mark.parametrize("program", OPERATORS, ids=loop_checks.case_id)
 def test_one_record_serves_all_trip_counts(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
 @pytest.mark.parametrize("sizes", [(2, 3, 5, 7, 1, 4), (7, 5, 2, 3, 9)], ids=["few", "many"])
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loop_checks.case_id)
 def test_carried_tensors_equal_eagers(program, sizes):
-    loops.check(program, sizes, training=True)
+    loop_checks.check(program, sizes, training=True)
 
 
-@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loops.case_id)
+@pytest.mark.parametrize("program", [*OPERATORS, *OTHERS], ids=loop_checks.case_id)
 def test_carried_tensors_alias_as_in_eager(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     for size in (3, 5, 2, 7):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.control_flow import loops
+from tests.control_flow.loops import loop_checks
 
 
 def row_by_row(x):
@@ -74,11 +74,11 @@ INSIDE = [row_by_row, columns, windows_of_two, backwards]
 OTHERS = [exits_early, beyond_the_end, growing_slices, starts_before_the_first, written_to]
 
 
-@pytest.mark.parametrize("program", INSIDE, ids=loops.case_id)
+@pytest.mark.parametrize("program", INSIDE, ids=loop_checks.case_id)
 def test_loop_that_reads_slices_within_bounds_is_one_operator(program):
-    loops.check_one_record(program)
+    loop_checks.check_one_record(program)
 
 
-@pytest.mark.parametrize("program", INSIDE + OTHERS, ids=loops.case_id)
+@pytest.mark.parametrize("program", INSIDE + OTHERS, ids=loop_checks.case_id)
 def test_slices_in_loops_equal_eagers(program):
-    loops.check(program, (5, 7, 2, 4), training=True)
+    loop_checks.check(program, (5, 7, 2, 4), training=True)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from tests.control_flow import loops
-from tests.control_flow.loops import has_loop
+from tests.control_flow.loops import loop_checks
+from tests.control_flow.loops.loop_checks import has_loop
 
 
 class Pair(NamedTuple):
@@ -89,10 +89,10 @@ CARRIED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", CARRIED, ids=loops.case_id)
+@pytest.mark.parametrize("program", CARRIED, ids=loop_checks.case_id)
 def test_containers_created_by_each_iteration_are_carried(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
-    loops.check_calls(fast, program, (5, 7, 9, 12, 2, 1, 6), training=True)
+    loop_checks.check_calls(fast, program, (5, 7, 9, 12, 2, 1, 6), training=True)
     assert has_loop(fast, torch.randn(8, 3, requires_grad=True))
 
 
@@ -132,7 +132,7 @@ MAKERS = [lambda h: [h], lambda h: (h,), lambda h: {"h": h}, Frozen]
 
 @pytest.mark.parametrize("make", MAKERS, ids=["list", "tuple", "dictionary", "instance"])
 def test_iteration_may_compare_with_the_first_state(make):
-    loops.check(_first_state(make), (5, 7, 9, 2), training=False)
+    loop_checks.check(_first_state(make), (5, 7, 9, 2), training=False)
 
 
 def different_keys(x):
@@ -185,9 +185,9 @@ DIFFERENT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program", DIFFERENT, ids=loops.case_id)
+@pytest.mark.parametrize("program", DIFFERENT, ids=loop_checks.case_id)
 def test_states_whose_structure_differs_equal_eagers(program):
-    loops.check(program, (5, 7, 9, 2), training=True)
+    loop_checks.check(program, (5, 7, 9, 2), training=True)
 
 
 class Counted:
