@@ -53,14 +53,14 @@ def compiled_net():
 def test_compile_is_a_decorator_with_or_without_arguments():
     @magpy.compile
     def plain(x):
-        "What it does."
+        "The docstring."
         return x + 1
 
     @magpy.compile(backend="eager", fullgraph=True)
     def configured(x):
         return x + 2
 
-    assert plain.__name__ == "plain" and plain.__doc__ == "What it does."
+    assert plain.__name__ == "plain" and plain.__doc__ == "The docstring."
     for _ in range(2):
         assert_same(plain(tensor(1)), tensor(2))
         assert_same(configured(tensor(1)), tensor(3))
@@ -325,15 +325,15 @@ def test_explain_reports_the_split_point():
 
 def test_explain_lists_segments_and_remedies_of_splits():
     @magpy.disable
-    def tell(value):
+    def split(value):
         pass
 
     def program(x):
         y = x + 1
-        tell("one")
+        split("one")
         y = y * 2 - 1
         for n in range(3):
-            tell(n)
+            split(n)
         return y.relu()
 
     report = magpy.explain(program, tensor(1, -2))

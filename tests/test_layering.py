@@ -57,11 +57,11 @@ LAYERS = {
     "__init__": {"annotation", "api", "bytecode", "config", "errors", "records", "split_reasons"},
 }
 REASONS = {
-    "compiler": "the compiler takes a torch.fx graph from anywhere, so it knows nothing of capture",
-    "monitor": "the monitor records a run; whoever uses a recording stands above it",
-    "splitting": "continuations are made of frames and instructions, not of records",
-    "control_flow": "branches and loops are recorded by the monitor's means",
-    "synthesis": "a guard and a mock are made of a recording; the backend is passed as a function",
+    "compiler": "the compiler accepts torch.fx graphs of any origin: it is independent of capture",
+    "monitor": "the monitor records a run; packages that use recordings are in higher layers",
+    "splitting": "continuations are built from frames and instructions, not from records",
+    "control_flow": "branches and loops are recorded through the monitor",
+    "synthesis": "guard and mock are built from a recording; the backend is passed as a function",
 }
 TORCHS_COMPILERS = ("torch._inductor.", "torch._dynamo.")
 DYNAMO = "torch_compat/dynamo.py"

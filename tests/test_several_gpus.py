@@ -404,19 +404,19 @@ def test_gradients_on_both_gpus_wait_for_the_streams_of_the_forward_pass():
     assert not streams[0].query()
     for stream in streams:
         stream.synchronize()
-    wanted = torch.autograd.grad(program(a, b), (a, b))
-    torch.testing.assert_close(found, wanted)
+    expected = torch.autograd.grad(program(a, b), (a, b))
+    torch.testing.assert_close(found, expected)
 
 
 def test_program_may_switch_to_its_own_stream():
     def make():
-        side = torch.cuda.Stream(FIRST)
+        other_stream = torch.cuda.Stream(FIRST)
 
         def program(x):
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            other_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other_stream):
                 y = x * 2
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(other_stream)
             return y + 1
 
         return program

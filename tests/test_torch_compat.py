@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("magpy_like", "benchmarks", "paritybench_runner", "zoo")
 MODULES = [module.name for module in pkgutil.iter_modules(torch_compat.__path__)]
 ALLOWED = {
-    # names that are assigned to, and a call that goes with the assignment
+    # names that are assigned to, and a call that belongs to the assignment
     "magpy_like/torch_patches.py": {
         "torch.compiler._is_compiling_flag",
         "torch._C",

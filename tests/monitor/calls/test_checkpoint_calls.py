@@ -48,17 +48,17 @@ class Block(nn.Module):
 class WritesBuffer(nn.Module):
     """Writes to a buffer before or after the last tensor that is saved for the backward pass."""
 
-    def __init__(self, behind):
+    def __init__(self, after):
         super().__init__()
-        self.behind = behind
+        self.after = after
         self.register_buffer("seen", torch.zeros(()))
         self.weight = nn.Parameter(torch.full((6,), 0.5))
 
     def inner(self, x):
-        if not self.behind:
+        if not self.after:
             self.seen.add_(1)
         y = (x * self.weight).exp()
-        if self.behind:
+        if self.after:
             self.seen.add_(1)
         return y
 
@@ -113,11 +113,13 @@ MODELS = {
     "batch norm": lambda: Block(nn.BatchNorm1d(12)),
     "two batch norms": lambda: Block(nn.BatchNorm1d(12), nn.ReLU(inplace=True), nn.BatchNorm1d(12)),
     "batch norm last": lambda: BatchNormed(nn.Linear(6, 6), nn.BatchNorm1d(6)),
-    "batch norm before what saves nothing": lambda: BatchNormed(nn.BatchNorm1d(6), nn.Flatten()),
+    "batch norm before a layer that saves nothing": lambda: BatchNormed(
+        nn.BatchNorm1d(6), nn.Flatten()
+    ),
     "without affine": lambda: BatchNormed(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 6)),
     "cumulative": lambda: BatchNormed(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 6)),
-    "writes before": lambda: WritesBuffer(behind=False),
-    "writes behind": lambda: WritesBuffer(behind=True),
+    "writes before": lambda: WritesBuffer(after=False),
+    "writes after": lambda: WritesBuffer(after=True),
     "twice": CalledTwice,
     "keywords": WithKeywords,
 }
@@ -144,11 +146,11 @@ def test_checkpointed_models_match_eager(name, backend, both_checkpoint_kinds):
         seen = []
         for module, call in ((model, run), (twin, twin)):
             torch.manual_seed(step)
-            given = x.clone().requires_grad_()
-            result = call(given)
+            argument = x.clone().requires_grad_()
+            result = call(argument)
             for _ in range(backwards):
                 result.sum().backward(retain_graph=True)
-            seen.append((result, *gradients_and_state(module, given)))
+            seen.append((result, *gradients_and_state(module, argument)))
         assert_same(*seen)
     assert magpy.cache_info(run).hits >= 2
 
@@ -189,8 +191,8 @@ def test_function_without_a_gradient_is_not_recomputed():
     for step in range(4):
         for module, call in ((model, run), (twin, twin)):
             first, second = call(x)
-            wanted = [module.first.outer.weight, module.second.inner[0].weight][step % 2]
-            torch.autograd.grad((first + second).sum(), wanted)
+            weight = [module.first.outer.weight, module.second.inner[0].weight][step % 2]
+            torch.autograd.grad((first + second).sum(), weight)
         assert_same([*model.buffers()], [*twin.buffers()])
 
 
@@ -210,8 +212,8 @@ def test_checkpointed_functions_share_one_graph(backend, both_checkpoint_kinds):
 
 def has_one_backward_node(result):
     """True if one compiled backward pass leads from a result to the parameters."""
-    behind = result.grad_fn.next_functions
-    return {node.name() for node, _ in behind if node} == {"torch::autograd::AccumulateGrad"}
+    preceding = result.grad_fn.next_functions
+    return {node.name() for node, _ in preceding if node} == {"torch::autograd::AccumulateGrad"}
 
 
 def test_one_compiled_backward_pass_covers_checkpointed_functions():
@@ -414,12 +416,12 @@ def test_recomputation_uses_the_default_device_of_the_forward_pass(both_checkpoi
     x = torch.ones(2, 6)
     expected = torch.func.grad(lambda x: function(x).exp().sum())(x)
     for _ in range(3):
-        given = x.clone().requires_grad_()
+        argument = x.clone().requires_grad_()
         with torch.device("cpu"):
-            result = run(given).sum()
+            result = run(argument).sum()
         with torch.device("meta"):
             result.backward()
-        assert_same(given.grad, expected)
+        assert_same(argument.grad, expected)
     assert magpy.cache_info(run).hits == 2
 
 
@@ -432,10 +434,10 @@ def test_options_without_a_graph_equivalent_run_natively():
         {"use_reentrant": False, "preserve_rng_state": False},
         {"use_reentrant": False, "early_stop": False},
     ]
-    for given in options:
+    for keywords in options:
 
-        def program(x, given=given):
-            return checkpoint(lambda y: F.dropout((y * weight).sin()), x, **given).exp()
+        def program(x, keywords=keywords):
+            return checkpoint(lambda y: F.dropout((y * weight).sin()), x, **keywords).exp()
 
         run = magpy.compile(program)
         for _ in range(3):
@@ -567,8 +569,8 @@ class ReentrantProgram:
     def count(self):
         return self.counted.add_(1).detach().clone()
 
-    def written(self, made, x):
-        return reentrant(lambda a: made.add_(1) * self.weight * a, x)
+    def written(self, new, x):
+        return reentrant(lambda a: new.add_(1) * self.weight * a, x)
 
 
 FOLLOWED = {
@@ -580,11 +582,11 @@ FOLLOWED = {
     ),
     "a view": lambda own, x, y: reentrant(lambda x: x.sin().view(2, 2).t(), x) * 2,
     "an argument twice": lambda own, x, y: reentrant(lambda a, b: a.sin() * b, x, x),
-    "an argument that is found, too": lambda own, x, y: reentrant(lambda a: a.sin() * x, x),
+    "an argument in a closure too": lambda own, x, y: reentrant(lambda a: a.sin() * x, x),
     "arguments in a list": lambda own, x, y: reentrant(
         lambda a, found: a.sin() * found[0] * found[1], x, [x.detach().cos(), y]
     ),
-    "values made of gradients": lambda own, x, y: reentrant(
+    "closure values with gradients": lambda own, x, y: reentrant(
         lambda a: a * own.weight * y.sin(), x * 2
     ),
     "random numbers": lambda own, x, y: (
@@ -599,22 +601,22 @@ FOLLOWED = {
         lambda a: a * own.weight * sum(a.tolist()), x
     ),
     "a write": lambda own, x, y: reentrant(lambda a: own.count() * a * own.weight, x),
-    "a write to what the program has made": lambda own, x, y: own.written(torch.ones(4), x),
+    "a write to a new tensor": lambda own, x, y: own.written(torch.ones(4), x),
 }
 NATIVE = {
     "is around another": lambda own, x, y: reentrant(
         lambda a: checkpointed(lambda b: own.count() * b.sin(), a * 2) * 3, x
     ),
-    "gives its argument": lambda own, x, y: reentrant(lambda a: (a, a * own.weight), x),
-    "gives a view of its argument": lambda own, x, y: reentrant(lambda a: a.view(2, 2), x) * 2,
-    "gives a list": lambda own, x, y: reentrant(lambda a: [a.sin(), a * own.weight], x),
-    "asks what takes part in gradients": lambda own, x, y: reentrant(_branches_on_requires_grad, x),
-    "asks whether there are gradients": lambda own, x, y: reentrant(_branches_on_gradient_mode, x),
-    "switches gradients off": lambda own, x, y: reentrant(_disables_gradients, x),
+    "returns its argument": lambda own, x, y: reentrant(lambda a: (a, a * own.weight), x),
+    "returns a view of its argument": lambda own, x, y: reentrant(lambda a: a.view(2, 2), x) * 2,
+    "returns a list": lambda own, x, y: reentrant(lambda a: [a.sin(), a * own.weight], x),
+    "branches on requires_grad": lambda own, x, y: reentrant(_branches_on_requires_grad, x),
+    "branches on the gradient mode": lambda own, x, y: reentrant(_branches_on_gradient_mode, x),
+    "disables gradients": lambda own, x, y: reentrant(_disables_gradients, x),
     "is under another": lambda own, x, y: checkpointed(
         lambda a: reentrant(lambda b: b.sin() * own.weight, a * 2), x
     ),
-    "no argument takes part in gradients": lambda own, x, y: (
+    "no argument requires gradients": lambda own, x, y: (
         reentrant(lambda a: a * own.weight, x.detach()),
         x * 2,
     ),

@@ -15,13 +15,17 @@ def compiled(target):
 
 
 class Scaled(nn.Module):
-    def __init__(self, says):
+    def __init__(self, message):
         super().__init__()
-        self.weight, self.factor, self.says = nn.Parameter(torch.ones(2)), torch.tensor(2.0), says
+        self.weight, self.factor, self.message = (
+            nn.Parameter(torch.ones(2)),
+            torch.tensor(2.0),
+            message,
+        )
 
     def forward(self, x):
-        if self.says:
-            print(self.says)
+        if self.message:
+            print(self.message)
         return x * self.weight * self.factor
 
     def scale(self, x):
@@ -51,7 +55,7 @@ def module_of_modules(scaled):
 
 
 def module_that_splits(scaled):
-    scaled.says = "called"
+    scaled.message = "called"
     inner = compiled(scaled)
 
     def program(x):
@@ -88,16 +92,16 @@ def test_compiled_callee_is_part_of_its_callers_record(make, capsys):
 
 
 def test_split_in_a_function_disabled_for_torch_compile_separates_two_graphs():
-    said = []
+    calls = []
 
     @magpy.disable
-    def say(x):
-        said.append(len(said))
+    def count_call(x):
+        calls.append(len(calls))
 
     @torch.compiler.disable
     def inner(x):
         y = x * 2
-        say(y)
+        count_call(y)
         return y + 1
 
     def program(x):
@@ -106,6 +110,6 @@ def test_split_in_a_function_disabled_for_torch_compile_separates_two_graphs():
     fast, x = compiled(program), torch.ones(2)
     for _ in range(3):
         assert_same(fast(x), program(x))
-    assert said == [*range(6)]
+    assert calls == [*range(6)]
     info = magpy.cache_info(fast)
     assert (info.hits, info.graphs) == (2, 2)

@@ -45,34 +45,34 @@ class Text(str):
 
 
 MAY_CREATE = {
-    "list": lambda given: Row(given)[0],
-    "its length": lambda given: len(Row(given)),
-    "tuple": lambda given: Pair(given)[1],
-    "set": lambda given: len(Members(given)),
-    "deque": lambda given: Queue(given)[-1],
-    "dict": lambda given: Table({1: 2, 3: given[0]})[3],
-    "keys": lambda given: Table(zip(given, "ab", strict=False)).get(2),
-    "pairs": lambda given: Table([(given[0], 1), (2, 5)])[2],
-    "integer": lambda given: Whole(given[0]) * 2,
-    "its value": lambda given: Whole(given[0]) == 2,
-    "fraction": lambda given: Fraction(given[1]) + 1,
-    "text": lambda given: len(Text(given[0])),
-    "user list": lambda given: collections.UserList(given)[0],
-    "slice": lambda given: _with_slice(given)[1],
-    "item": lambda given: _with_item(list.__setitem__, given),
-    "operator": lambda given: _with_item(operator.setitem, given),
+    "list": lambda argument: Row(argument)[0],
+    "its length": lambda argument: len(Row(argument)),
+    "tuple": lambda argument: Pair(argument)[1],
+    "set": lambda argument: len(Members(argument)),
+    "deque": lambda argument: Queue(argument)[-1],
+    "dict": lambda argument: Table({1: 2, 3: argument[0]})[3],
+    "keys": lambda argument: Table(zip(argument, "ab", strict=False)).get(2),
+    "pairs": lambda argument: Table([(argument[0], 1), (2, 5)])[2],
+    "integer": lambda argument: Whole(argument[0]) * 2,
+    "its value": lambda argument: Whole(argument[0]) == 2,
+    "fraction": lambda argument: Fraction(argument[1]) + 1,
+    "text": lambda argument: len(Text(argument[0])),
+    "user list": lambda argument: collections.UserList(argument)[0],
+    "slice": lambda argument: _with_slice(argument)[1],
+    "item": lambda argument: _with_item(list.__setitem__, argument),
+    "operator": lambda argument: _with_item(operator.setitem, argument),
 }
 
 
-def _with_slice(given):
+def _with_slice(argument):
     row = [0, 1, 2]
-    row[1:2] = given
+    row[1:2] = argument
     return row
 
 
-def _with_item(put, given):
+def _with_item(assign, argument):
     row = [0] * 20
-    put(row, given[0], 1)
+    assign(row, argument[0], 1)
     return row
 
 
@@ -80,10 +80,10 @@ CALLS = [[2, 3], [3, 2], [2, 2], [5, 9], [2, 3, 4], [9, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("made", MAY_CREATE)
-def test_objects_are_created_from_the_arguments_of_each_call(made, kind):
-    def program(x, given):
-        return x + 1, MAY_CREATE[made](given)
+@pytest.mark.parametrize("name", MAY_CREATE)
+def test_objects_are_created_from_the_arguments_of_each_call(name, kind):
+    def program(x, argument):
+        return x + 1, MAY_CREATE[name](argument)
 
     compiled = magpy.compile(program, backend="eager")
     for numbers in CALLS:
@@ -91,12 +91,12 @@ def test_objects_are_created_from_the_arguments_of_each_call(made, kind):
         assert_same(compiled(x, kind(numbers)), program(x, kind(numbers)))
 
 
-@pytest.mark.parametrize("made", MAY_CREATE)
-def test_objects_are_created_from_the_tensors_of_each_call(made):
-    def program(x, given):
-        return x + 1, MAY_CREATE[made]([number.item() for number in given])
+@pytest.mark.parametrize("name", MAY_CREATE)
+def test_objects_are_created_from_the_tensors_of_each_call(name):
+    def program(x, argument):
+        return x + 1, MAY_CREATE[name]([number.item() for number in argument])
 
     compiled = magpy.compile(program, backend="eager")
     for numbers in CALLS:
-        x, given = torch.ones(2), [*map(torch.tensor, numbers[:2])]
-        assert_same(compiled(x, given), program(x, given))
+        x, argument = torch.ones(2), [*map(torch.tensor, numbers[:2])]
+        assert_same(compiled(x, argument), program(x, argument))

@@ -16,7 +16,7 @@ OPERATIONS = {
     "negative": (lambda a: -a, "__neg__"),
     "invert": (lambda a: ~a, "__invert__"),
     "less": (lambda a: a < 2, "__lt__"),
-    "greater, the other way": (lambda a: 2 > a, "__lt__"),
+    "reflected greater": (lambda a: 2 > a, "__lt__"),
     "equal": (lambda a: a == 2, "__eq__"),
     "unequal": (lambda a: a != 2, "__ne__"),
     "unequal by equal": (lambda a: a != 2, "__eq__"),
@@ -89,7 +89,7 @@ def test_replaced_special_method_takes_effect(operation, method):
 
 @pytest.mark.parametrize("operation, method", OPERATIONS.values(), ids=list(OPERATIONS))
 def test_special_method_may_be_a_function_of_another_name(operation, method):
-    """Native code finds it by the name in the class, whatever the function itself is called."""
+    """Native code finds it by the name in the class, regardless of the name of the function."""
     Holder = type("Holder", (), {method: _function(method, 3), "__exit__": _leave})
     holder = Holder()
     fast = magpy.compile(lambda x: (x * 2, operation(holder)), backend="eager")
@@ -226,7 +226,7 @@ def _add_to(x, offset):
         lambda x, offset: abs(Offset(x + 1)),
         _add_to,
     ],
-    ids=["reflected", "function", "first", "sum", "abs", "made inside", "in place"],
+    ids=["reflected", "function", "first", "sum", "abs", "created inside", "in place"],
 )
 def test_operators_implemented_in_python_are_followed(program):
     fast = magpy.compile(program, backend="eager")
@@ -300,7 +300,7 @@ def _assign_at(x, index):
         lambda x, index: x[index],
         _assign_at,
     ],
-    ids=["factory", "method", "item", "put"],
+    ids=["factory", "method", "item", "assignment"],
 )
 def test_index_methods_provide_numbers_of_operators(program):
     fast = magpy.compile(program, backend="eager")

@@ -143,9 +143,9 @@ OPERATORS = {
     "traced": lambda x: traced(x),
     "branches on sizes": lambda x: (padded(x, 4), padded(x, 3)),
     "loops": lambda x: (rows_and_more(x), rows_and_more(x, shift=x.sum())),
-    "looks at types": lambda x: (promoted(x), promoted(x.int())),
+    "branches on types": lambda x: (promoted(x), promoted(x.int())),
     "arguments of any names": lambda x: (odd_names(x, 1, len=3.0), odd_names(x, 1, True, len=2)),
-    "its argument again": lambda x: (halved(x, 1) is x, halved(x, 2), halved(x + 1, 3)),
+    "its argument": lambda x: (halved(x, 1) is x, halved(x, 2), halved(x + 1, 3)),
     "partial": lambda x: functools.partial(padded, multiple=5)(x),
 }
 SPLITTING = {

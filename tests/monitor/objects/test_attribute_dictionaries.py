@@ -54,9 +54,9 @@ PROGRAMS = [set_as_an_entry, set_as_an_attribute, counted, updated_and_deleted, 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_attributes_and_dictionary_entries_are_one_location(program):
     fast = magpy.compile(program, backend="eager")
-    mine, theirs = Box(), Box()
+    found, expected = Box(), Box()
     for i in range(4):
         x = torch.full((2,), float(i))
-        assert_same(fast(mine, x), program(theirs, x))
-        assert_same(mine.__dict__, theirs.__dict__)
+        assert_same(fast(found, x), program(expected, x))
+        assert_same(found.__dict__, expected.__dict__)
     assert magpy.cache_info(fast).hits >= 2

@@ -61,8 +61,8 @@ class Pair:
             except Exception as error:
                 outcomes.append((type(error), str(error)))
         assert_same(*outcomes)
-        for mine, theirs in zip(self.classes, self.eager_classes, strict=True):
-            assert_same(own_attributes(mine), own_attributes(theirs), what=mine.__name__)
+        for own, other in zip(self.classes, self.eager_classes, strict=True):
+            assert_same(own_attributes(own), own_attributes(other), what=own.__name__)
         return magpy.cache_info(self.compiled).hits > before
 
     def change(self, alter: Callable[..., Any]) -> None:
@@ -97,10 +97,10 @@ def counts_by_sum() -> Case:
 
 def counts_from_instances() -> Case:
     class Base:
-        made = 0
+        count = 0
 
         def __init__(self):
-            type(self).made += 1
+            type(self).count += 1
 
     class Derived(Base):
         pass
@@ -108,7 +108,7 @@ def counts_from_instances() -> Case:
     def program(x):
         Derived()
         Base()
-        return x + Derived.made + Base.made
+        return x + Derived.count + Base.count
 
     return program, [Base, Derived]
 
@@ -289,8 +289,8 @@ def sets_descriptors() -> Case:
     def program(x):
         C.twice = property(lambda self: x * 2)
         C.fixed = staticmethod(lambda y: y + x)
-        C.made = classmethod(lambda cls, y: cls.__name__ + str(len(y)))
-        return C().twice + C.fixed(x) + len(C.made(x)), C
+        C.measured = classmethod(lambda cls, y: cls.__name__ + str(len(y)))
+        return C().twice + C.fixed(x) + len(C.measured(x)), C
 
     return lambda x: program(x)[0], [C]
 
@@ -336,15 +336,15 @@ def sets_an_attribute_found_by_super() -> Case:
     class Derived(Middle):
         kind = "d"
 
-        def ask(self):
+        def read(self):
             return super().kind
 
     def program(x):
-        before = Derived().ask()
+        before = Derived().read()
         Middle.kind = "m"
-        between = Derived().ask()
+        between = Derived().read()
         del Middle.kind
-        return x * len(before + between), before + between + Derived().ask()
+        return x * len(before + between), before + between + Derived().read()
 
     return program, [Base, Middle, Derived]
 
@@ -591,8 +591,8 @@ def _shadow(*classes: type) -> None:
 def _shadow_by_another_base(*classes: type) -> None:
     """Give the last class a further base with the attributes of the first class."""
     first, last = classes[0], classes[-1]
-    taken = {n: v * 5 for n, v in vars(first).items() if type(v) in (int, float, str, tuple)}
-    base = type(first)("Between", (), taken)
+    shadowing = {n: v * 5 for n, v in vars(first).items() if type(v) in (int, float, str, tuple)}
+    base = type(first)("Between", (), shadowing)
     if last.__bases__ != (object,) and type(first) is type:
         last.__bases__ = (base, *last.__bases__)
 
@@ -600,7 +600,7 @@ def _shadow_by_another_base(*classes: type) -> None:
 def _replace_methods(*classes: type) -> None:
     for cls in classes:
         for name, found in list(vars(cls).items()):
-            if isinstance(found, types.FunctionType) and name in ("forward", "ask", "run"):
+            if isinstance(found, types.FunctionType) and name in ("forward", "read", "run"):
                 type.__setattr__(cls, name, lambda self, *args: args[0] * 7 if args else "7")
 
 

@@ -81,7 +81,7 @@ _OPERATIONS = {
     "copy": lambda s, x: len(s.table.copy()),
     "set of keys": lambda s, x: len(set(s.table)),
     "union": lambda s, x: len(s.table | {s.Key("b"): x}),
-    "going through": lambda s, x: [key.name for key in s.table],
+    "iteration": lambda s, x: [key.name for key in s.table],
     "equality": lambda s, x: s.table == {s.Key("a"): 1.0, s.Key("b"): 1.0},
     "popped": lambda s, x: s.table.pop(s.keys[0], None),
     "cleared": lambda s, x: s.table.clear(),
@@ -89,8 +89,8 @@ _OPERATIONS = {
     "ordered update": lambda s, x: s.ordered.update({s.Key("c"): 1.0}),
     "ordered move": lambda s, x: s.ordered.move_to_end(s.keys[1]),
     "ordered copy": lambda s, x: len(s.ordered.copy()),
-    "ordered in the making": lambda s, x: len([collections.OrderedDict({s.Key("a"): x})][0]),
-    "ordered that stays": lambda s, x: s.__setattr__(
+    "new ordered dictionary": lambda s, x: len([collections.OrderedDict({s.Key("a"): x})][0]),
+    "stored ordered dictionary": lambda s, x: s.__setattr__(
         "kept", collections.OrderedDict({s.Key("a"): x})
     ),
     "member": lambda s, x: s.members.add(s.Key("a")),
@@ -100,9 +100,11 @@ _OPERATIONS = {
     "class": lambda s, x: s.kinds[s.Kind] * x,
     "member of an enumeration": lambda s, x: s.loud[s.Loud.A] * x,
     "cache": lambda s, x: s.cached(s.Key("a")) * x,
-    "made": lambda s, x: len({s.Key("a"): x, s.Key("b"): x, s.Key("a"): x + 1}),
-    "made and looked at": lambda s, x: {s.Key("a"): x}["a"],
-    "made and left": lambda s, x: s.__setattr__("kept", {s.Key("a"): x, s.Key("b"): {s.Key("c")}}),
+    "created": lambda s, x: len({s.Key("a"): x, s.Key("b"): x, s.Key("a"): x + 1}),
+    "created and looked up": lambda s, x: {s.Key("a"): x}["a"],
+    "created and stored": lambda s, x: s.__setattr__(
+        "kept", {s.Key("a"): x, s.Key("b"): {s.Key("c")}}
+    ),
     "equal hashes": lambda s, x: s.__setattr__("kept", {s.Key(-1): x, s.Key(-2): x}),
     "keys in keys": lambda s, x: s.__setattr__(
         "kept", {frozenset([s.Key("a")]): x, (s.Key("b"), (s.Key("c"),)): x, s.Record(s.Key(1)): x}
@@ -142,7 +144,7 @@ def _names(value):
 
 
 def test_containers_of_such_keys_are_created_by_a_hit():
-    compiled = magpy.compile(_make_program(_OPERATIONS["made and left"])[0], backend="eager")
+    compiled = magpy.compile(_make_program(_OPERATIONS["created and stored"])[0], backend="eager")
     for _ in range(3):
         compiled(torch.ones(2))
     assert magpy.cache_info(compiled).hits

@@ -70,27 +70,27 @@ class Counting(type):
     """Counts the names of a class body, resolves missing attributes and sets one on instances."""
 
     def __new__(cls, name, bases, names, **kwargs):
-        made = super().__new__(cls, name, bases, names)
-        made.count = len([n for n in names if not n.startswith("_")])
-        return made
+        created = super().__new__(cls, name, bases, names)
+        created.count = len([n for n in names if not n.startswith("_")])
+        return created
 
     def __call__(cls, *args):
-        made = super().__call__(*args)
-        made.given = len(args)
-        return made
+        created = super().__call__(*args)
+        created.argument_count = len(args)
+        return created
 
     def __getattr__(cls, name):
         return name
 
 
 def _meta_class(x):
-    class Made(metaclass=Counting):
+    class New(metaclass=Counting):
         factor = 3
 
         def __init__(self, x):
             self.x = x
 
-    return Made(x).x * Made.factor, Made.count, Made.unknown, Made(x).given
+    return New(x).x * New.factor, New.count, New.unknown, New(x).argument_count
 
 
 class NamedDescriptor:
@@ -105,19 +105,19 @@ class NamedDescriptor:
 
 
 def _descriptor(x):
-    class Made:
+    class New:
         field = NamedDescriptor()
 
-    return x * Made.field * Made().field * Made.extra
+    return x * New.field * New().field * New.extra
 
 
 def _slots(x):
-    class Made:
+    class New:
         __slots__ = ("value",)
 
-    made = Made()
-    made.value = x
-    return made.value + 1
+    created = New()
+    created.value = x
+    return created.value + 1
 
 
 def _module(x):
@@ -170,12 +170,12 @@ def test_new_abstract_class_is_part_of_the_record():
 
 def test_returned_instances_of_a_new_class_have_distinct_classes():
     def program(x):
-        class Made:
+        class New:
             pass
 
-        made = Made()
-        made.x = x + 1
-        return made
+        created = New()
+        created.x = x + 1
+        return created
 
     fast = magpy.compile(program, backend="eager")
     first, second = fast(tensor(1)), fast(tensor(2))
@@ -187,16 +187,16 @@ def test_metaclass_call_to_type_is_followed():
     make = load(
         "class Adding(type):\n"
         "    def __call__(cls, *args):\n"
-        "        made = super().__call__(*args)\n"
-        "        made.given = len(args)\n"
-        "        return made\n"
+        "        created = super().__call__(*args)\n"
+        "        created.argument_count = len(args)\n"
+        "        return created\n"
         "class Box(metaclass=Adding):\n"
         "    factor = 2.0\n"
         "    def __init__(self, x):\n"
         "        self.x = x\n"
         "def program(x):\n"
         "    box = Box(x)\n"
-        "    return box.x * box.factor * box.given\n"
+        "    return box.x * box.factor * box.argument_count\n"
     )
 
     def change(program):
@@ -232,8 +232,8 @@ def test_external_base_of_a_new_class_is_guarded():
         "    factor = 2.0\n"
         "names = {'extra': 1.0}\n"
         "def program(x):\n"
-        "    Made = type('Made', (Base,), names)\n"
-        "    return x * Made.factor * Made().extra\n"
+        "    New = type('New', (Base,), names)\n"
+        "    return x * New.factor * New().extra\n"
     )
 
     def base(program):

@@ -59,7 +59,7 @@ REPEATED = {
     "hash by its method": lambda x, thing: thing.__hash__(),
     "id in a list": lambda x, thing: [id(thing), 1],
     "id as text": lambda x, thing: f"thing {id(thing)}",
-    "number made of an id": lambda x, thing: id(thing) % 4096 + 1,
+    "number derived from an id": lambda x, thing: id(thing) % 4096 + 1,
     "id of a tensor": lambda x, thing: id(x),
     "hash of a tensor": lambda x, thing: hash(x),
     "hash of a tensor by its method": lambda x, thing: x.__hash__(),

@@ -178,7 +178,7 @@ class Counting:
 
 PROGRAMS = {
     "a size as a number": (adds_a_size, [(4, 3)], [[(6, 3)], [(5, 8)]], [[(1, 3)], [(0, 3)]]),
-    "all ways to ask": (returns_sizes, [(4, 3)], [[(6, 2)]], [[(1, 3)], [(4, 3, 2)]]),
+    "all forms of reading": (returns_sizes, [(4, 3)], [[(6, 2)]], [[(1, 3)], [(4, 3, 2)]]),
     "unpacking": (unpacks_sizes, [(4, 3)], [[(5, 3)]], [[(4, 3, 2)]]),
     "concatenation": (concatenates_sizes, [(4, 3), (5,)], [[(6, 2), (7,)]], [[(4, 3), (1,)]]),
     "keyword": (keyword_size, [(4, 3)], [[(6, 2)]], []),
@@ -222,8 +222,8 @@ def test_one_record_serves_all_sizes_with_the_same_control_flow(name):
         twins = Twins(lambda: program, dynamic=True)
         twins.call(sized(*recorded), hit=False)
         twins.call(sized(*shapes), hit=False, why=f"{name}: {shapes}")
-        for again in (shapes, recorded, *hits, *misses):
-            twins.call(sized(*again), why=f"{name}: {again} again")
+        for later in (shapes, recorded, *hits, *misses):
+            twins.call(sized(*later), why=f"{name}: {later} later")
 
 
 def test_size_guard_may_multiply_by_a_fraction():

@@ -133,9 +133,9 @@ def test_gradients_flow_through_a_slice_by_a_tensor():
 
     compiled = magpy.compile(program, backend="eager")
     for positive in ORDER:
-        given = [tensor_with_positives(positive).requires_grad_() for _ in range(2)]
+        inputs = [tensor_with_positives(positive).requires_grad_() for _ in range(2)]
         grads = [
-            torch.autograd.grad(f(x), x) for f, x in zip((compiled, program), given, strict=True)
+            torch.autograd.grad(f(x), x) for f, x in zip((compiled, program), inputs, strict=True)
         ]
         assert_same(*grads)
 
@@ -199,7 +199,7 @@ def test_choice_by_a_tensor_value_after_a_write_splits_before_it(name):
     fast = magpy.compile(program, backend="eager")
     values = (1.0, 2.0, 3.0, 0.5, 12.0, 10.0, 2.5, 1.5)
     for value in values:
-        mine, theirs = torch.ones(2), torch.ones(2)
+        found, expected = torch.ones(2), torch.ones(2)
         step = torch.tensor(value)
-        assert_same((fast(mine, step), mine), (program(theirs, step), theirs))
+        assert_same((fast(found, step), found), (program(expected, step), expected))
     assert magpy.cache_info(fast).hits >= 2

@@ -210,17 +210,17 @@ def test_function_mode_of_the_user_receives_every_operator():
 
 def test_continuation_runs_under_the_default_device_of_the_split():
     messages = []
-    tell = magpy.disable(lambda text: messages.append(text))
+    split = magpy.disable(lambda text: messages.append(text))
 
     def program(x):
         with torch.device("meta"):
             nowhere = torch.ones(3)
-            tell("inside")
+            split("inside")
             also = F.relu(torch.zeros(2))
             with torch.device("cpu"):
                 here = torch.ones(3) * x
-                tell("deeper")
-            tell("outside")
+                split("deeper")
+            split("outside")
             last = torch.ones(1)
         return nowhere, also, here, last, torch.ones(3)
 
@@ -250,11 +250,11 @@ def test_custom_function_under_an_inner_default_device_matches_eager():
 
 
 def test_outer_default_device_is_guarded_in_a_continuation():
-    tell = magpy.disable(lambda: None)
+    split = magpy.disable(lambda: None)
 
     def program(x):
         with torch.device("meta"):
-            tell()
+            split()
             nowhere = torch.ones(3)
         return nowhere, torch.ones(2)
 

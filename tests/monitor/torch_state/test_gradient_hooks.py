@@ -82,12 +82,15 @@ def used_before_a_write(net, x):
 
 
 MODULES = {
-    "a function": (plain, lambda net: net.act),
+    "an activation": (plain, lambda net: net.act),
     "a layer": (plain, lambda net: net.before),
     "the whole": (plain, lambda net: net),
     "a layer whose result is written to": (in_place, lambda net: net.before),
-    "a function in place": (in_place, lambda net: net.in_place),
-    "one in place of what is used before": (used_before_a_write, lambda net: net.in_place),
+    "an activation in place": (in_place, lambda net: net.in_place),
+    "an activation in place on a value used before": (
+        used_before_a_write,
+        lambda net: net.in_place,
+    ),
 }
 REGISTER = {
     "legacy": lambda module, net: module.register_backward_hook(net.receive),

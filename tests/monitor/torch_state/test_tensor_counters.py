@@ -48,8 +48,8 @@ def test_arithmetic_on_a_counter_matches_eager(count, dtype):
     for start in (0.0, 1.0, 1.25, BEYOND - 2, BEYOND, 3.0):
         found, expected = (torch.tensor(start, dtype=dtype) for _ in range(2))
         for _ in range(3):
-            ours, eagers = fast(tensor(1, 2), found), program(tensor(1, 2), expected)
-            assert torch.equal(ours[0], eagers[0]) and ours[1] == eagers[1]
+            actual, wanted = fast(tensor(1, 2), found), program(tensor(1, 2), expected)
+            assert torch.equal(actual[0], wanted[0]) and actual[1] == wanted[1]
             assert torch.equal(found, expected)
     info = magpy.cache_info(fast)
     assert (info.misses, info.graphs) == (1, 1)

@@ -74,9 +74,9 @@ ONE_RECORD = {
 TABLE = [0.25 * i for i in range(5)]
 
 SOURCES = {
-    "argument": lambda x, given: given,
-    "item of a tensor": lambda x, given: (x[0].item(), x[1].item()),
-    "list of a tensor": lambda x, given: x.tolist()[:2],
+    "argument": lambda x, arguments: arguments,
+    "item of a tensor": lambda x, arguments: (x[0].item(), x[1].item()),
+    "list of a tensor": lambda x, arguments: x.tolist()[:2],
 }
 
 
@@ -84,8 +84,8 @@ def _compare_calls(use, source, pairs, split=False, **options):
     """Compare calls with pairs of numbers to eager calls; returns which hit, and the cache info."""
     between = magpy.disable(lambda: None)
 
-    def program(x, given):
-        numbers = [*SOURCES[source](x, given)]
+    def program(x, arguments):
+        numbers = [*SOURCES[source](x, arguments)]
         if split:
             between()
         a, b = numbers
@@ -184,11 +184,11 @@ def test_item_at_a_varying_index_matches_eager():
     ):  # fmt: skip
         found = []
         for run in (program, fast):
-            given = items[:]
+            arguments = items[:]
             try:
-                found.append((run(torch.ones(2), given, i), given))
+                found.append((run(torch.ones(2), arguments, i), arguments))
             except (IndexError, TypeError) as error:
-                found.append((type(error), str(error), given))
+                found.append((type(error), str(error), arguments))
         assert_same(*found)
 
 
@@ -220,9 +220,9 @@ def test_fraction_is_one_lifted_value():
 def test_exceptions_of_native_functions_match_eager(function):
     def program(x, items):
         try:
-            given = (operator.add, items) if function is functools.reduce else (items,)
+            arguments = (operator.add, items) if function is functools.reduce else (items,)
             keywords = {} if function is functools.reduce else {"key": lambda n: -n}
-            return x * function(*given, **keywords)
+            return x * function(*arguments, **keywords)
         except (TypeError, ValueError) as error:
             return x, type(error), str(error), error.__context__ is None
 

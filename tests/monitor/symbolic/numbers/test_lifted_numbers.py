@@ -117,7 +117,7 @@ BRANCHING = {
     "member": lambda x, n: x if n in (1, 2, 3, 0.5) else x * 2,
     "order of tuples": lambda x, n: x if (n, 1) > (2, 0) else x * 2,
     "truth of a difference": lambda x, n: x + 1 if not n - 3 else x * n,
-    "rounds": lambda x, n: sum((x * i for i in range(int(n))), x),
+    "iterations": lambda x, n: sum((x * i for i in range(int(n))), x),
     "choice of a tensor": lambda x, n: [x, x + 1, x + 2, x * 3, x * 4, x * 5, x, x][int(n)],
 }
 """Uses whose control flow depends on the number."""
@@ -326,11 +326,11 @@ def test_number_read_natively_before_a_change_matches_eager(name):
             holder.items[0] += 1
         return x * (before + 10 * (holder.n + holder.held["k"] + holder.items[0]))
 
-    fast, mine, theirs = magpy.compile(program, backend="eager"), Holder(), Holder()
+    fast, found, expected = magpy.compile(program, backend="eager"), Holder(), Holder()
     for i in range(6):
         x = torch.ones(2) + i
-        assert_same(fast(x, mine), program(x, theirs))
-        assert vars(mine) == vars(theirs)
+        assert_same(fast(x, found), program(x, expected))
+        assert vars(found) == vars(expected)
 
 
 def test_counters_read_by_functions_hit():
@@ -340,10 +340,10 @@ def test_counters_read_by_functions_hit():
         holder.items[0] = holder.items.__getitem__(-1) + 1
         return x * (holder.held["k"] + holder.n + holder.items[0])
 
-    fast, mine, theirs = magpy.compile(program, backend="eager"), Holder(), Holder()
+    fast, found, expected = magpy.compile(program, backend="eager"), Holder(), Holder()
     for _ in range(6):
-        assert_same(fast(torch.ones(2), mine), program(torch.ones(2), theirs))
-        assert vars(mine) == vars(theirs)
+        assert_same(fast(torch.ones(2), found), program(torch.ones(2), expected))
+        assert vars(found) == vars(expected)
     assert magpy.cache_info(fast).hits >= 3
 
 
@@ -433,13 +433,13 @@ def test_varying_number_keeps_its_identity():
     def passes_on(number, x, holder, log):
         holder.number = number
         log.append(number)
-        return number, {"again": number}, [number, x + number], lambda: number
+        return number, {"value": number}, [number, x + number], lambda: number
 
     fast = magpy.compile(passes_on, backend="eager")
     for i in range(4):
         number, holder, log = 1000.5 + i, Holder(), []
         first, mapping, items, closure = fast(number, torch.ones(2), holder, log)
-        found = [first, mapping["again"], items[0], closure(), holder.number, log[0]]
+        found = [first, mapping["value"], items[0], closure(), holder.number, log[0]]
         assert [value is number for value in found] == [True] * 6
     assert magpy.cache_info(fast).hits == 2
 
@@ -476,11 +476,11 @@ def sets_and_deletes(x, box):
 @pytest.mark.parametrize("program", [sets_by_setattr, sets_by_object, sets_and_deletes])
 def test_data_dependent_attribute_name_is_set(program):
     compiled = magpy.compile(program, backend="eager")
-    mine, theirs = Box(), Box()
+    found, expected = Box(), Box()
     for value in (4.0, 1.0, 2.0, 9.0, 0.0, 3.0, 2.0, 2.0):
-        for run, box in ((compiled, mine), (program, theirs)):
+        for run, box in ((compiled, found), (program, expected)):
             run(torch.full((2,), value), box)
-        assert_same(vars(mine), vars(theirs))
+        assert_same(vars(found), vars(expected))
 
 
 def _row(x, n):
