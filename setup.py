@@ -1,4 +1,7 @@
-"""What pyproject.toml cannot say: `annotations/` is installed as `magpy_like._annotations`."""
+"""Packages of the distribution: `annotations/` is installed as `magpy_like._annotations`.
+
+pyproject.toml cannot map a folder to a package name. All other metadata is there.
+"""
 
 from setuptools import find_packages, setup
 
