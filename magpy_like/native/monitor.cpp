@@ -1,4 +1,4 @@
-// Trace hook of the monitor, and access to frames and objects past their Python interfaces.
+// Trace hook of the monitor, and native access to frames and objects.
 //
 // CPython calls `trace` for every event of the monitored thread. The cheap decisions are made here
 // (is a rule interested in this instruction? are its operands plain scalars?); only instructions that
@@ -32,11 +32,13 @@ PyObject *function_of(_PyInterpreterFrame *f) {
 #endif
 }
 
+// Returns the operand at a depth, 1 for the top of the stack; null if there is none.
 PyObject *peek(_PyInterpreterFrame *f, int depth) {
   int count = operand_depth(f);
   return depth <= count ? stack_base(f)[count - depth] : nullptr;
 }
 
+// Returns a tuple of stack slots or locals, with `null_marker` for empty ones.
 PyObject *make_slot_tuple(PyObject **slots, int count) {
   PyObject *out = PyTuple_New(count < 0 ? 0 : count);
   if (!out) return nullptr;
