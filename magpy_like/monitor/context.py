@@ -23,7 +23,7 @@ from magpy_like.native import Monitor
 
 
 class Context:
-    """The present recording, what varies between calls, and the state of the monitor."""
+    """The present recording, the values to lift, and the state of the monitor."""
 
     recording: Recording
     lifted: LiftedNumbers
@@ -46,7 +46,7 @@ class Context:
         """
         self._monitor = monitor
         self.arguments, self.branching = arguments, branching
-        self.found = OriginalNumbers()
+        self.originals = OriginalNumbers()
         """The external objects that lifted numbers replace."""
         self.suspension = Suspension()
         self.isolation = Isolation(self, monitor, ordinary_filter)
@@ -70,26 +70,27 @@ class Context:
     def release(self) -> None:
         """Drop the recording, and with it every object of the program that it holds."""
         recording = self.recording
-        self.record_into(Recording(found=self.found), self.varying)  # may raise a RecursionError
+        # May raise a RecursionError: the recording must be intact then.
+        self.record_into(Recording(originals=self.originals), self.varying)
         recording.release()
 
     def close(self) -> None:
-        """End the run: only the recording is left. The monitor and its callbacks refer to each
-        other."""
+        """End the run: keep the recording only. The monitor and its callbacks form a reference
+        cycle, which is broken here."""
         self.frame = self.root_frame = self.branching = None
         del self._monitor, self.arguments, self.isolation
 
     def lift(self, value: Any, expression: Expression) -> Any:
-        """A new object equal to ``value``, known by ``expression`` from here on."""
+        """Return a new object equal to ``value``, whose lifted number is ``expression``."""
         self._monitor.watch_numbers()
         return self.lifted.lift(value, expression)
 
     def watch_numbers(self) -> None:
-        """Have instructions on plain values reported from now on: some of them are lifted."""
+        """Report instructions on plain values from now on: some of these values are lifted."""
         self._monitor.watch_numbers()
 
     def watch_iterators(self) -> None:
-        """Have the iterations of loops reported from now on: some iterators are external."""
+        """Report the iterations of all loops from now on: some iterators are external."""
         self._monitor.watch_iterators()
 
     def account(self) -> None:
@@ -97,7 +98,8 @@ class Context:
         self._monitor.account()
 
     def step_of(self, frame: types.FrameType) -> tuple[int, tuple[Any, ...]] | None:
-        """Offset and operands of the instruction that an active frame is in."""
+        """Offset and operands of the instruction that an active frame executes; None if the monitor
+        has not reported it."""
         return self._monitor.step(frame)
 
     def enter_root(self, frame: types.FrameType, function: Any) -> None:
@@ -108,18 +110,18 @@ class Context:
 
     def keyword_names(self, step: Step) -> tuple[str, ...]:
         """The names of the keyword arguments of a CALL instruction."""
-        found = self._keywords.get(step.code)
-        if found is None:
-            found = self._keywords[step.code] = keyword_names(step.code)
-        return found.get(step.offset, ())
+        names = self._keywords.get(step.code)
+        if names is None:
+            names = self._keywords[step.code] = keyword_names(step.code)
+        return names.get(step.offset, ())
 
     def is_updated_in_place(self, step: Step) -> bool:
         """True if an in-place operator takes the value that this instruction reads."""
         code = step.code
-        found = self._in_place_reads.get(code)
-        if found is None:
-            found = self._in_place_reads[code] = in_place_reads(code)
-        return step.offset in found
+        offsets = self._in_place_reads.get(code)
+        if offsets is None:
+            offsets = self._in_place_reads[code] = in_place_reads(code)
+        return step.offset in offsets
 
     read_tensor_attribute = tensor_attributes.read
     write_tensor_attribute = tensor_attributes.write

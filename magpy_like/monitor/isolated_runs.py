@@ -1,8 +1,8 @@
 """Isolated runs: a branch, loop body or checkpointed function without external effects.
 
 MagPy (section 6.2.2) runs both branches on a tensor's value and rolls their effects back. Here a
-branch runs on fake tensors, which hold no data, so tensors need no roll-back. Of Python's objects
-it may change those that it created, and no others.
+branch runs on fake tensors, which hold no data, so tensors need no roll-back. It may
+change only those Python objects that it created.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TensorEffects(TorchDispatchMode):
         self._fake, self._refuse = fake, refuse
         self._own: dict[int, Any] = {}
         self.draws = False
-        """Whether the run may draw random numbers: the program takes this path in every call. Fake
-        tensors draw nothing here."""
+        """Whether operators may draw random numbers: the program takes this path in every call. On
+        fake tensors nothing is drawn."""
         self.refused: torch.Tensor | None = None
         """The first external tensor that the run would have written to."""
 
@@ -121,13 +121,14 @@ _WRITES_UNDECLARED = {
 
 
 class IsolatedRun:
-    """A part of the program that may change only objects that it created. Its rules run before
-    those of the monitor."""
+    """A run of a part of the program that may change only objects that it created. Its rules run
+    before the monitor's rules."""
 
     code: types.CodeType | None = None
-    """The code that restores the branching frame, whose cells are the program's."""
-    beside = False
-    """Whether the part runs on fake tensors, apart from the program."""
+    """The continuation's code, which restores the branching frame; its cells are the program's."""
+    on_fake_tensors = False
+    """Whether the run uses fake tensors, as branches and loop bodies do; a checkpointed function
+    runs on the program's tensors."""
 
     def __init__(self) -> None:
         self.gradients_differ = False
@@ -136,46 +137,46 @@ class IsolatedRun:
         self.advanced: set[int] = set()
         """Ids of iterators that were advanced."""
         self.substituted: SubstitutedLocations | None = None
-        """Locations of other objects that it may write to; None for none."""
+        """Locations of external objects that the run may write to; None if there are none."""
         self.copies: set[int] = set()
-        """Ids of containers that stand for any loop-carried one."""
+        """Ids of containers that represent loop-carried ones."""
         self._own: dict[int, Any] = {}
 
     def is_restored_by(self, step: Step) -> bool:
-        """True for an instruction that restores the frame's state, and is none of the program's."""
+        """True for an instruction of the continuation's prefix, which restores the frame."""
         return False
 
     def owns_tensor(self, tensor: torch.Tensor) -> bool:
         return False
 
     def own(self, value: Any) -> None:
-        """Note that the run created ``value``, and nobody else has a reference to it."""
+        """Note that the run created ``value``, and that nothing outside refers to it."""
         self._own[id(value)] = value
 
     def owns(self, value: Any) -> bool:
         return id(value) in self._own
 
-    def require_own(self, value: Any, what: str) -> None:
+    def require_own(self, value: Any, action: str) -> None:
         if not self.owns(value):
             if self.substituted is not None and self.substituted.allow_growth(value):
                 self.own(value)
                 return
             raise Split(
-                SplitReason.ISOLATED_EFFECT, f"{what} an external {type(value).__qualname__}"
+                SplitReason.ISOLATED_EFFECT, f"{action} an external {type(value).__qualname__}"
             )
 
-    def store(self, owner: Any, kind: RelationKind, key: Any, what: str) -> None:
+    def store(self, owner: Any, kind: RelationKind, key: Any, effect: str) -> None:
         """Check a write to a location.
 
         Raises:
-            Split: the run must not write there; ``what`` is the reason.
+            Split: the run must not write there; ``effect`` is the reason.
         """
         if self.owns(owner):
             return
-        place = location_of(owner, kind, key)
-        if place is None or self.substituted is None:
-            raise Split(SplitReason.ISOLATED_EFFECT, what)
-        self.substituted.allow(place)
+        location = location_of(owner, kind, key)
+        if location is None or self.substituted is None:
+            raise Split(SplitReason.ISOLATED_EFFECT, effect)
+        self.substituted.allow(location)
 
     def consume(self, value: Any) -> None:
         """Check the advance of ``value``, if it is an iterator.
@@ -188,8 +189,7 @@ class IsolatedRun:
             self.advanced.add(id(value))
 
     def own_if_new(self, value: Any, calls: Any) -> None:
-        """Note ``value``, whose ``__init__`` begins in a call of ``calls``, if that has just
-        created it."""
+        """Note ``value`` if it is new: its ``__init__`` begins in a call of the class ``calls``."""
         is_new = calls is type(value) and lookup_in_type(calls, "__new__") is object.__new__
         if is_new and lookup_in_type(type(calls), "__call__") is _TYPE_CALL:
             self.own(value)
@@ -266,8 +266,12 @@ class IsolatedRun:
     def _check_tensor_argument(
         self, operation: Any, name: str, tensor: torch.Tensor, is_written: bool
     ) -> None:
-        """Raises Split: an operation distinguishes a fake tensor or changes its Python object."""
-        distinguishes = self.beside and operation in _DISTINGUISHES_FAKE
+        """Check a tensor argument of an operation.
+
+        Raises:
+            Split: the operation distinguishes a fake tensor or changes its Python object.
+        """
+        distinguishes = self.on_fake_tensors and operation in _DISTINGUISHES_FAKE
         if distinguishes or (is_written and operation not in _ITEM_SETTERS):
             raise Split(
                 SplitReason.ISOLATED_EFFECT,
@@ -310,7 +314,7 @@ class IsolatedRun:
 class BranchRun(IsolatedRun):
     """The isolated run of a branch or loop body."""
 
-    beside = True
+    on_fake_tensors = True
 
     def __init__(
         self,
@@ -325,7 +329,7 @@ class BranchRun(IsolatedRun):
         self.refused: SplitCause | None = None
         """Why the branch cannot be part of a record."""
         self.reads: IndexedReads | None = None
-        """Reads by the index of the iteration that this is, or is part of."""
+        """Reads by the loop index, if this run is an iteration or part of one."""
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)
 
@@ -371,9 +375,9 @@ def is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
 
 
-def _changes(place: int) -> Callable[[IsolatedRun, Context, Step], None]:
+def _changes(position: int) -> Callable[[IsolatedRun, Context, Step], None]:
     def rule(isolated: IsolatedRun, context: Context, step: Step) -> None:
-        target = step.stack[place]
+        target = step.stack[position]
         if is_instance(target, torch.Tensor) and opcode.opname[step.opcode] in _TENSOR_OPERATORS:
             return  # an operator, which `TensorEffects` sees
         isolated.require_own(target, "changes")
@@ -385,24 +389,24 @@ def _stores_attribute(isolated: IsolatedRun, context: Context, step: Step) -> No
     target = step.stack[-1]
     found = lookup_in_type(type(target), step.name)
     setter = found.fset if is_instance(found, property) else None
-    for way in (setter, lookup_in_type(type(target), "__setattr__")):
-        if is_instance(way, types.FunctionType):
+    for method in (setter, lookup_in_type(type(target), "__setattr__")):
+        if is_instance(method, types.FunctionType):
             return  # followed
-    what = f"changes an external {type(target).__qualname__}"
-    isolated.store(target, RelationKind.ATTRIBUTE, step.name, what)
+    effect = f"changes an external {type(target).__qualname__}"
+    isolated.store(target, RelationKind.ATTRIBUTE, step.name, effect)
 
 
 def _stores_item(isolated: IsolatedRun, context: Context, step: Step) -> None:
     target, key = step.stack[-2:]
     if is_instance(target, torch.Tensor):
         return  # an operator, which `TensorEffects` sees
-    what = f"changes an external {type(target).__qualname__}"
-    isolated.store(target, RelationKind.KEY, key, what)
+    effect = f"changes an external {type(target).__qualname__}"
+    isolated.store(target, RelationKind.KEY, key, effect)
 
 
 def _stores_global(isolated: IsolatedRun, context: Context, step: Step) -> None:
-    what = "changes a global variable"
-    isolated.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, what)
+    effect = "changes a global variable"
+    isolated.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, effect)
 
 
 _TENSOR_OPERATORS = {"STORE_SLICE"}
@@ -432,8 +436,8 @@ def _writes_cell(isolated: IsolatedRun, context: Context, step: Step) -> None:
     if cell is None or isolated.owns(cell):
         return
     code = step.code
-    made_by_frame = step.oparg < code.co_nlocals + len({*code.co_cellvars} - {*code.co_varnames})
-    if made_by_frame and code is not isolated.code:
+    created_by_frame = step.oparg < code.co_nlocals + len({*code.co_cellvars} - {*code.co_varnames})
+    if created_by_frame and code is not isolated.code:
         isolated.own(cell)
     elif opcode.opname[step.opcode] == "STORE_DEREF":
         isolated.store(cell, RelationKind.CELL, None, "changes a closure variable")
@@ -455,8 +459,8 @@ def _calls(isolated: IsolatedRun, context: Context, step: Step) -> None:
 
 
 def _tests_identity(isolated: IsolatedRun, context: Context, step: Step) -> None:
-    given = [id(operand) in isolated.copies for operand in step.stack[-2:]]
-    if any(given) and not any(map(is_plain, step.stack[-2:])):
+    carried = [id(operand) in isolated.copies for operand in step.stack[-2:]]
+    if any(carried) and not any(map(is_plain, step.stack[-2:])):
         raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried container")
 
 
@@ -464,9 +468,9 @@ def _consumes(isolated: IsolatedRun, context: Context, step: Step) -> None:
     isolated.consume(step.stack[-1])
 
 
-def _never(what: str) -> Callable[[IsolatedRun, Context, Step], None]:
+def _never(effect: str) -> Callable[[IsolatedRun, Context, Step], None]:
     def rule(isolated: IsolatedRun, context: Context, step: Step) -> None:
-        raise Split(SplitReason.ISOLATED_EFFECT, what)
+        raise Split(SplitReason.ISOLATED_EFFECT, effect)
 
     return rule
 

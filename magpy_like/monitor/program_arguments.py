@@ -143,5 +143,5 @@ def _with_identity(context: Context, key: int | str, value: Any) -> Any:
     if not lifted:
         return value
     number = distinct_copy(value)
-    context.found.note(number, value)
+    context.originals.note(number, value)
     return number

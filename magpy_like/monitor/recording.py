@@ -1,8 +1,8 @@
 """The recording of one monitor run: the RefGraph, the operator graph, and how the run ended.
 
-Each part has one subject and receives the parts it builds on. A rule handles an instruction or a
-call by them: it looks a variable up (`variables`), records a read from outside (`reads`), an
-inspection (`inspections`) or a change (`mutations`), and adds operators (`graph`).
+Each part has one subject and receives the parts it builds on. The rules of instructions and calls
+use them: they look up a variable (`variables`), record an external read (`reads`), an inspection
+(`inspections`) or a change (`mutations`), and add operators (`graph`).
 """
 
 from __future__ import annotations
@@ -65,25 +65,25 @@ class AutogradReads:
         """Nodes of the autograd graph that the program reached, by id, with the nodes of the
         operator graph that return them."""
         self.reads_external = False
-        """Whether the program reads where an external tensor stands in the autograd graph."""
+        """Whether the program reads the autograd node of an external tensor."""
 
 
 class Recording:
-    """The record in the making."""
+    """The facts of one monitor run, from which a record is synthesised."""
 
     def __init__(
         self,
         varying: Variation = NOTHING_VARIES,
-        found: OriginalNumbers | None = None,
+        originals: OriginalNumbers | None = None,
         speculation_position: Callable[[], SourcePosition | None] = _nowhere,
     ) -> None:
         """
         Args:
-            varying: The numbers and sizes that must not become constants.
-            found: Receives the external objects that lifted numbers replace.
+            varying: The numbers and sizes to lift.
+            originals: Receives the external objects that lifted numbers replace.
             speculation_position: Returns the program's position; None where it must not speculate.
         """
-        self.lifted = LiftedNumbers(self, speculation_position, found or OriginalNumbers())
+        self.lifted = LiftedNumbers(self, speculation_position, originals or OriginalNumbers())
         self.refs = RefGraph()
         self.operators = OperatorGraph()
         self.operators.numbers.expression = self.lifted.expression
@@ -117,8 +117,8 @@ class Recording:
             self.checkpointed.note_write(self, tensor)
 
     def has_effects(self) -> bool:
-        """True if the program has changed anything external but the states of torch's generators,
-        which are in `state.random_states`."""
+        """True if the program has an external effect. The states of torch's generators do not
+        count: they are in `state.random_states`."""
         effects = self.effects
         return (
             any((effects.calls, effects.hooks, effects.replays, effects.advanced_iterators))
@@ -133,8 +133,8 @@ class Recording:
         return [node.variable for node in self.refs if node.existed and node.changed]
 
     def keep_results(self) -> None:
-        """Hold tensors and lifted values only: the record is made, and the program stands at the
-        next instruction."""
+        """Release all objects except tensors and lifted values: the record has been synthesised,
+        and the program continues."""
         self.refs.let_go()
         self.variables.release()
         self.reads.exceptions = {}

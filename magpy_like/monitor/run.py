@@ -134,7 +134,7 @@ class MonitorRun:
     def _begin(self, varying: Variation) -> None:
         """Begin a recording."""
         context = self.context
-        recording = Recording(varying, context.found, self._speculation_position)
+        recording = Recording(varying, context.originals, self._speculation_position)
         context.record_into(recording, varying)
         if varying.dims is not None:
             recording.sizes.begin_twin(varying.dims, context.account, self._locate)
@@ -184,7 +184,7 @@ class MonitorRun:
             node = self.context.recording.variables.node(container)
             return node is not None and node.changed
 
-        self.context.found.restore_containers(is_changed)
+        self.context.originals.restore_containers(is_changed)
 
     def _close(self) -> None:
         """Drop the program's objects: the monitor and its callbacks refer to each other."""
@@ -222,7 +222,7 @@ class MonitorRun:
         """The program's result with the original objects of lifted numbers, once all records are
         made. They are restored in the objects it has ``changed``, and wherever else they are."""
         self.context.release()
-        return self.context.found.restore_originals(result, changed)
+        return self.context.originals.restore_originals(result, changed)
 
     def release_segment(self) -> None:
         """Drop the program's objects that the part after a split does not need."""

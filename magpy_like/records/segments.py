@@ -290,7 +290,7 @@ class SegmentCut:
             place = argument_path(position)
             if place in varying and is_liftable(values[position]):
                 number = distinct_copy(values[position])
-                run.context.found.note(number, values[position])
+                run.context.originals.note(number, values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number
                 else:

@@ -248,7 +248,7 @@ class Iteration:
         plan.carry_locations(filled)
         self._note_growth([*lists, *left.lists])
         self._note_shared(shared_before, left.lists)
-        self.location_results = left.places
+        self.location_results = left.locations
 
     def _copied_containers(self) -> set[int]:
         """The ids of the containers around placeholders: copies of the program's."""

@@ -218,7 +218,7 @@ class LoopPlan:
             PlanGrew: some of them are new.
             Split: a value there cannot be carried.
         """
-        locations, lists = filled.places[len(self.locations) :], filled.lists[len(self.shared) :]
+        locations, lists = filled.locations[len(self.locations) :], filled.lists[len(self.shared) :]
         for location in locations:
             value, slot = carried_attributes.read(self.context, location), len(self.values)
             self.values = (*self.values, value)

@@ -67,8 +67,8 @@ def iterate(context: Context, step: Step) -> Token:
     return None
 
 
-def take(context: Context, step: Step) -> Token:
-    """The next element of a loop's iterator.
+def advance(context: Context, step: Step) -> Token:
+    """Record a read of the next element of a loop's iterator.
 
     Raises:
         Split: the iterator is external, and its next element cannot be read without advancing it.
@@ -103,13 +103,13 @@ def take(context: Context, step: Step) -> Token:
     taken = rec.effects.advanced_iterators.get(node.node_id, 0)
     relation = Relation(RelationKind.ITERATION, taken)
     if peek(iterator, 0) is not NOTHING:
-        return _finish_take, (node, relation)
+        return _finish_advance, (node, relation)
     rec.effects.advanced_iterators[node.node_id] = taken + 1
     rec.reads.record_absent(node, relation)
     return None
 
 
-def _finish_take(context: Context, taken: tuple[ShadowNode, Relation], element: Any) -> Any:
+def _finish_advance(context: Context, taken: tuple[ShadowNode, Relation], element: Any) -> Any:
     node, relation = taken
     rec = context.recording
     rec.effects.advanced_iterators[node.node_id] = (

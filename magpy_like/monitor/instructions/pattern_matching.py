@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
 
 
-def length(context: Context, step: Step) -> Token:
-    """``len`` of the subject of a ``match``."""
+def inspect_length(context: Context, step: Step) -> Token:
+    """Record a read of the length of a subject."""
     context.recording.inspections.visit(step.stack[-1], ValueRead.LENGTH)
     return None
 
 
-def look_at_type(context: Context, step: Step) -> Token:
-    """The test whether the subject of a ``match`` is a mapping or a sequence."""
+def inspect_type(context: Context, step: Step) -> Token:
+    """Record a test of whether a subject is a mapping or a sequence."""
     context.recording.inspections.visit(step.stack[-1], ValueRead.TYPE)
     return None
 

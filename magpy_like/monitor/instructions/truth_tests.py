@@ -31,8 +31,8 @@ def merge_identity_test(context: Context, step: Step, *depths: int) -> None:
         context.branching.at_identity_test(context, step, depths)
 
 
-def truth(context: Context, step: Step) -> Token:
-    """A jump on a value's truth, or ``not``."""
+def test_truth(context: Context, step: Step) -> Token:
+    """Record a jump on a value's truth, or ``not``."""
     value = step.stack[-1]
     rec = context.recording
     if is_instance(value, torch.Tensor):

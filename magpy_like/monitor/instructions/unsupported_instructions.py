@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
 
 
-def moved(context: Context, step: Step) -> Token:
-    """An instruction that only moves references: only lifted numbers matter."""
+def move_references(context: Context, step: Step) -> Token:
+    """Record nothing: only references move. Rules for lifted numbers still apply."""
     return None
 
 

@@ -1,7 +1,7 @@
 """Locations that the iterations of a loop write to: attributes, elements, closure variables.
 
-While an iteration runs in isolation, such a location holds a stand-in for any value that an
-iteration may find there; the program's own value is restored afterwards. The recording ignores
+While an iteration runs in isolation, such a location holds a placeholder for any value that an
+iteration may read there; the program's own value is restored afterwards. The recording ignores
 reads and writes of the location meanwhile.
 """
 
@@ -86,8 +86,8 @@ def location_of(owner: Any, kind: RelationKind, key: Any) -> Location | None:
             relation = Relation(RelationKind.ITEM, key)
         elif type(owner) is not dict or type(key) not in (int, str):
             return None
-    place = Location(owner, relation)
-    return None if place.get() is NULL else place
+    location = Location(owner, relation)
+    return None if location.get() is NULL else location
 
 
 _KINDS = frozenset(
@@ -97,23 +97,23 @@ _KINDS = frozenset(
 
 
 class SubstitutedLocations:
-    """Locations that hold other values than the program's while an iteration runs in isolation."""
+    """Locations that hold placeholders while an iteration runs in isolation."""
 
     def __init__(self, rec: Recording | None = None, lists: Iterable[list[Any]] = ()) -> None:
-        """``lists`` are those to which iterations are known to append."""
+        """``lists`` are the lists to which iterations are known to append."""
         self._rec = rec
-        self._places: dict[tuple[int, Any], Location] = {}
+        self._locations: dict[tuple[int, Any], Location] = {}
         self._lists: dict[int, list[Any]] = {}
         self._undo: list[Callable[[], None]] = []
         """Functions that restore the program's values, to be called in reverse order."""
         for value in lists:
             self._keep(value)
 
-    def allow(self, place: Location) -> None:
+    def allow(self, location: Location) -> None:
         """Let the iteration write to a location."""
-        if place.address not in self._places:
-            self._places[place.address] = place
-            self._undo.append(partial(place.put, place.get()))
+        if location.address not in self._locations:
+            self._locations[location.address] = location
+            self._undo.append(partial(location.put, location.get()))
 
     def allow_growth(self, value: Any) -> bool:
         """Let the iteration change a list that the program created; False for any other value."""
@@ -132,50 +132,50 @@ class SubstitutedLocations:
             self._undo.append(partial(value.__setitem__, slice(None), list(value)))
 
     @property
-    def places(self) -> list[Location]:
-        return [*self._places.values()]
+    def locations(self) -> list[Location]:
+        return [*self._locations.values()]
 
     @property
     def lists(self) -> list[list[Any]]:
         return [*self._lists.values()]
 
     def covers(self, node: ShadowNode, relation: Relation) -> bool:
-        """True if the location holds another value than the program's."""
-        if not self._places or relation.kind not in _KINDS:
+        """True if the location holds a placeholder."""
+        if not self._locations or relation.kind not in _KINDS:
             return False
-        return Location(node.variable, relation).address in self._places
+        return Location(node.variable, relation).address in self._locations
 
     def check(self, node: ShadowNode) -> None:
         """Check a read of all contents of an external variable.
 
         Raises:
-            LoopNotMergeable: a location of it holds another value than the program's.
+            LoopNotMergeable: one of its locations holds a placeholder.
         """
         owner = node.variable
-        for address, place in self._places.items():
-            if owner is place.owner or id(owner) == address[0]:
+        for address, location in self._locations.items():
+            if owner is location.owner or id(owner) == address[0]:
                 raise LoopNotMergeable(
                     f"reads all of a {node.type.__qualname__} that iterations write to"
                 )
 
     @contextmanager
     def substituting(self, values: Sequence[tuple[Location, Any]]) -> Iterator[FinalContents]:
-        """Put other values into locations for a while.
+        """Store placeholders in locations for the duration of the context.
 
         Yields:
             The contents at the end, complete when the context is left.
         """
         assert self._rec is not None
-        left = FinalContents()
+        final = FinalContents()
         outer, self._rec.reads.substituted = self._rec.reads.substituted, self
         try:
-            for place, value in values:
-                self.allow(place)
-                place.put(value)
-            yield left
+            for location, value in values:
+                self.allow(location)
+                location.put(value)
+            yield final
         finally:
-            left.places = [place.get() for place in self.places]
-            left.lists = [list(value) for value in self.lists]
+            final.locations = [location.get() for location in self.locations]
+            final.lists = [list(value) for value in self.lists]
             for undo in reversed(self._undo):
                 undo()
             self._rec.reads.substituted = outer
@@ -185,5 +185,5 @@ class SubstitutedLocations:
 class FinalContents:
     """Contents of locations and lists at the end of an iteration."""
 
-    places: list[Any] = field(default_factory=list)
+    locations: list[Any] = field(default_factory=list)
     lists: list[list[Any]] = field(default_factory=list)

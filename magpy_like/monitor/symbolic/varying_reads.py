@@ -88,7 +88,7 @@ def substitute(context: Context, value: Any, deep: bool = False) -> None:
                     rec.reads.record(node, relation, item)
                     number = lift_element(context, node, relation, item)
                     if number is not None:
-                        context.found.substitute(value, key, number)
+                        context.originals.substitute(value, key, number)
     if deep and any(type(item) in _SUBSTITUTED_IN for item in elements(value)):
         rec.inspections.visit(value, ValueRead.ELEMENTS)
         for item in elements(value):

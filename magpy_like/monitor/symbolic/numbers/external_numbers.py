@@ -21,10 +21,10 @@ class ExternalNumbers:
     """The external variables whose numbers are lifted, and the objects that the callers know."""
 
     def __init__(
-        self, rec: Recording, identities: LiftedIdentities, found: OriginalNumbers
+        self, rec: Recording, identities: LiftedIdentities, originals: OriginalNumbers
     ) -> None:
-        """``found`` maps the new objects of lifted numbers to the external ones."""
-        self._rec, self._identities, self._found = rec, identities, found
+        """``originals`` maps the new objects of lifted numbers to the external ones."""
+        self._rec, self._identities, self._originals = rec, identities, originals
         self.nodes: set[int] = set()
         """Ids of the ShadowNodes whose numbers are lifted at every read."""
         self._entry_values: dict[int, EntryValue] = {}
@@ -32,7 +32,7 @@ class ExternalNumbers:
     def lift(self, node: ShadowNode, value: Any) -> Any:
         """A new object for the number of an external variable."""
         number = self._identities.lift(value, *self._entry_value(node, value))
-        self._found.note(number, value)
+        self._originals.note(number, value)
         return number
 
     def register_argument(self, value: Any, node: ShadowNode) -> None:
@@ -47,7 +47,7 @@ class ExternalNumbers:
 
     def original(self, value: Any) -> Any:
         """The external object of a lifted number; any other value itself."""
-        return self._found.original(value) if self._identities.is_lifted(value) else value
+        return self._originals.original(value) if self._identities.is_lifted(value) else value
 
     def is_entry_value(self, value: Any, node: ShadowNode) -> bool:
         """True if ``value`` is the object of the lifted number of this external variable."""

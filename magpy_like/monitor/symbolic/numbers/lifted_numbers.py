@@ -40,19 +40,19 @@ class LiftedNumbers:
         self,
         rec: Recording,
         speculation_position: Callable[[], SourcePosition | None],
-        found: OriginalNumbers,
+        originals: OriginalNumbers,
     ) -> None:
         """
         Args:
             rec: the recording of the run.
             speculation_place: the program's position; None where values must not be
                 speculated on.
-            found: maps the new objects of lifted numbers to the external ones.
+            originals: maps the new objects of lifted numbers to the external ones.
         """
         self.draws: list[RepeatedCall] = []
         """The calls that the mock repeats before the operator graph."""
         self.identities = LiftedIdentities()
-        self.external = ExternalNumbers(rec, self.identities, found)
+        self.external = ExternalNumbers(rec, self.identities, originals)
         self.speculated = SpeculatedValues(rec, self.draws, speculation_position)
         self.guards = NumberGuards(rec, self.identities, self.speculated)
         self.symbolic = SymbolicNumbers(rec, self.identities, self.guards)
