@@ -1,4 +1,4 @@
-"""Interfaces of a monitor run: cutting its program at splits, and merging its branches."""
+"""Interfaces that a monitor run uses: cutting its program at splits, and merging its branches."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ class Cut(Protocol):
             True if the program is monitored again after the instruction.
         """
 
-    def speculates(self, place: SourcePosition) -> bool:
-        """True if tensors' values that decide control flow at ``place`` may be speculated on."""
+    def speculates(self, position: SourcePosition) -> bool:
+        """True if tensors' values that decide control flow at ``position`` may be speculated on."""
 
     def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:
-        """The dynamic instruction has run natively: begin the next recording."""
+        """Begin the next recording: the dynamic instruction has run natively."""
 
     def after_raise(self, run: MonitorRun, exception: BaseException) -> None:
-        """The dynamic instruction has raised an exception, which no handler has received yet."""
+        """Continue after a dynamic instruction that has raised; no handler has the exception
+        yet."""
 
     def release(self) -> None:
         """Drop the program's objects: monitoring has ended."""
@@ -55,30 +56,31 @@ class Cut(Protocol):
 
 
 class Branching(Protocol):
-    """Makes operators of data-dependent branches and loops (see ``control_flow.branches``)."""
+    """Merges data-dependent branches and loops into operators (see ``control_flow.branches``)."""
 
     def at_branch(self, context: Context, step: Step) -> None:
-        """The program is about to branch on a tensor's value.
+        """Merge the branches on a tensor's value, which the program is about to test.
 
         Raises:
             Split: no operator expresses the branch.
         """
 
     def at_flag_branch(self, context: Context, step: Step, flag: ShadowNode) -> None:
-        """The program is about to branch on a lifted flag.
+        """Merge the branches on a lifted flag, which the program is about to test.
 
         Raises:
             Split: no operator expresses both branches.
         """
 
     def at_join(self, context: Context, frame: types.FrameType | None) -> None:
-        """The program, unreported since the branch or loop, has come to the join point.
+        """Continue at the join point, which the program has reached unreported.
 
         Args:
-            frame: None if an exception has kept the program from coming there.
+            frame: The program's frame; None if an exception has prevented it from reaching the
+                point.
 
         Raises:
-            Split: the program's values are not as the isolated paths have left them.
+            Split: the program's values differ from those of the isolated paths.
         """
 
     def at_loop(
@@ -89,7 +91,7 @@ class Branching(Protocol):
         tensors: tuple[torch.Tensor, ...],
         element: Callable[[int, list[torch.Tensor]], Any] | None,
     ) -> bool:
-        """The program may be about to begin a loop over ``range(*bounds)``.
+        """Try to make an operator of a loop over ``range(*bounds)`` that may be about to begin.
 
         Args:
             tensors: the tensors, or lists of the graph, over whose rows the loop iterates.
@@ -97,18 +99,19 @@ class Branching(Protocol):
                 elements that a function computes from them.
 
         Returns:
-            True if the loop is an operator now, or may become one: from its second iteration on, or
-            in the polyfill of a function that consumes all elements.
+            True if the loop is an operator now, or may become one later: at its second iteration,
+            or in the polyfill of a function that consumes all elements.
         """
 
     def is_consumed_at_once(self, step: Step, functions: Collection[Any]) -> bool:
-        """True if the result of the call at ``step`` goes straight to one of these functions."""
+        """True if the result of the call at ``step`` is passed at once to one of these
+        functions."""
 
     def at_comparison(self, context: Context, step: Step, compared: Callable[..., bool]) -> bool:
-        """The program is about to compare numbers, one of them lifted.
+        """Try to make an operator of a counting loop, at a comparison with a lifted number.
 
         Returns:
-            True if this is the condition of a loop that counts, and the loop is an operator now.
+            True if the comparison is the condition of a counting loop, which is an operator now.
         """
 
     def at_graph_condition(
@@ -118,8 +121,8 @@ class Branching(Protocol):
         operation: Callable[..., bool],
         operands: tuple[Any, ...],
     ) -> bool:
-        """An isolated path is about to apply a predicate to its topmost operands, numbers that only
-        the graph computes.
+        """Try to merge a branch in an isolated path on a predicate of its topmost operands, numbers
+        that only the graph computes.
 
         Returns:
             True if the path branches on the result, and the branch is an operator now.
@@ -128,25 +131,26 @@ class Branching(Protocol):
             Split: no operator expresses the branch.
         """
 
-    def list_element(self, context: Context, given: GraphList, at: Any) -> torch.Tensor:
+    def list_element(self, context: Context, graph_list: GraphList, index: Any) -> torch.Tensor:
         """A placeholder for an element of a list of the graph.
 
         Args:
-            at: the index, a plain one or a node.
+            graph_list: the list.
+            index: a plain index, or the node of one.
 
         Raises:
-            Split: the elements are not alike.
+            Split: the elements differ in form.
         """
 
     def at_loop_head(self, context: Context, step: Step) -> None:
-        """The program is at the head of a loop. After a first iteration that ran natively, the
-        others may become an operator."""
+        """Try to make an operator of a loop at its head, after a first iteration that ran
+        natively."""
 
     def abandon_loops(self, context: Context, frame: types.FrameType | None = None) -> None:
-        """Give up loops, of one frame or all, that have not become operators."""
+        """Drop pending loops, of one frame or all, that have not become operators."""
 
     def at_identity_test(self, context: Context, step: Step, depths: Sequence[int]) -> None:
-        """The program is about to test the identity of the operands at these depths.
+        """Check a test of the identity of the operands at these depths.
 
         Raises:
             Split: the identity depends on a branch or a loop.
@@ -156,10 +160,10 @@ class Branching(Protocol):
         """True if the program holds substitutes for some of its tensors."""
 
     def restore_originals(self, frame: types.FrameType | None, changed: Sequence[Any] = ()) -> None:
-        """A recording ends: replace all substitutes by the program's own tensors.
+        """Replace all substitutes by the program's own tensors at the end of a recording.
 
-        The callers of ``frame``, and native code, may still hold substitutes: call this once more
-        when each of them goes on.
+        The callers of ``frame``, and native code, may still hold substitutes: call this again when
+        each of them resumes.
 
         Args:
             frame: a frame before its next instruction.
@@ -170,7 +174,7 @@ class Branching(Protocol):
         """Replace the substitutes in the local variables of a frame."""
 
     def release_restored(self) -> None:
-        """All frames have gone on: release the replaced substitutes."""
+        """Release the replaced substitutes: all frames have resumed."""
 
     def recorded_truth(self, step: Step) -> bool:
-        """The truth with which an isolated path goes on at a branch that is an operator."""
+        """The truth value with which an isolated path continues at a branch that is an operator."""

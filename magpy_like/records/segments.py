@@ -162,7 +162,7 @@ class SegmentCut:
         if not self.segment.is_disturbed():
             self.segment.dispatcher.note_unrecorded(point, obstacle)
 
-    def speculates(self, place: SourcePosition) -> bool:
+    def speculates(self, position: SourcePosition) -> bool:
         return self.segment.dispatcher.may_speculate(place)
 
     def begins(self, function: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Special rules for native calls that their annotation does not describe completely: a table.
+"""The table of rules for native calls whose annotations do not describe them completely.
 
 ``begin_native_call`` applies the rules of ``SPECIAL_CALL_RULES`` in order. A rule that handles the
-call returns its token, ``(finish, payload)``, or None if nothing is left to do with the result.
-Other rules return ``NotImplemented``; they may record reads, raise ``Split``, or replace the
-arguments of the call.
+call returns its token, ``(finish, payload)``, or None if the result needs no handler. A rule that
+does not handle the call returns ``NotImplemented``; it may have recorded reads or replaced
+arguments. Any rule may raise ``Split``.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def handle_compiling_query(context: Context, call: NativeCall) -> Any:
 
 
 def _finish_compiling_query(context: Context, _: None, result: Any) -> bool:
-    """The result is that of eager mode."""
+    """Return the answer of eager mode."""
     return False
 
 
@@ -125,9 +125,9 @@ def handle_address_query(context: Context, call: NativeCall) -> Any:
         and one
     ):
         if (
-            told := object_addresses.begin_address_query(context, call.operation, call.args[0])
+            token := object_addresses.begin_address_query(context, call.operation, call.args[0])
         ) is not None:
-            return told
+            return token
     return NotImplemented
 
 
@@ -147,9 +147,9 @@ def handle_function_mode(context: Context, call: NativeCall) -> Any:
     return NotImplemented
 
 
-def _finish_overrides_query(context: Context, asked: tuple[Any, Any], result: Any) -> Any:
-    """The result without the default device, which does not affect functions in Python."""
-    operation, args = asked
+def _finish_overrides_query(context: Context, query: tuple[Any, Any], result: Any) -> Any:
+    """Return the result without the default device, which does not affect functions in Python."""
+    operation, args = query
     with default_device.held([]):
         return operation(*args)
 
@@ -185,7 +185,11 @@ def check_operator_body(context: Context, call: NativeCall) -> Any:
 
 
 def check_resize(context: Context, call: NativeCall) -> Any:
-    """Raises Split: the call replaces the storage of an external tensor."""
+    """Check a call that may replace a tensor's storage.
+
+    Raises:
+        Split: the tensor is external, or shares its memory with an external one.
+    """
     if call.operation in _RESIZING_OPERATORS and _shares_external_memory(
         context.recording, call.args[0]
     ):
@@ -206,7 +210,7 @@ def _shares_external_memory(rec: Recording, tensor: Any) -> bool:
 
 
 def handle_special_methods(context: Context, call: NativeCall) -> Any:
-    """An operator that special methods in Python implement: they are followed."""
+    """An operator that special methods in Python implement: the monitor follows them."""
     if call.annotation.as_op_node and uses_special_methods(call.operation, call.args):
         for value in call.args:
             visit_input(context.recording, value)
@@ -227,45 +231,45 @@ def handle_graph_list_call(context: Context, call: NativeCall) -> Any:
 def _begin_graph_list_call(context: Context, call: NativeCall) -> Token | None:
     rec, operation = context.recording, call.operation
     operators, rest = rec.operators, (*call.args[1:], *call.kwargs.values())
-    given = operators.lists[id(call.args[0])]
-    if is_instance(given, CarriedList) and operation in (list.append, list.extend):
-        if operation is list.append or (len(rest) == 1 and given.takes(rec, rest[0])):
+    graph_list = operators.lists[id(call.args[0])]
+    if is_instance(graph_list, CarriedList) and operation in (list.append, list.extend):
+        if operation is list.append or (len(rest) == 1 and graph_list.takes(rec, rest[0])):
             return finish_pure, call
-    if is_instance(given, CarriedList) and operation is len and not rest:
-        return _finish_carried_list_length, given
-    if is_instance(given, GraphList) and operation is len and not rest:
-        return _finish_graph_list_length, given
-    if is_instance(given, GraphList) and operation in (list, tuple) and not rest:
-        if given.is_unchanged() and not given.has_data_dependent_length:
-            return unbound_tensors.finish_copy, (given, operation)
+    if is_instance(graph_list, CarriedList) and operation is len and not rest:
+        return _finish_carried_list_length, graph_list
+    if is_instance(graph_list, GraphList) and operation is len and not rest:
+        return _finish_graph_list_length, graph_list
+    if is_instance(graph_list, GraphList) and operation in (list, tuple) and not rest:
+        if graph_list.is_unchanged() and not graph_list.has_data_dependent_length:
+            return unbound_tensors.finish_copy, (graph_list, operation)
     plain = all(type(value) is int for value in rest) and not context.lifted.any_lifted(rest)
-    joins = is_instance(given, GraphList) and operation in JOINS and given.is_unchanged()
+    joins = is_instance(graph_list, GraphList) and operation in JOINS and graph_list.is_unchanged()
     if not (joins and plain):
-        operators.inspect_list(given.value)
+        operators.inspect_list(graph_list.value)
         return None
     rec.running.enter()
-    rec.running.inputs = {id(tensor): tensor for tensor in given.value}
+    rec.running.inputs = {id(tensor): tensor for tensor in graph_list.value}
     rec.running.is_dynamic = False
     call.on_graph = True
     return context.suspension.until(finish_operator, call)
 
 
-def _finish_carried_list_length(context: Context, given: CarriedList, result: Any) -> Any:
-    return given.length(context)
+def _finish_carried_list_length(context: Context, graph_list: CarriedList, result: Any) -> Any:
+    return graph_list.length(context)
 
 
-def _finish_graph_list_length(context: Context, given: GraphList, result: Any) -> Any:
-    expression = context.lifted.expression(given.count)
+def _finish_graph_list_length(context: Context, graph_list: GraphList, result: Any) -> Any:
+    expression = context.lifted.expression(graph_list.count)
     if expression is None:
         return None
-    return context.lifted.lift(result, expression, context.lifted.twin(given.count))
+    return context.lifted.lift(result, expression, context.lifted.twin(graph_list.count))
 
 
 def handle_constant_read(context: Context, call: NativeCall) -> Any:
     """A read of the value of a constant tensor."""
-    given = (*call.args, *call.kwargs.values())
-    reads = call.operation in VALUE_READERS and context.recording.constants.hold(*given)
-    if reads and holds_tensor(given) and not context.recording.running.depth:
+    arguments = (*call.args, *call.kwargs.values())
+    reads = call.operation in VALUE_READERS and context.recording.constants.hold(*arguments)
+    if reads and holds_tensor(arguments) and not context.recording.running.depth:
         return _finish_constant, call
     return NotImplemented
 
@@ -317,7 +321,7 @@ def _finish_items(context: Context, read: tuple[Any, torch.Tensor], result: Any)
 
 
 def handle_number_read(context: Context, call: NativeCall) -> Any:
-    """``item`` and the like: the number becomes a lifted number."""
+    """``item``, ``int`` or ``float`` of a tensor: the number becomes a lifted number."""
     one = len(call.args) == 1 and not call.kwargs
     if call.operation in _NUMBER_READERS and not context.recording.running.depth and one:
         if is_instance(call.args[0], torch.Tensor):
@@ -428,9 +432,9 @@ def _reads_varying_sizes(
 
 
 def _finish_metadata(
-    context: Context, looked: tuple[Any, tuple[Any, ...], dict[str, Any]], result: Any
+    context: Context, call: tuple[Any, tuple[Any, ...], dict[str, Any]], result: Any
 ) -> Any:
-    operation, args, kwargs = looked
+    operation, args, kwargs = call
     context.account()
     if kwargs:  # x.size(dim=0)
         operation = functools.partial(operation, **kwargs)
@@ -478,6 +482,6 @@ SPECIAL_CALL_RULES: tuple[Callable[[Context, NativeCall], Any], ...] = (
     handle_fold,
     handle_computation,
 )
-"""The order matters: the rules after `substitute_lifted_inputs` may receive other numbers among the
-arguments, and the rules after `substitute_numbers_for_tensors` receive numbers instead of tensors.
+"""The order matters: the rules after `substitute_lifted_inputs` may receive lifted numbers as
+arguments, and the rules after `substitute_numbers_for_tensors` receive numbers in place of tensors.
 """

@@ -78,9 +78,9 @@ def _write_attribute(
     owner, _, called = annotation.operation.rpartition(".")
     if not is_instance(name, str) or (is_instance(target, type) and owner == "builtins.object"):
         return True
-    asks_class = called in ("setattr", "delattr")
+    may_override = called in ("setattr", "delattr")
     method = "__delattr__" if value is NOT_GIVEN else "__setattr__"
-    place = attributes.location_of_store(rec, target, name, method, asks_class=asks_class)
+    place = attributes.location_of_store(rec, target, name, method, may_override=may_override)
     if place is None:
         return True
     if value is not NOT_GIVEN:

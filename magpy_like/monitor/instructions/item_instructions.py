@@ -1,7 +1,7 @@
 """``container[key]``, read, stored and deleted.
 
-One place of a built-in container is relied on or changed; a class that has its own way in Python is
-left to it, and anything else is relied on, or rewritten, as a whole.
+An access to a built-in container reads or changes one location of it. The monitor follows a method
+in Python; any other object is read, or rewritten, as a whole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_item(context: Context, step: Step) -> Token:
 
 
 def get_item(context: Context, source: Any, key: Any, step: Step | None = None) -> Token:
-    """``source[key]``, by an instruction or as part of another operation."""
+    """Record the reads of ``source[key]``, by an instruction or as part of another operation."""
     rec = context.recording
     if is_instance(source, torch.Tensor):
         token = python_operators.operate(
@@ -53,12 +53,12 @@ def get_item(context: Context, source: Any, key: Any, step: Step | None = None) 
         )
         loop_windows.record_narrow(context, token)
         return token
-    given = rec.operators.lists.get(id(source))
-    if is_instance(given, CarriedList) and type(key) is int:
-        is_first = given.read_element(key, _follows_index(context, given, key))
-        return (_finish_first, given.begin[key]) if is_first else None
-    if is_instance(given, GraphList):
-        token = _get_from_list(context, given, key)
+    graph_list = rec.operators.lists.get(id(source))
+    if is_instance(graph_list, CarriedList) and type(key) is int:
+        is_first = graph_list.read_element(key, _follows_index(context, graph_list, key))
+        return (_finish_first, graph_list.begin[key]) if is_first else None
+    if is_instance(graph_list, GraphList):
+        token = _get_from_list(context, graph_list, key)
         if token is not NotImplemented:
             return token
     if type(source) is np.ndarray and random_draws.is_element_index(source, key):
@@ -112,9 +112,9 @@ def _get_from_container(context: Context, source: Any, key: Any, step: Step | No
             return None
     if is_instance(key, slice):
         varying_reads.substitute(context, source)
-    taken = varying_lists.read_item(context, source, key)
-    if taken is not None:
-        return taken
+    token = varying_lists.read_item(context, source, key)
+    if token is not None:
+        return token
     read_calls.read_item(rec, source, key)
     node = rec.variables.node(source)
     if node is None or step is None:
@@ -126,43 +126,43 @@ def _get_from_container(context: Context, source: Any, key: Any, step: Step | No
             context, step, node, Relation(RelationKind.KEY, rec.variables.key(key)), found
         )
     if is_instance(source, list | tuple) and type(key) is int:
-        at = key if key >= 0 else key + len(source)
-        if 0 <= at < len(source):
+        index = key if key >= 0 else key + len(source)
+        if 0 <= index < len(source):
             return varying_reads.lift_read(
-                context, step, node, Relation(RelationKind.ITEM, at), source[at]
+                context, step, node, Relation(RelationKind.ITEM, index), source[index]
             )
     return None
 
 
-def _get_from_list(context: Context, given: GraphList, key: Any) -> Any:
+def _get_from_list(context: Context, graph_list: GraphList, key: Any) -> Any:
     """Read an element of a list on the graph; NotImplemented if the list becomes a constant."""
     operators = context.recording.operators
     if (
-        given.is_unchanged()
+        graph_list.is_unchanged()
         and type(key) is int
-        and (token := loop_windows.read_indexed_element(context, given, key))
+        and (token := loop_windows.read_indexed_element(context, graph_list, key))
     ):
         return token
     context.lifted.specialize(key)
-    if given.is_unchanged() and type(key) is int and key in ENDS:
-        if given.elements_are_new and given.is_never_empty:
-            if given.has_data_dependent_length:
-                return _finish_element, (given, key)
-            given.know(operators, key)
+    if graph_list.is_unchanged() and type(key) is int and key in ENDS:
+        if graph_list.elements_are_new and graph_list.is_never_empty:
+            if graph_list.has_data_dependent_length:
+                return _finish_element, (graph_list, key)
+            graph_list.know(operators, key)
             return None
-    if type(key) is slice and (token := unbound_tensors.slice_list(context, given, key)):
+    if type(key) is slice and (token := unbound_tensors.slice_list(context, graph_list, key)):
         return token
-    operators.inspect_list(given.value)
+    operators.inspect_list(graph_list.value)
     return NotImplemented
 
 
-def _follows_index(context: Context, given: CarriedList, key: int) -> bool:
+def _follows_index(context: Context, graph_list: CarriedList, key: int) -> bool:
     """True if a key exceeds the iteration's index by a constant; any other key is specialized.
 
     Raises:
         Split: the key varies between iterations.
     """
-    number, index = context.lifted.expression(key), context.lifted.expression(given.index)
+    number, index = context.lifted.expression(key), context.lifted.expression(graph_list.index)
     if is_instance(number, GraphNumber) and is_instance(index, GraphNumber) and key >= 0:
         if constant_offset(index.node, number.node) is not None:
             return True
@@ -179,8 +179,8 @@ def _finish_element(
     context: Context, payload: tuple[GraphList, int], item: torch.Tensor
 ) -> torch.Tensor:
     """Replace an element of a list with a data-dependent length."""
-    given, position = payload
-    found = given.element(context.recording, position)
+    graph_list, position = payload
+    found = graph_list.element(context.recording, position)
     context.account()
     return found
 
@@ -192,7 +192,7 @@ def write_item(context: Context, step: Step) -> Token:
 
 
 def set_item(context: Context, target: Any, key: Any, value: Any) -> Token:
-    """``target[key] = value``, by an instruction or as part of another operation."""
+    """Record ``target[key] = value``, by an instruction or as part of another operation."""
     rec = context.recording
     if is_instance(target, torch.Tensor):
         token = python_operators.operate(

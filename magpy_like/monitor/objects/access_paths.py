@@ -1,4 +1,4 @@
-"""Access paths on the program's own objects: following one relation after the other."""
+"""Following access paths through the program's objects, relation by relation."""
 
 from __future__ import annotations
 

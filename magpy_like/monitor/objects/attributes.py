@@ -1,8 +1,8 @@
 """Attribute access: the locations that it reads, in Python's order.
 
 ``getattr(o, name)`` reads the classes of ``type(o).__mro__``, the instance's dictionary and
-``__getattr__``. Each read is an edge of the RefGraph, to a value or to its absence. Python code on
-the way (properties, ``__getattr__``) is followed by the monitor like any call.
+``__getattr__``. Each read is an edge of the RefGraph, to a value or to its absence. The monitor
+follows Python code among them (properties, ``__getattr__``) like any call.
 """
 
 from __future__ import annotations
@@ -61,12 +61,15 @@ def attribute_location(rec: Recording, value: Any, name: str) -> tuple[ShadowNod
 
 
 def locate_number(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
-    """The location of the number or flag that ``value.name`` reads, and the number."""
+    """The location and value of the number or flag that ``value.name`` reads.
+
+    The owner and the value are None if the program reads no number or flag.
+    """
     slot = NULL if is_instance(value, type) else lookup_in_type(type(value), name)
     if type(slot) is types.MemberDescriptorType:
         found = _slot_value(value, slot)
-        place = rec.variables.node(value), Relation(RelationKind.SLOT, name)
-        return (*place, found) if is_number_or_flag(found) else _NOWHERE
+        location = rec.variables.node(value), Relation(RelationKind.SLOT, name)
+        return (*location, found) if is_number_or_flag(found) else _NOWHERE
     entries = None if is_instance(value, type) else instance_dict(value)
     found = NULL if entries is None else dict.get(entries, name, NULL)
     if found is not NULL:
@@ -99,7 +102,7 @@ def read_instance(rec: Recording, value: Any, name: str) -> bool:
 
 
 def read_attribute(rec: Recording, value: Any, name: str) -> None:
-    """The program is about to evaluate ``value.name``."""
+    """Record the reads of ``value.name``, which the program is about to evaluate."""
     cls = type(value)
     if is_instance(value, _OPERATORS):
         _find_operator(value, name)
@@ -140,9 +143,8 @@ _OPERATORS = (Ops, OpNamespace, OpOverloadPacket)
 
 
 def _find_operator(within: Any, name: str) -> None:
-    """Have `torch.ops` cache an operator now: whether it has cached it before says nothing about
-    the program, and must not be guarded."""
-    with contextlib.suppress(Exception):  # the program raises it itself
+    """Make `torch.ops` cache an operator now: a guard must not depend on earlier look-ups."""
+    with contextlib.suppress(Exception):  # the program raises the same exception
         getattr(within, name)
 
 
@@ -209,8 +211,8 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
 
 
 def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
-    """Record the reads of ``object.__getattribute__(value, name)``, and of ``__getattr__`` after
-    it."""
+    """Record the reads of ``object.__getattribute__(value, name)``, then those of
+    ``__getattr__``."""
     cls = type(value)
     found = read_class(rec, cls, name)
     kind = type(found)
@@ -222,7 +224,7 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
             attributes = instance_dict(value)
             if node is not None and attributes is not None:
                 rec.reads.record_dictionary(node, attributes)
-        elif kind not in _KNOWN_PROPERTIES or not _is_followed(found):
+        elif kind not in _GETTER_KINDS or not _is_followed(found):
             _read_natively(rec, value, name, kind)
         return
     if read_instance(rec, value, name):
@@ -253,7 +255,7 @@ _BINDING = {
 }
 """Descriptors that bind a function or return a constant, and read nothing of the instance."""
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-_KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}
+_GETTER_KINDS = {property, types.GetSetDescriptorType}
 
 
 def _is_followed(found: Any) -> bool:
@@ -283,7 +285,7 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
 
 
 def read_all(rec: Recording, value: Any) -> None:
-    """Rely on all attributes of an instance, and on the absence of others."""
+    """Record a read of all attributes of an instance, and of the absence of others."""
     node = rec.variables.node(value)
     entries = instance_dict(value)
     if node is not None and entries is not None:
@@ -307,25 +309,25 @@ def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
 
 
 def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
-    """``nn.Module.__getattr__``: parameters, then buffers, then submodules."""
+    """Record the reads of ``nn.Module.__getattr__``: parameters, then buffers, then submodules."""
     for store in _MODULE_STORES:
         if not read_instance(rec, module, store):
             continue
         entries = module.__dict__[store]
         node = rec.variables.node(entries)
-        there = name in entries
+        is_present = name in entries
         if node is not None:
             relation = Relation(RelationKind.KEY, name)
-            if there:
+            if is_present:
                 rec.reads.record(node, relation, entries[name])
             else:
                 rec.reads.record_absent(node, relation)
-        if there:
+        if is_present:
             return
 
 
 def location_of_store(
-    rec: Recording, target: Any, name: str, method: str, *, asks_class: bool = True
+    rec: Recording, target: Any, name: str, method: str, *, may_override: bool = True
 ) -> tuple[ShadowNode, Relation] | None:
     """The location that setting or deleting an attribute changes: an entry or a slot.
 
@@ -334,7 +336,7 @@ def location_of_store(
         target: The object whose attribute changes.
         name: The attribute's name.
         method: ``__setattr__`` or ``__delattr__``.
-        asks_class: True if the target's class may override ``method``.
+        may_override: True if the target's class may override ``method``.
 
     Returns:
         None for a new object, where Python raises an error, and where Python code stores the
@@ -344,7 +346,7 @@ def location_of_store(
         Split: native code stores the attribute where the monitor cannot reproduce it.
     """
     cls = type(target)
-    setter = read_class(rec, cls, method) if asks_class else getattr(type, method)
+    setter = read_class(rec, cls, method) if may_override else getattr(type, method)
     if is_instance(setter, types.FunctionType):
         return None
     node = rec.variables.node(target)
@@ -359,10 +361,10 @@ def location_of_store(
     found = read_class(rec, cls, name)
     if is_instance(found, types.MemberDescriptorType) and node is not None:
         return node, Relation(RelationKind.SLOT, name)
-    stores = [lookup_in_type(type(found), way) for way in ("__set__", "__delete__")]
-    if is_instance(found, property) or any(is_instance(way, types.FunctionType) for way in stores):
+    setters = [lookup_in_type(type(found), name) for name in ("__set__", "__delete__")]
+    if is_instance(found, property) or any(is_instance(s, types.FunctionType) for s in setters):
         return None
-    if any(way is not NULL for way in stores):
+    if any(s is not NULL for s in setters):
         raise Split(
             SplitReason.UNANNOTATED_NATIVE_ATTRIBUTE,
             f"sets {cls.__qualname__}.{name}, which native code stores",
@@ -379,9 +381,9 @@ def location_of_store(
     return None if owner is None else (owner, relation)
 
 
-def read_location(rec: Recording, target: Any, place: tuple[ShadowNode, Relation]) -> bool:
+def read_location(rec: Recording, target: Any, location: tuple[ShadowNode, Relation]) -> bool:
     """Record a read of a location of ``target``; True if it has a value."""
-    kind, name = place[1].kind, str(place[1].key)
+    kind, name = location[1].kind, str(location[1].key)
     if kind is RelationKind.SLOT:
         found = _slot_value(target, lookup_in_type(type(target), name))
     elif is_instance(target, type):
@@ -389,9 +391,9 @@ def read_location(rec: Recording, target: Any, place: tuple[ShadowNode, Relation
     else:
         found = dict.get(instance_dict(target) or {}, name, NULL)
     if found is NULL:
-        rec.reads.record_absent(*place)
+        rec.reads.record_absent(*location)
     else:
-        rec.reads.record(*place, found)
+        rec.reads.record(*location, found)
     return found is not NULL
 
 
@@ -406,7 +408,12 @@ def _slot_value(value: Any, slot: Any) -> Any:
 def native_property(value: Any, name: str) -> Any:
     """The native descriptor that computes ``value.name``; None if there is none."""
     found = lookup_in_type(type(value), name)
-    return found if is_instance(found, types.GetSetDescriptorType) and name not in _KNOWN else None
+    return (
+        found
+        if is_instance(found, types.GetSetDescriptorType) and name not in _REFLECTIVE
+        else None
+    )
 
 
-_KNOWN = {"__dict__", "__class__", "__weakref__"}
+_REFLECTIVE = {"__dict__", "__class__", "__weakref__"}
+"""Native descriptors of every class, which have rules of their own."""

@@ -1,8 +1,9 @@
-"""Reads of external variables: the facts that a record relies on from then on.
+"""Reads of external variables: the facts that a record relies on.
 
-A variable has a node before the program uses it, with the least fact that every use needs: the
+A variable has a node before the program uses it, with the weakest fact that every use needs: the
 value of a plain value, the metadata of a tensor, the identity of a class or module, the type of
-anything else. An element counts as it was at entry, whatever has become of its container since.
+anything else. The facts of an element describe its state at entry, even if the program has changed
+its container since.
 """
 
 from __future__ import annotations
@@ -79,8 +80,7 @@ class ExternalReads:
         self._refs, self._variables, self._running = refs, variables, running
         self._writes, self._sizes, self._effects, self._lifted = writes, sizes, effects, lifted
         self.just_read: set[int] = set()
-        """Nodes of numbers that nothing but the present read relies on: they may still be
-        lifted."""
+        """Nodes of numbers on which only the present read relies: they may still be lifted."""
         self.layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Sizes and strides of external tensors at their first read, by node."""
         self.tensor_classes: dict[type, dict[str, Any]] = {}
@@ -94,12 +94,11 @@ class ExternalReads:
         self.globals_read: set[tuple[int, str]] = set()
         """Global variables that have been read: id of the dictionary, and name."""
         self.cached: list[Any] = []
-        """Tensors that a cache keeps, held until the record is made."""
+        """Tensors from caches, kept alive until the record is synthesised."""
         self.list_values: dict[int, ListValue] = {}
         """Lifted lists, by node: the record holds for any contents."""
         self.substituted = SubstitutedLocations()
-        """Locations that hold other values than the program's while an iteration runs in
-        isolation."""
+        """Locations that hold placeholders while an iteration runs in isolation."""
         for cls in (torch.Tensor, torch.nn.Parameter):
             self.know_tensor_class(cls)
 
@@ -140,8 +139,10 @@ class ExternalReads:
         return node
 
     def check_unchanged_inside(self, node: ShadowNode, relation: Relation | None = None) -> None:
-        """Check a read by the Python code of a running operator, which reads again whenever the
-        graph runs: before all changes that the program makes outside.
+        """Check a read by the Python code of a running operator.
+
+        The code reads again whenever the graph runs, which is before all external effects of the
+        program.
 
         Raises:
             EffectInsideOperator: the program has changed the contents of the variable, or the
@@ -155,7 +156,7 @@ class ExternalReads:
             )
 
     def record_absent(self, source: ShadowNode, relation: Relation) -> None:
-        """Record that ``source`` has nothing at ``relation``."""
+        """Record that the location ``relation`` of ``source`` has no value."""
         self.check_unchanged_inside(source, relation)
         if source.replays:
             self.specialize_iterator_reads(source)
@@ -190,17 +191,17 @@ class ExternalReads:
         return node
 
     def check_dictionary(self, node: ShadowNode, relation: Relation | None = None) -> None:
-        """Check a read of an instance's dictionary; ``relation`` None stands for all of it.
+        """Check a read of one entry of an instance's dictionary, or of all if ``relation`` is None.
 
         Raises:
             Split: the program has set the entry as an attribute of the instance.
         """
         written = self.dictionaries[node.node_id].written
         if relation is None:
-            found = any(other.kind is RelationKind.ATTRIBUTE for other in written)
+            is_written = any(other.kind is RelationKind.ATTRIBUTE for other in written)
         else:
-            found = Relation(RelationKind.ATTRIBUTE, relation.key) in written
-        if found:
+            is_written = Relation(RelationKind.ATTRIBUTE, relation.key) in written
+        if is_written:
             raise Split(
                 SplitReason.CUSTOM_CLASS_STATE,
                 "reads an attribute that it has set through the dictionary of the instance",
@@ -241,7 +242,7 @@ class ExternalReads:
                 self.exceptions.setdefault(node.node_id, (value, exception_origin(value)))
 
     def know_tensor_class(self, cls: type) -> None:
-        """Rely on all attributes that a class of tensors has in Python."""
+        """Guard all attributes that a tensor class and its bases define in Python."""
         for base in cls.__mro__:
             if base.__flags__ & HEAP_TYPE and base not in self.tensor_classes:
                 entries = dict(class_entries(base))
@@ -260,7 +261,7 @@ class ExternalReads:
             self.exceptions[node.node_id] = exception, (traceback, *exception_origin(exception)[1:])
 
     def record_contents(self, node: ShadowNode) -> None:
-        """Rely on all direct contents of a container, as they were at entry.
+        """Record a read of all direct contents of a container, in their state at entry.
 
         Raises:
             Split: the variable has contents that a guard cannot check.
@@ -353,7 +354,7 @@ class ExternalReads:
             self._expect(child, item, plain)
 
     def specialize_iterator_reads(self, node: ShadowNode) -> None:
-        """Rely on the first contents of a container whose changes were to be replayed."""
+        """Guard the contents at entry of a container; its changes can no longer be replayed."""
         for changed, operation, args in self._effects.replays:
             if changed is node and operation in (list.__setitem__, list.pop):
                 self._lifted.specialize(args[:1])  # relations name its elements by their positions

@@ -1,6 +1,6 @@
-"""Inspections of external variables: each adds the facts that its outcome depends on, and no more.
+"""Inspections of external variables: each adds exactly the facts on which its outcome depends.
 
-An inspection of a new object relies on the external objects in it alone.
+An inspection of a new object adds facts of the external objects in it only.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Inspections:
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program has tested to be distinct objects."""
         self.compared: dict[int, None] = {}
-        """Nodes of objects that native code has compared with others, by identity if nothing
-        else."""
+        """Nodes of objects that native code has compared with others, at least by identity."""
         self.unchanged: list[VersionCheck] = []
         """Version checks of tensors that must keep their data, as they may be aliases."""
 
@@ -73,7 +72,7 @@ class Inspections:
                         self.visit(item, deeper)
 
     def unwrap_proxy(self, value: Any) -> Any:
-        """The mapping behind a mapping proxy; any other value itself."""
+        """The mapping that a mapping proxy shows; any other value itself."""
         if not is_instance(value, types.MappingProxyType):
             return value
         mapping, node = proxied_mapping(value), self._variables.node(value)
@@ -82,7 +81,7 @@ class Inspections:
         return mapping
 
     def inspect_length(self, node: ShadowNode) -> None:
-        """Rely on the number of a container's elements."""
+        """Record a read of the number of a container's elements."""
         self._reads.check_unchanged_inside(node)
         if not self._has_first_length(node):
             self._reads.record_contents(node)
@@ -92,12 +91,12 @@ class Inspections:
             node.facts.add(Fact.LENGTH)
 
     def _has_first_length(self, node: ShadowNode) -> bool:
-        """True if a container has as many elements as at entry, if perhaps others."""
+        """True if a container has as many elements as at entry; the elements may differ."""
         replaced = is_instance(node.variable, list) and not (node.replays or node.rewritten)
         return node.contents is None or replaced
 
     def inspect_truth(self, value: Any) -> None:
-        """Rely on whether a container has elements."""
+        """Record a test of whether a container has elements."""
         node = self._variables.node(value)
         if node is None:
             return
@@ -110,8 +109,8 @@ class Inspections:
             self._reads.record_contents(node)
 
     def counts_vary(self, node: ShadowNode) -> bool:
-        """True if an external list is likely to differ at every call: its length has varied or, of
-        a deque, its numbers."""
+        """True if an external list or deque probably differs at every call: its length has varied
+        or, for a deque, its numbers have."""
         if self._variables.path(node) in self._varying.counts:
             return True
         return node.type is collections.deque and self.items_vary(node.variable)
@@ -121,16 +120,17 @@ class Inspections:
         node = self._variables.node(container)
         if node is None or not self._varying.numbers:
             return False
-        places = (Relation(RelationKind.ITEM, i) for i in range(len(container)))
+        relations = (Relation(RelationKind.ITEM, i) for i in range(len(container)))
         return any(
-            self._variables.location(node, place) in self._varying.numbers for place in places
+            self._variables.location(node, relation) in self._varying.numbers
+            for relation in relations
         )
 
     def is_added(self, node: ShadowNode, key: int) -> bool:
         """True if the program itself has added the element at a negative index of a list."""
         self._reads.check_unchanged_inside(node)
-        known = self._reads.list_values.get(node.node_id)
-        return known is not None and -known.added <= key < 0
+        lifted = self._reads.list_values.get(node.node_id)
+        return lifted is not None and -lifted.added <= key < 0
 
     def length_varies(self, value: Any) -> bool:
         """True for an external list whose length has varied between calls."""
@@ -140,7 +140,7 @@ class Inspections:
         return node is not None and self._variables.path(node) in self._varying.lengths
 
     def inspect_keys(self, node: ShadowNode) -> None:
-        """Rely on the keys of a dictionary."""
+        """Record a read of the keys of a dictionary."""
         self._reads.check_unchanged_inside(node)
         if node.contents is not None or not is_instance(node.variable, dict):
             self._reads.record_contents(node)
@@ -150,11 +150,10 @@ class Inspections:
             node.facts.add(Fact.KEYS)
 
     def key_in(self, node: ShadowNode, key: Any) -> Any:
-        """The name in a relation of a key that the program looks up in a dictionary or stores
-        there.
+        """The key of a relation for a dictionary key that the program looks up or stores.
 
         Raises:
-            Split: a guard or mock cannot look the key up, or only by running the program's code.
+            Split: a guard or mock cannot look up the key without running code of the program.
         """
         if self.compares_in_python(node):
             raise Split(
@@ -165,15 +164,16 @@ class Inspections:
 
     def compares_in_python(self, node: ShadowNode) -> bool:
         """True if a look-up in an external dictionary or set runs Python code of its keys."""
-        known = self._compares_in_python.get(node.node_id)
-        if known is None:
-            known = self._compares_in_python[node.node_id] = any_hashes_in_python(node.variable)
-        return known
+        result = self._compares_in_python.get(node.node_id)
+        if result is None:
+            result = self._compares_in_python[node.node_id] = any_hashes_in_python(node.variable)
+        return result
 
     def record_comparison(self, value: Any, seen: frozenset[int] = frozenset()) -> None:
         """Record that native code compares or hashes ``value`` or its contents.
 
-        By default an object is equal to itself alone, so distinct objects must be distinct again.
+        By default an object equals only itself, so the guard checks that distinct objects are
+        distinct.
         """
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
@@ -192,8 +192,7 @@ class Inspections:
                 self.record_comparison(key, seen)
 
     def rely_on_identity(self, *values: Any) -> None:
-        """Rely on the identity of plain values: the external ones must be the same objects at every
-        call, as there may be equal ones."""
+        """Guard the identity of external plain values: equal ones may be distinct objects."""
         distinct = [value for value in values if not is_interned(value)]
         if not distinct:
             return

@@ -1,4 +1,4 @@
-"""Changes of external variables: the first contents are saved before they are lost.
+"""Changes of external variables: the contents at entry are saved before the first change.
 
 A change of one location is an edge of a new version; a change that depends on all contents of a
 container rewrites it. A change that destroys an object with finalizers splits the program: a mock
@@ -33,8 +33,8 @@ class Mutations:
     def __init__(self, refs: RefGraph, running: RunningOperator, reads: ExternalReads) -> None:
         self._refs, self._running, self._reads = refs, running, reads
         self.may_destroy = False
-        """Whether the program has removed an object with weak references from an external one: it
-        dies when the record is made, at the latest."""
+        """Whether the program has removed an object with weak references from an external one: the
+        object is destroyed when the record is synthesised, or earlier."""
         self.destroying: set[int] = set()
         """Ids of the objects that the splitting instruction removes from external ones."""
 
@@ -46,7 +46,7 @@ class Mutations:
         self.put(node, relation, value)
 
     def lose(self, node: ShadowNode, relation: Relation, value: Any = NULL) -> None:
-        """Prepare for the loss of a location's present contents, which ``value`` may replace."""
+        """Record that a location is about to lose its value, which ``value`` may replace."""
         if node.replays:
             self._reads.specialize_iterator_reads(node)
         self._reads.list_values.pop(node.node_id, None)
@@ -54,7 +54,7 @@ class Mutations:
         self.snapshot(node)
 
     def put(self, node: ShadowNode, relation: Relation, value: Any) -> None:
-        """Record that a location holds ``value`` from here on."""
+        """Record that a location now holds ``value``."""
         if node.rewritten:
             self._refs.in_place(node)
         else:

@@ -1,8 +1,8 @@
-"""Memory addresses of objects, which differ between calls for all but lasting objects.
+"""Memory addresses of objects, which differ between calls unless the object lives on.
 
 ``id`` returns the address; the default hash, the order in a set and the default text depend on it.
-Of an external object it is a lifted number or text: the mock computes it again, and a guard
-compares it where the program inspects it. A new object has another address at every call.
+The address of an external object is a lifted number or text: the mock computes it again, and the
+guard compares it if the program inspects it. A new object has another address at every call.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ def begin_address_query(context: Context, operation: Any, value: Any) -> Token |
     rec = context.recording
     if is_plain(value):
         return None
-    way: Callable[[Any], Any] | None = id
+    query: Callable[[Any], Any] | None = id
     if operation in TEXT_FUNCTIONS:
-        way = operation if operation is not ascii and text_shows_address(value) else None
+        query = operation if operation is not ascii and text_shows_address(value) else None
     elif operation is not id:
-        way = _hashed_by(value)
-        if way is None:
+        query = _hashed_by(value)
+        if query is None:
             for part in _hashed_in(value):
                 guard_address(rec, part)
-    if way is None or _is_private_use(context):
+    if query is None or _is_private_use(context):
         return None
     rec.inspections.record_comparison(value)
-    return address_token(context, way, value)
+    return address_token(context, query, value)
 
 
-def address_token(context: Context, way: Callable[[Any], Any], value: Any) -> Token:
-    """The token of an instruction whose result is ``way(value)``.
+def address_token(context: Context, query: Callable[[Any], Any], value: Any) -> Token:
+    """The token of an instruction whose result is ``query(value)``.
 
     Raises:
         Split: the object is new.
     """
-    if way is not id:
+    if query is not id:
         special_methods.read_special_methods_of_class(context.recording, type(value))
-    return _finish, Address(_outside(context.recording, value), way)
+    return _finish, Address(_external_node(context.recording, value), query)
 
 
 def _finish(context: Context, address: Address, result: Any) -> Any:
@@ -87,13 +87,13 @@ def guard_address(rec: Recording, value: Any) -> None:
     Raises:
         Split: the object is new.
     """
-    node = _outside(rec, value)
-    known = (part for part, _ in rec.lifted.guards.conditions if is_instance(part, Address))
-    if not any(part.node is node and part.function is id for part in known):
+    node = _external_node(rec, value)
+    guarded = (part for part, _ in rec.lifted.guards.conditions if is_instance(part, Address))
+    if not any(part.node is node and part.function is id for part in guarded):
         rec.lifted.guards.conditions.append((Address(node, id), id(value)))
 
 
-def _outside(rec: Recording, value: Any) -> ShadowNode:
+def _external_node(rec: Recording, value: Any) -> ShadowNode:
     node = rec.variables.node(value)
     if (
         node is None
@@ -140,9 +140,9 @@ _OWN_TEXT = {name: getattr(object, name) for name in ("__repr__", "__str__", "__
 
 
 def finish_text(context: Context, _: Any, text: Any) -> None:
-    """Guard the addresses in a text that native code has made of objects.
+    """Guard the object addresses in a text that native code returns.
 
-    A result that is no text comes from a method of one of the objects.
+    Any other result comes from a method of one of the objects.
 
     Raises:
         UnguardableRead: the text has the address of a new object.
@@ -182,7 +182,7 @@ def guard_set_order(rec: Recording, found: Any) -> None:
 
 
 def _is_private_use(context: Context) -> bool:
-    """True if the calling function uses the number as a key of a private table only."""
+    """True if the calling function uses the number only as the key of a private table."""
     return context.frame is not None and context.frame.f_code in _PRIVATE_USERS
 
 
@@ -203,4 +203,4 @@ _PRIVATE_USERS = {
     if is_instance(function, types.FunctionType)
     for code in _codes(function)
 }  # fmt: skip
-"""Code of functions that note visited objects by ``id``, and the hash of a tensor."""
+"""Code of functions that remember visited objects by ``id``, and the hash of a tensor."""

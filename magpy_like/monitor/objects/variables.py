@@ -1,9 +1,9 @@
 """The RefGraph's variables: the node of each, and its access path.
 
-A variable is in one of three states. It existed before the region was entered: it has one node
-from the first time that the program gets hold of it. The region created it. Or nobody saw it
-created, and nothing must be assumed about it. Plain values have no identity: they are told apart
-by where they come from.
+A variable is external, new, or of unknown origin. An external variable has one node, from the
+program's first reference to it. A new one was created by the region. The monitor has not seen the
+creation of the third kind and assumes nothing about it. Plain values have no identity: the
+locations from which they are read distinguish them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from magpy_like.split_reasons import SplitReason
 
 
 class Variables:
-    """Which node a variable has, where it comes from, and which objects are new."""
+    """The nodes and access paths of external variables, and the new objects."""
 
     def __init__(self, refs: RefGraph, operators: OperatorGraph) -> None:
         self._refs, self._operators = refs, operators
@@ -55,7 +55,7 @@ class Variables:
         return node
 
     def path(self, node: ShadowNode) -> Path:
-        """The access path on which the program first reached a variable."""
+        """The access path by which the program first reached a variable."""
         return self._paths.get(node.node_id, ())
 
     def add_path(self, node: ShadowNode, owner: ShadowNode, relation: Relation) -> None:
@@ -71,15 +71,15 @@ class Variables:
         return self._roots.get(relation)
 
     def location(self, owner: ShadowNode, relation: Relation) -> Path:
-        """An external location under a name that holds from one run to the next: the access path
-        from the arguments, or the object that is the same at every call."""
+        """The name of an external location that is valid across runs: its access path from the
+        arguments or, for any other owner, the owner as a constant and the relation."""
         path = self.path(owner)
         if owner.node_id == EXTERNAL or (path and path[0].kind is RelationKind.LOCAL):
             return (*path, relation)
         return (Relation(RelationKind.CONSTANT, id(owner.variable)), relation)
 
     def key(self, key: Any) -> Any:
-        """The name of a dictionary's key in a relation: its value, or which variable it is.
+        """The key of a relation for a dictionary key: its value, or its identity.
 
         Raises:
             Split: a guard could not find the key again.
@@ -96,7 +96,7 @@ class Variables:
         )
 
     def is_new(self, value: Any) -> bool:
-        """True if the program created the object, or an operator on the graph the tensor."""
+        """True if the program created the object or, for a tensor, an operator of the graph did."""
         if is_instance(value, torch.Tensor):
             return self.node(value) is None and self._operators.nodes.node_of(value) is not None
         return self.is_new_object(value)

@@ -1,11 +1,12 @@
 """Lifted flags: bools that vary between calls (MagPy, section 6.2).
 
-There is only one ``True``, so a flag has no identity of its own. The monitor tracks its location:
-the locals of active frames that hold it, the instructions that read it from outside, and those that
-consume it. Such an instruction converts it to a number of the graph, branches on it, or passes it
-to the locals of a function. Anything else specializes the flag: the guard checks its value, as that
-of any other argument. Specializing is correct at any time before the record is made, so where the
-next consumer is not known a flag is specialized first and tracked again later.
+A flag has no identity of its own: there is only one object ``True``. The monitor tracks its
+location: the locals of active frames that hold it, the instructions that read it from outside, and
+those that consume it. A consumer converts the flag to a number of the graph, branches on it, or
+passes it to the locals of a function. Any other use specializes the flag: the guard checks its
+value, like the value of any other argument. Specializing is correct at any time before the record
+is synthesised, so a flag whose next consumer is unknown is specialized first and tracked again
+later.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class _PendingCall:
 
     caller: int
     code: types.CodeType
-    given: FlagArguments
+    flags: FlagArguments
 
 
 class LiftedFlags:
@@ -80,53 +81,54 @@ class LiftedFlags:
         self._frames: dict[int, _Frame] = {}
         """By the id of the frame."""
         self._forwarders: dict[int, FlagArguments] = {}
-        """By the id of the frame, the flags that a module's ``__call__`` will pass on."""
+        """By the id of the frame, the flags that a module's ``__call__`` will pass to
+        ``forward``."""
         self._pending_call: _PendingCall | None = None
         self._isolated_frames: dict[int, _Frame] = {}
-        """By the id of their code, frames in which branches will run in isolation."""
+        """By the id of its code, the frame in which a branch will run in isolation."""
         self._numbers: dict[int, Computed] = {}
         self._tensors: dict[int, torch.Tensor] = {}
-        self._known: dict[int, ShadowNode] = {}
+        self._nodes: dict[int, ShadowNode] = {}
         self._pending_reads: dict[int, dict[int, dict[int, ShadowNode]]] = {}
         """By the id of the frame and the offset of the consuming instruction, flags that were read
         from outside, by their depths on the operand stack."""
         self._constant: dict[int, bool] = {}
-        """By the ids of their nodes, flags that are constant in the running branch."""
+        """By the id of its node, the value of a flag that is constant in the running branch."""
 
     # --- locations of flags ----------------------------------------------------------------------
 
-    def enter_region(self, frame: types.FrameType, given: FlagArguments, bound: int) -> None:
-        """The region is entered with flags among its arguments, whose positions count from 0 after
-        the ``bound`` ones of the function."""
-        for node in given.values():
+    def enter_region(self, frame: types.FrameType, flags: FlagArguments, bound: int) -> None:
+        """Track the flags among the arguments of the region. The function's ``bound`` arguments
+        come before the positions of ``flags``."""
+        for node in flags.values():
             self._register(node)
             self._rec.reads.just_read.add(node.node_id)  # read as arguments only
-        self._enter_locals(frame, _shifted(given, bound))
+        self._enter_locals(frame, _shifted(flags, bound))
 
     def _register(self, node: ShadowNode) -> None:
-        if node.node_id not in self._known:
-            self._known[node.node_id] = node
+        if node.node_id not in self._nodes:
+            self._nodes[node.node_id] = node
             self._numbers[node.node_id] = Computed(flag_as_number, (EntryValue(node),))
 
     def read(self, context: Context, step: Step, node: ShadowNode, value: bool) -> Token:
-        """An instruction reads a bool that varies between calls and is not guarded: track it if its
-        consumer is known."""
-        if node.node_id not in self._constant and self._taker(context, step) is None:
+        """Handle an instruction that reads a varying, unguarded bool: track it if its consumer is
+        known."""
+        if node.node_id not in self._constant and self._consumer(context, step) is None:
             self._register(node)
             self.specialize(node)
             return None
         return _finish_reading, (step, node, value)
 
     def finish_reading(self, context: Context, step: Step, node: ShadowNode) -> Any:
-        """The read is complete: returns the replacement of its result, or None."""
+        """Complete a read: return the replacement of its result, or None."""
         self._register(node)
         self._track(node)
         context.watch_numbers()
         if node.node_id in self._constant:
             return self._constant[node.node_id]
-        taker = self._taker(context, step)
-        assert taker is not None
-        offset, depth, slot = taker
+        consumer = self._consumer(context, step)
+        assert consumer is not None
+        offset, depth, slot = consumer
         if slot is None:
             self._pending_reads.setdefault(id(step.frame), {}).setdefault(offset, {})[depth] = node
         else:
@@ -134,11 +136,13 @@ class LiftedFlags:
             self._frames[id(step.frame)] = replace(found, slots={**found.slots, slot: node})
         return None
 
-    def _taker(self, context: Context, step: Step) -> tuple[int, int, int | None] | None:
-        """The consumer of a value that an instruction reads, if it can be tracked there.
+    def _consumer(self, context: Context, step: Step) -> tuple[int, int, int | None] | None:
+        """The consumer of the value that an instruction reads; None if the value cannot be tracked.
 
-        Its offset, the value's depth on the operand stack, and the slot of the local it is stored
-        to."""
+        Returns:
+            Offset of the consumer, depth of the value on its operand stack, and slot of the local
+            that it stores to, if any.
+        """
         uses = local_uses(step.code)
         found = uses.reads.get(step.offset)
         if found is None:
@@ -151,63 +155,63 @@ class LiftedFlags:
         return (*found, argument)
 
     def enter(self, frame: types.FrameType) -> None:
-        """A function has been entered: map the flags of the pending call to its locals."""
-        if not self._known:
+        """Map the flags of the pending call to the locals of the function that was entered."""
+        if not self._nodes:
             return
         self._frames.pop(id(frame), None)
         self._pending_reads.pop(id(frame), None)
         self._specialize(
             self._forwarders.pop(id(frame), {}).values()
-        )  # of another frame, long gone
-        side = self._isolated_frames.get(id(frame.f_code))
-        if side is not None:
-            self._frames[id(frame)] = side
+        )  # of an earlier frame at this address
+        isolated = self._isolated_frames.get(id(frame.f_code))
+        if isolated is not None:
+            self._frames[id(frame)] = isolated
             return
         call, self._pending_call = self._pending_call, None
         caller = frame.f_back
         if call is not None:
             if call.caller == id(caller) and call.code is frame.f_code:
-                self._enter_locals(frame, call.given)
+                self._enter_locals(frame, call.flags)
                 return
-            self._specialize(call.given.values())
-        given = self._forwarders.pop(id(caller), None)
-        if given is not None and caller is not None:
+            self._specialize(call.flags.values())
+        flags = self._forwarders.pop(id(caller), None)
+        if flags is not None and caller is not None:
             before = _bound_before(caller, frame)
             if before is not None:
-                self._enter_locals(frame, _shifted(given, before))
+                self._enter_locals(frame, _shifted(flags, before))
             else:
-                self._specialize(given.values())
+                self._specialize(flags.values())
 
     def specialize_pending_call(self) -> None:
-        """A function that is not monitored has been entered."""
+        """Specialize the flags of the pending call: its function is not monitored."""
         if self._pending_call is not None:
-            self._specialize(self._pending_call.given.values())
+            self._specialize(self._pending_call.flags.values())
             self._pending_call = None
 
-    def _enter_locals(self, frame: types.FrameType, given: FlagArguments) -> None:
-        """Flags are arguments of a function that has just been entered."""
+    def _enter_locals(self, frame: types.FrameType, flags: FlagArguments) -> None:
+        """Track ``flags`` in the locals of a function that has just been entered."""
         code = frame.f_code
         if code in _FORWARDERS:
-            if not any(key == 0 for key in given):
-                self._forwarders[id(frame)] = _shifted(given, -1)
+            if not any(key == 0 for key in flags):
+                self._forwarders[id(frame)] = _shifted(flags, -1)
             return
         slots, found = frame_locals(frame), {}
-        for key, node in given.items():
+        for key, node in flags.items():
             slot = _slot(code, key)
             if slot in local_uses(code).tracked and slots[slot] is node.first.value:
                 found[slot] = node
             else:
                 self.specialize(node)
-        for given in self._forwarders.values():
-            self._specialize(given.values())  # the other function was not monitored
-        open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._specialized}
-        for node in {node.node_id: node for node in open_ones.values()}.values():
+        for forwarded in self._forwarders.values():
+            self._specialize(forwarded.values())  # the other function was not monitored
+        tracked = {slot: n for slot, n in found.items() if n.node_id not in self._specialized}
+        for node in {node.node_id: node for node in tracked.values()}.values():
             if node.node_id in self._rec.reads.just_read:
                 self._track(node)
             else:
-                self.specialize(node)  # the program has read it otherwise since
-        if open_ones:
-            self._frames[id(frame)] = _Frame(code, 0, open_ones)
+                self.specialize(node)  # the program has also read it elsewhere
+        if tracked:
+            self._frames[id(frame)] = _Frame(code, 0, tracked)
 
     def in_frame(self, frame: types.FrameType | None) -> Mapping[int, ShadowNode]:
         """The flags in the locals of an active frame, by slot."""
@@ -222,43 +226,47 @@ class LiftedFlags:
         code: types.CodeType,
         own: types.CodeType,
         shift: int,
-        known: BranchFlag,
+        tested: BranchFlag,
     ) -> None:
-        """A branch in ``frame`` is about to run in isolation, as ``code``.
+        """Prepare the isolated run of a branch.
 
-        That is the program's ``own`` code preceded by ``shift`` bytes. The flag ``known`` is
-        constant there.
+        Args:
+            frame: The branching frame.
+            code: The code of the branch: the program's ``own`` code after ``shift`` bytes.
+            own: The code of ``frame``.
+            shift: The number of bytes that precede it.
+            tested: A flag that is constant in the branch.
         """
         self._isolated_frames.pop(id(code), None)
         slots = self.in_frame(frame)
-        if known is not None:
-            slots = {slot: node for slot, node in slots.items() if node is not known[0]}
-            self._constant[known[0].node_id] = known[1]
+        if tested is not None:
+            slots = {slot: node for slot, node in slots.items() if node is not tested[0]}
+            self._constant[tested[0].node_id] = tested[1]
         if slots and self._frames[id(frame)].code is own:
             self._isolated_frames[id(code)] = _Frame(own, shift, slots)
 
-    def end_branch(self, code: types.CodeType, known: BranchFlag) -> None:
-        """The branch has ended."""
+    def end_branch(self, code: types.CodeType, tested: BranchFlag) -> None:
+        """End the isolated run of a branch."""
         self._isolated_frames.pop(id(code), None)
-        if known is not None:
-            del self._constant[known[0].node_id]
+        if tested is not None:
+            del self._constant[tested[0].node_id]
 
     # --- uses of flags ---------------------------------------------------------------------------
 
     def specialize(self, node: ShadowNode) -> None:
         """Guard the value of a flag."""
-        if node.node_id in self._known:
+        if node.node_id in self._nodes:
             self._specialized.add(node.node_id)
             self._guard_value(node)
             self._rec.reads.just_read.discard(node.node_id)
 
     def specialize_all(self) -> None:
         """Guard the values of all flags: they are no longer tracked."""
-        for node in self._known.values():
+        for node in self._nodes.values():
             self.specialize(node)
 
     def _guard_value(self, node: ShadowNode) -> None:
-        """Guard a flag's value for now; the guard can still be dropped."""
+        """Guard a flag's value; `_track` can drop the guard again."""
         if Fact.VALUE not in node.facts:
             node.facts.add(Fact.VALUE)
             self._rec.reads.just_read.add(node.node_id)
@@ -282,7 +290,11 @@ class LiftedFlags:
         return tensor
 
     def on_instruction(self, context: Context, step: Step) -> Step:
-        """An instruction is about to run: returns it, with numbers for flags among its operands."""
+        """Handle an instruction that is about to run.
+
+        Returns:
+            The instruction, with numbers in place of flags among its operands.
+        """
         found = self._arrived_flags(step)
         frame = self._frames.get(id(step.frame))
         if frame is not None:
@@ -291,20 +303,20 @@ class LiftedFlags:
                 {depth: frame.slots[slot] for depth, slot in consumers if slot in frame.slots}
             )
         for node in found.values():
-            if Fact.VALUE in node.facts:  # the program has read it otherwise since
+            if Fact.VALUE in node.facts:  # the program has also read it elsewhere
                 self.specialize(node)
         found = {d: node for d, node in found.items() if node.node_id not in self._specialized}
         return self._consume(context, step, found) if found else step
 
     def _arrived_flags(self, step: Step) -> dict[int, ShadowNode]:
-        """The operands of an instruction that are flags read from outside before."""
-        coming = self._pending_reads.get(id(step.frame))
-        if coming is None:
+        """The operands of an instruction that are flags from earlier external reads."""
+        arriving = self._pending_reads.get(id(step.frame))
+        if arriving is None:
             return {}
         read = local_uses(step.code).reads.get(step.offset)
         if read is not None:  # the earlier read there has not reached its consumer
-            coming.get(read[0], {}).pop(read[1], None)
-        return coming.pop(step.offset, {})
+            arriving.get(read[0], {}).pop(read[1], None)
+        return arriving.pop(step.offset, {})
 
     def _consume(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
         name = opcode.opname[step.opcode]
@@ -361,12 +373,12 @@ class LiftedFlags:
             return step
         self.specialize_pending_call()
         names = context.keyword_names(step)
-        given: dict[int | str, ShadowNode] = {}
+        flags: dict[int | str, ShadowNode] = {}
         for depth, node in found.items():
             key = names[-depth] if depth <= len(names) else count - depth + bound
-            given[key] = node
+            flags[key] = node
             self._guard_value(node)
-        self._pending_call = _PendingCall(id(step.frame), code, given)
+        self._pending_call = _PendingCall(id(step.frame), code, flags)
         return step
 
 
@@ -374,7 +386,7 @@ def _finish_reading(context: Context, read: tuple[Step, ShadowNode, bool], resul
     step, node, value = read
     if result is value:
         return context.flags.finish_reading(context, step, node)
-    node.facts.add(Fact.VALUE)  # something else has computed the result
+    node.facts.add(Fact.VALUE)  # another object computed the result
     return None
 
 
@@ -386,8 +398,8 @@ they call: a module's ``forward``, unless there are hooks."""
 
 
 def _bound_before(caller: types.FrameType, frame: types.FrameType) -> int | None:
-    """The number of arguments that a function called by one of those receives before the caller's;
-    None if it is called for another purpose."""
+    """The number of arguments that a forwarder's callee receives before the forwarded ones; None if
+    the forwarder calls it for another purpose."""
     if caller.f_code is _FORWARDERS[0]:
         return 1 if frame.f_code is _FORWARDERS[1] else None
     function = _local(caller, "forward_call")
@@ -405,8 +417,8 @@ def _local(frame: types.FrameType, name: str) -> Any:
     return value.cell_contents if is_instance(value, types.CellType) else value
 
 
-def _shifted(given: FlagArguments, by: int) -> FlagArguments:
-    return {key + by if is_instance(key, int) else key: node for key, node in given.items()}
+def _shifted(flags: FlagArguments, by: int) -> FlagArguments:
+    return {key + by if is_instance(key, int) else key: node for key, node in flags.items()}
 
 
 def _slot(code: types.CodeType, key: int | str) -> int:
