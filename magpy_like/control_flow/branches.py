@@ -1,8 +1,8 @@
 """Branches on a tensor's value, as one operator of the graph: ``cond`` (MagPy, section 6.2.2).
 
-Before the program jumps, both branches run in isolation on fake tensors, from the branch to its
-join point, and their nodes become the operator's two graphs. Then the program itself goes on to the
-join point unreported, and its tensors there are the operator's results.
+Before the program jumps, both branches run in isolation on fake tensors, from the jump to its
+join point, and their nodes become the operator's two graphs. Then the program itself continues to
+the join point unreported, and its tensors there are the operator's results.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _log = topic("splits")
 
 
 class Branches:
-    """Makes operators of the branches and loops of one monitor run: its ``Branching``."""
+    """The ``Branching`` of one monitor run: merges branches and loops into operators."""
 
     def __init__(self, merges: Callable[[], bool]) -> None:
         self._merges = merges
-        """Whether branches may become operators where the program is."""
+        """True if branches may become operators at the program's present position."""
         self._tools = OperatorTools.create()
         self._heads = LoopHeads(self._tools)
         self._exit_truth: dict[tuple[int, int], bool] = {}
-        """By code and offset, the truth with which a ``while`` loop that is an operator ends."""
+        """By code and offset, the truth value that ends a ``while`` loop which is an operator."""
 
     # --- branches --------------------------------------------------------------------------------
 
@@ -80,10 +80,10 @@ class Branches:
             raise BranchNotMergeable(str(why)) from None
 
     def _merge(self, context: Context, step: Step, flag: ShadowNode | None = None) -> None:
-        """Make one operator of the branch on the topmost operand, or on a lifted ``flag``.
+        """Merge the branches on the topmost operand, or on a lifted ``flag``, into one operator.
 
         Raises:
-            Split: no operator does.
+            Split: no operator expresses them.
             UnresumableState: the frame cannot be resumed from here.
         """
         paths = self._tools.paths
@@ -114,12 +114,12 @@ class Branches:
     ) -> bool:
         """See ``Branching.at_graph_condition``."""
         paths = self._tools.paths
-        at, rest = instructions(step.code)[step.offset], step.stack[: -len(operands)]
-        if at.name not in CONDITIONAL_JUMPS:
-            at = instructions(step.code)[at.end]
-        if at.name not in CONDITIONAL_JUMPS or at.name.endswith("_OR_POP"):
+        jump, rest = instructions(step.code)[step.offset], step.stack[: -len(operands)]
+        if jump.name not in CONDITIONAL_JUMPS:
+            jump = instructions(step.code)[jump.end]
+        if jump.name not in CONDITIONAL_JUMPS or jump.name.endswith("_OR_POP"):
             return False
-        step_at_jump = replace(step, offset=at.offset, stack=(*rest, None))
+        step_at_jump = replace(step, offset=jump.offset, stack=(*rest, None))
         state = _branch_state(context, step_at_jump, nested=True)
         if (
             paths.exits is not None
@@ -147,7 +147,7 @@ class Branches:
         until: int,
         results: Sequence[tuple[OperatorOutput, Result]],
     ) -> None:
-        """Let the program run to the join point unreported, and publish the results there."""
+        """Run the program to the join point unreported, and publish the results there."""
         publish = self._tools.results.publish
         self._tools.paths.receivers.append(lambda context, frame: publish(context, frame, results))
         context.isolation.skip(
@@ -169,7 +169,7 @@ class Branches:
             flag: the lifted flag that decides, if a flag does.
 
         Raises:
-            Split: a branch does something that no operator can do.
+            Split: a branch has an effect that no operator expresses.
         """
         rec = context.recording
         holders = {
@@ -208,8 +208,11 @@ class Branches:
         return results
 
     def _record_exit(self, context: Context, step: Step, state: FrameState) -> bool:
-        """True if one branch leaves the loop of which an iteration runs. Its path is recorded as a
-        loop exit, and the iteration goes on with the other branch."""
+        """Record a branch that leaves the loop of the running iteration as a loop exit.
+
+        Returns:
+            True if there is one; the iteration continues with the other branch.
+        """
         paths = self._tools.paths
         exits = paths.exits
         if (
@@ -229,7 +232,7 @@ class Branches:
         end = paths.explore(context, begin_branch(state, truth), exits.until)
         end.restore(exits.original)
         exits.note(truth, test, last, end)
-        # The iteration that leaves the loop would draw in vain after this branch.
+        # After this branch, an iteration that leaves the loop must not draw numbers.
         context.isolation.branch_run.tensors.draws = False
         context.account()
         frame_set_operand(step.frame, 1, not truth)
@@ -288,9 +291,9 @@ class Branches:
         """See ``Branching.abandon_loops``."""
         self._heads.abandon_loops(context, frame)
 
-    def list_element(self, context: Context, gathered: GraphList, at: Any) -> torch.Tensor:
+    def list_element(self, context: Context, graph_list: GraphList, index: Any) -> torch.Tensor:
         """See ``Branching.list_element``."""
-        return self._tools.placeholders.list_element(context, gathered, at)
+        return self._tools.placeholders.list_element(context, graph_list, index)
 
     # --- substitutes -----------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class SegmentCut:
             self.segment.dispatcher.note_unrecorded(point, obstacle)
 
     def speculates(self, position: SourcePosition) -> bool:
-        return self.segment.dispatcher.may_speculate(place)
+        return self.segment.dispatcher.may_speculate(position)
 
     def begins(self, function: Any) -> bool:
         return not self._continues or original_function(function) is not function

@@ -48,7 +48,7 @@ class _Differences:
     """The ids of the tensors of outputs so far, one for each exit."""
 
     def find(self) -> Iterator[OperatorOutput]:
-        ends, until, head = [e.end for e in self.exits.found], self.exits.until, self.exits.head
+        ends, until, head = [e.end for e in self.exits.exits], self.exits.until, self.exits.head
         locations = [FrameLocation(False, i) for i in range(len(ends[0].stack))]
         if until != RETURN:
             live = live_locals(head.code, until)
@@ -108,7 +108,7 @@ class _Differences:
         self._seen.add(key)
         for value in values:
             check_like(value, first)
-        pairs = zip(values, self.exits.found, strict=True)
+        pairs = zip(values, self.exits.exits, strict=True)
         preexist = [self._preexists(value, exit.end) for value, exit in pairs]  # check all
         if any(preexist):
             initial = [leaf.initial for leaf in self.iteration.plan.carried.values()]

@@ -31,11 +31,11 @@ def find_head(context: Context, step: Step) -> LoopHead | None:
     found = _find_get_iter(step)
     if found is None:
         return None
-    at, operand_count, wraps = found
+    instruction, operand_count, wraps = found
     state, shift = capture_state(context, step), shift_of(step.frame)
     iterator = iter(range(1))  # never advanced
     state = replace(state, stack=(*state.stack[:operand_count], iterator))
-    return _find_for_iter(step, state, at, shift, wraps)
+    return _find_for_iter(step, state, instruction, shift, wraps)
 
 
 def _find_get_iter(step: Step) -> tuple[Instruction, int, Any] | None:
@@ -46,25 +46,25 @@ def _find_get_iter(step: Step) -> tuple[Instruction, int, Any] | None:
         is passed before, if any. None if the object is used in another way.
     """
     table, stack = instructions(step.code), step.stack
-    at, wraps = table[step.offset], None
-    if at.name == "CALL":
-        stack, at = stack[: -at.arg - 2], table[at.end]
-        after = table[at.end] if at.name == "PRECALL" else at
+    instruction, wraps = table[step.offset], None
+    if instruction.name == "CALL":
+        stack, instruction = stack[: -instruction.arg - 2], table[instruction.end]
+        after = table[instruction.end] if instruction.name == "PRECALL" else instruction
         if after.name == "CALL" and after.arg == 1 and len(stack) > 1 and stack[-2] is NULL:
             wraps = next((known for known in _WRAPPERS if known is stack[-1]), None)
             if wraps is not None:
-                stack, at = stack[:-2], table[after.end]
-    elif at.name == "CALL_FUNCTION_EX":
-        stack, at = stack[: -3 - (at.arg & 1)], table[at.end]
+                stack, instruction = stack[:-2], table[after.end]
+    elif instruction.name == "CALL_FUNCTION_EX":
+        stack, instruction = stack[: -3 - (instruction.arg & 1)], table[instruction.end]
     else:
         stack = stack[:-1]
-    return (at, len(stack), wraps) if at.name == "GET_ITER" else None
+    return (instruction, len(stack), wraps) if instruction.name == "GET_ITER" else None
 
 
 def _find_for_iter(
-    step: Step, state: FrameState, at: Instruction, shift: int, wraps: Any
+    step: Step, state: FrameState, instruction: Instruction, shift: int, wraps: Any
 ) -> LoopHead | None:
-    """The head of the loop whose iterator the instruction ``at`` pushes.
+    """The head of the loop whose iterator the instruction ``instruction`` pushes.
 
     Args:
         state: the frame with the iterator on its stack.
@@ -73,28 +73,32 @@ def _find_for_iter(
     table, iterator = instructions(step.code), state.stack[-1]
     new_list: list[Any] | None = None
     slots, stack = list(state.locals), list(state.stack)
-    at = table[at.end]
-    while at.name in _OF_COMPREHENSIONS:  # Python 3.12 compiles them into the function itself
-        if at.name == "SWAP":
-            stack[-1], stack[-at.arg] = stack[-at.arg], stack[-1]
-        elif at.name == "LOAD_FAST_AND_CLEAR":
-            stack.append(slots[at.arg])
-            slots[at.arg] = NULL
-        elif at.arg == 0 and new_list is None:
+    instruction = table[instruction.end]
+    while (
+        instruction.name in _OF_COMPREHENSIONS
+    ):  # Python 3.12 compiles them into the function itself
+        if instruction.name == "SWAP":
+            stack[-1], stack[-instruction.arg] = stack[-instruction.arg], stack[-1]
+        elif instruction.name == "LOAD_FAST_AND_CLEAR":
+            stack.append(slots[instruction.arg])
+            slots[instruction.arg] = NULL
+        elif instruction.arg == 0 and new_list is None:
             new_list = []
             stack.append(new_list)
         else:
             return None
-        at = table[at.end]
-    if new_list is None and len(stack) > 1 and "CALL" in at.name:
-        return _find_in_comprehension(step, stack[-2], at, iterator, wraps)
-    if at.name != "FOR_ITER":
+        instruction = table[instruction.end]
+    if new_list is None and len(stack) > 1 and "CALL" in instruction.name:
+        return _find_in_comprehension(step, stack[-2], instruction, iterator, wraps)
+    if instruction.name != "FOR_ITER":
         return None
-    at = instructions(state.code)[at.offset - shift]
-    state = replace(state, offset=at.offset, locals=tuple(slots), stack=tuple(stack))
+    instruction = instructions(state.code)[instruction.offset - shift]
+    state = replace(state, offset=instruction.offset, locals=tuple(slots), stack=tuple(stack))
     check_resumable(state)
     operand = None if new_list is None else next(i for i, v in enumerate(stack) if v is new_list)
-    return LoopHead(state, at.exhaustion_target + shift, for_loop_offsets(at), wraps, operand)
+    return LoopHead(
+        state, instruction.exhaustion_target + shift, for_loop_offsets(instruction), wraps, operand
+    )
 
 
 def _find_in_comprehension(

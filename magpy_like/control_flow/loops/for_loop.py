@@ -86,7 +86,7 @@ class ForLoop:
             iteration.run()
             check_iteration(iteration)
             exits = iteration.exits
-            if exits is not None and exits.found:
+            if exits is not None and exits.exits:
                 if plan.locations or plan.shared:
                     raise LoopNotMergeable("a loop with an early exit stores values in objects")
                 require_two_iterations(plan)

@@ -36,7 +36,11 @@ def require_two_iterations(plan: LoopPlan) -> None:
 
 
 def check_windows(iteration: Iteration) -> None:
-    """Raises Split: an iteration reads at an index that is out of range."""
+    """Check the indices at which iterations read.
+
+    Raises:
+        Split: one of them is out of range.
+    """
     plan = iteration.plan
     for window in iteration.reads.windows:
         last = compute_lifted(plan.context, operator.sub, window.end, 1)
@@ -49,11 +53,10 @@ def add_for_loop(iteration: Iteration) -> tuple[list[fx.Node], list[Any]]:
 
     Returns:
         The nodes of its results: one for each carried, written and final value, then one for each
-        list. And the nodes of the same values in the body; all elements of a list count there.
+        list; and the nodes of the same values in the body, one for each element of a list.
 
     Raises:
-        Split: an operator would be slower, or iterations write into a tensor in a way that no
-            operator can.
+        Split: an operator would be slower, or cannot express a write of the iterations.
     """
     plan, end = iteration.plan, iteration.end
     rec, operators = plan.context.recording, plan.context.recording.operators
@@ -61,32 +64,36 @@ def add_for_loop(iteration: Iteration) -> tuple[list[fx.Node], list[Any]]:
     require_two_iterations(plan)
     check_windows(iteration)
     created = [leaf.result for leaf in (*plan.carried.values(), *iteration.final_values)]
-    created += [tensor for found in iteration.lists for tensor in found.appended]
+    created += [tensor for appended_list in iteration.lists for tensor in appended_list.appended]
     check_distinct([leaf.result for leaf in plan.written], created)
-    filled = written_rows(iteration)
+    row_writes = written_rows(iteration)
     leaves = [*plan.inputs, *iteration.final_values]
     if plan.in_comprehension and any(leaf.slot < plan.first_location for leaf in leaves):
         raise LoopNotMergeable("a comprehension carries values between iterations")
     results = [leaf.result for leaf in leaves]
-    results += [tensor for found in iteration.lists for tensor in found.appended]
+    results += [tensor for appended_list in iteration.lists for tensor in appended_list.appended]
     body_results = [operators.numbers.value_node(result, rec.graph.value) for result in results]
-    body_results += [row.node for _, row, _ in filled]
+    body_results += [row.node for _, row, _ in row_writes]
     end.nodes = without_constants(rec, end.nodes)
-    nodes = _add_operator(iteration, leaves, body_results, len(filled))
+    nodes = _add_operator(iteration, leaves, body_results, len(row_writes))
     nodes = nodes[len(iteration.rows) :]
     for node, twin in zip(nodes[: len(leaves)], map(twin_of, body_results), strict=False):
         if twin is not None and not node.meta[NUMBER]:
             node.meta[TWIN] = twin
     for node in nodes[len(leaves) :]:
         node.meta[LIST] = True
-    rows = nodes[len(nodes) - len(filled) :]
-    for written, found in zip(filled, rows, strict=True):
-        _write_rows(plan, *written, found)
-    return nodes[: len(nodes) - len(filled)], body_results
+    rows = nodes[len(nodes) - len(row_writes) :]
+    for row_write, node in zip(row_writes, rows, strict=True):
+        _write_rows(plan, *row_write, node)
+    return nodes[: len(nodes) - len(row_writes)], body_results
 
 
 def _check_worthwhile(iteration: Iteration) -> None:
-    """Raises Split: recording each iteration is as good."""
+    """Check that the operator is an improvement.
+
+    Raises:
+        Split: recording each iteration is as good.
+    """
     plan = iteration.plan
     few = len(iteration.end.nodes) * plan.trip_count < config.min_loop_operators
     if few and not varying_reads.has_varied(plan.context, plan.bounds):
@@ -104,7 +111,7 @@ def _add_operator(
     """Add ``for_loop`` with the iteration as its body.
 
     Args:
-        row_count: the number of tensors of which each iteration writes one row.
+        row_count: the number of tensors that are written row by row.
 
     Returns:
         The nodes of its results; carried rows come first.

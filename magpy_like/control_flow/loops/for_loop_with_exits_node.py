@@ -46,10 +46,12 @@ def add_loop_with_exits(
         return operators.numbers.value_node(value, rec.graph.value)
 
     results = [node_of(leaf.result) for leaf in plan.carried.values()]
-    elements = [node_of(item) for found in iteration.lists for item in found.appended]
-    tests = [exit.test for exit in exits.found[:-1]]
+    elements = [
+        node_of(item) for appended_list in iteration.lists for item in appended_list.appended
+    ]
+    tests = [exit.test for exit in exits.exits[:-1]]
     outside: dict[fx.Node, None] = {}
-    for number, exit in enumerate(exits.found):
+    for number, exit in enumerate(exits.exits):
         exit.end.nodes = without_constants(rec, exit.end.nodes)
         exit.results = [node_of(output.values[number]) for output in exits.outputs]
         own = set(exit.end.nodes)
@@ -61,7 +63,7 @@ def add_loop_with_exits(
     twins = [_output_twin(exits, iteration, i) for i in range(len(exits.outputs))]
     spec, parts = _describe_exits(exits, iteration, [*tests, *results])
     graphs = [operators.control.subgraph([*symbols, *outside], body, [*parts, *elements])]
-    for exit in exits.found:
+    for exit in exits.exits:
         inputs = [*exit.operands, *outside]
         graphs.append(operators.control.subgraph(inputs, exit.end.nodes, exit.results))
     before = (
@@ -99,13 +101,15 @@ def _describe_exits(
         operands of each exit.
     """
     position = {id(value): i for i, value in enumerate(exits.lists)}
-    positions = [position[id(iteration.slots[found.slot])] for found in iteration.lists]
+    positions = [
+        position[id(iteration.slots[appended_list.slot])] for appended_list in iteration.lists
+    ]
     exits.have_ends = [
-        bool(found.initial) or all(exit.appended[i] for exit in exits.found)
-        for found, i in zip(iteration.lists, positions, strict=True)
+        bool(appended_list.initial) or all(exit.appended[i] for exit in exits.exits)
+        for appended_list, i in zip(iteration.lists, positions, strict=True)
     ]
     spec = []
-    for exit in exits.found:
+    for exit in exits.exits:
         spec.append((exit.truth, tuple(exit.appended[i] for i in positions), len(results)))
         results += exit.operands
     return tuple(spec), results
@@ -120,7 +124,7 @@ def _output_twin(exits: LoopExits, iteration: Iteration, number: int) -> torch.T
     context = iteration.plan.context
     if context.recording.sizes.twin is None or is_number(exits.outputs[number].values[0]):
         return None
-    twins = [twin_of(exit.results[number]) for exit in exits.found]
+    twins = [twin_of(exit.results[number]) for exit in exits.exits]
     if not all(is_instance(twin, torch.Tensor) for twin in twins):
         raise LoopNotMergeable("the sizes of a tensor that an iteration creates are unknown")
     first, *others = twins

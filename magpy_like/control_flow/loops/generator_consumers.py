@@ -34,29 +34,29 @@ def replace_consumer(context: Context, step: Step, bounds: Bounds) -> bool:
     The instruction is about to create, or to iterate over, the iterable of the generator.
 
     Args:
-        bounds: those of the loop in the generator.
+        bounds: The bounds of the loop in the generator.
 
     Returns:
-        True if the program goes on with the polyfill.
+        True if the program continues with the polyfill.
     """
     table, stack = instructions(step.code), step.stack
-    made_by, head, count, below = table[step.offset], iter, 1, stack[:-1]
-    if made_by.name == "CALL":
-        count = made_by.arg
+    producer, head, count, below = table[step.offset], iter, 1, stack[:-1]
+    if producer.name == "CALL":
+        count = producer.arg
         head, below = stack[-count - 1], stack[: -count - 2]
-        if stack[-count - 2] is not NULL or not any(head is known for known in _HEADS):
+        if stack[-count - 2] is not NULL or not any(head is function for function in _HEADS):
             return False
-    elif made_by.name != "GET_ITER":
+    elif producer.name != "GET_ITER":
         return False
     if head is not map:
-        begin = made_by if made_by.name == "GET_ITER" else table[made_by.end]
+        begin = producer if producer.name == "GET_ITER" else table[producer.end]
         if begin.name != "GET_ITER" or not below or not _is_generator_expression(below[-1]):
             return False
         call = _call_at(table, table[begin.end])
         if call is None or call.arg:
             return False
-        made_by, below = call, below[:-1]
-    polyfill = _polyfill(step.code, made_by, below, simple=head is not range)
+        producer, below = call, below[:-1]
+    polyfill = _polyfill(step.code, producer, below, simple=head is not range)
     if polyfill is None:
         return False
     operands, depth = stack[len(stack) - count :], len(stack) - len(below)
@@ -78,26 +78,28 @@ _HEADS = (range, iter, enumerate, zip, reversed, map)
 
 
 def _polyfill(
-    code: CodeType, made_by: Instruction, below: tuple[Any, ...], simple: bool
+    code: CodeType, producer: Instruction, below: tuple[Any, ...], simple: bool
 ) -> Callable[..., Any] | None:
     """The polyfill of the function to which an instruction's result is passed, if there is one.
 
     Args:
         below: the operands below the result.
-        simple: whether the function's other arguments must be as simple as a variable.
+        simple: whether the function's other arguments must be variables or constants.
     """
     if len(below) < 2 or below[-2] is not NULL:
         return None
     consumer = below[-1]
     extra = 1 if consumer is sum else 0
-    if not _is_first_argument(code, made_by, extra, simple):
+    if not _is_first_argument(code, producer, extra, simple):
         return None
-    return next((found for known, found in CONSUMERS.items() if known is consumer), None)
+    return next(
+        (polyfill for function, polyfill in CONSUMERS.items() if function is consumer), None
+    )
 
 
 def _is_generator_expression(function: object) -> bool:
-    """True for the function of a generator expression whose iterations share nothing but external
-    variables: functions that they create would share their variables."""
+    """True for the function of a generator expression whose iterations share only external
+    variables: closures that they create would share the loop variables."""
     if type(function) is not FunctionType or function.__code__.co_name != "<genexpr>":
         return False
     is_generator = function.__code__.co_flags & inspect.CO_GENERATOR
@@ -111,29 +113,31 @@ def _inspects_frames(function: object) -> bool:
     return not FRAME_INSPECTORS.isdisjoint(function.__code__.co_names)
 
 
-def _is_first_argument(code: CodeType, made_by: Instruction, extra: int, simple: bool) -> bool:
+def _is_first_argument(code: CodeType, producer: Instruction, extra: int, simple: bool) -> bool:
     """True if the result of an instruction is the first argument of a call with at most ``extra``
-    other arguments. Arguments that are not as ``simple`` as a variable may have effects before the
-    call."""
+    other arguments. If ``simple``, the other arguments must be variables or constants:
+    any other argument may have effects before the call."""
     table, kinds = instructions(code), stack_kinds(code)
-    at, names = table[made_by.end], ()
-    below = len(kinds.get(at.offset, ())) - 3  # NULL, the callee and the result
-    while at.name in _ARGUMENT_POPS:
-        popped = _ARGUMENT_POPS[at.name] + (at.arg if at.name in ("CALL", "BUILD_TUPLE") else 0)
-        left = len(kinds[at.offset]) - popped
-        if at.name == "CALL" and left == below:
-            return at.arg - 1 <= extra and names in ((), ("start",))
+    instruction, names = table[producer.end], ()
+    below = len(kinds.get(instruction.offset, ())) - 3  # NULL, the callee and the result
+    while instruction.name in _ARGUMENT_POPS:
+        popped = _ARGUMENT_POPS[instruction.name] + (
+            instruction.arg if instruction.name in ("CALL", "BUILD_TUPLE") else 0
+        )
+        left = len(kinds[instruction.offset]) - popped
+        if instruction.name == "CALL" and left == below:
+            return instruction.arg - 1 <= extra and names in ((), ("start",))
         if left < below + 3 or (simple and popped):
             return False
-        if at.name in ("KW_NAMES", "CALL"):
-            names = code.co_consts[at.arg] if at.name == "KW_NAMES" else ()
-        at = table[at.end]
+        if instruction.name in ("KW_NAMES", "CALL"):
+            names = code.co_consts[instruction.arg] if instruction.name == "KW_NAMES" else ()
+        instruction = table[instruction.end]
     return False
 
 
-def _call_at(table: dict[int, Instruction], at: Instruction) -> Instruction | None:
-    at = table[at.end] if at.name == "PRECALL" else at
-    return at if at.name == "CALL" else None
+def _call_at(table: dict[int, Instruction], instruction: Instruction) -> Instruction | None:
+    instruction = table[instruction.end] if instruction.name == "PRECALL" else instruction
+    return instruction if instruction.name == "CALL" else None
 
 
 _ARGUMENT_POPS = {
@@ -141,34 +145,39 @@ _ARGUMENT_POPS = {
     "LOAD_ATTR": 1, "LOAD_METHOD": 1, "UNARY_NEGATIVE": 1, "BINARY_OP": 2, "BINARY_SUBSCR": 2,
     "PUSH_NULL": 0, "KW_NAMES": 0, "PRECALL": 0, "CALL": 2, "BUILD_TUPLE": 0,
 }  # fmt: skip
-"""How many operands the instructions that compute arguments pop. Calls and tuples also pop as many
-as their argument states."""
+"""Operands popped by instructions that compute arguments. Calls and tuples also pop the number of
+operands that their argument states."""
 
 
 def is_consumed_at_once(step: Step, functions: Collection[Any]) -> bool:
-    """True if the result of the call at ``step`` goes straight to a call of one of ``functions``.
+    """True if the result of the call at ``step`` is at once passed to a call of one of
+    ``functions``.
 
     The function is on the operand stack already, and the instructions in between only compute
     further arguments.
     """
     table, stack = instructions(step.code), step.stack
-    at = table[step.offset]
-    position = len(stack) - at.arg - 2
+    instruction = table[step.offset]
+    position = len(stack) - instruction.arg - 2
     depth = position + 1
     while True:
-        at = table[at.end]
-        if at.name in ("PRECALL", "KW_NAMES"):
+        instruction = table[instruction.end]
+        if instruction.name in ("PRECALL", "KW_NAMES"):
             continue
-        pops = at.arg + _EXTRA_POPS[at.name] if at.name in _EXTRA_POPS else _POPS.get(at.name)
+        pops = (
+            instruction.arg + _EXTRA_POPS[instruction.name]
+            if instruction.name in _EXTRA_POPS
+            else _POPS.get(instruction.name)
+        )
         if pops is None:
             return False
         first = depth - pops
         if first > position:
-            argument = at.arg if dis.opmap[at.name] >= dis.HAVE_ARGUMENT else None
-            effect = dis.stack_effect(dis.opmap[at.name], argument)
-            depth = first + 1 if at.name == "CALL" else depth + effect
+            argument = instruction.arg if dis.opmap[instruction.name] >= dis.HAVE_ARGUMENT else None
+            effect = dis.stack_effect(dis.opmap[instruction.name], argument)
+            depth = first + 1 if instruction.name == "CALL" else depth + effect
         else:
-            is_call = at.name == "CALL" and first >= 0 and stack[first] is NULL
+            is_call = instruction.name == "CALL" and first >= 0 and stack[first] is NULL
             return is_call and any(stack[first + 1] is known for known in functions)
 
 
@@ -182,6 +191,6 @@ _POPS = {
     **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR"), 2),
     "BINARY_SLICE": 3,
 }
-"""How many operands the instructions pop that only compute something."""
+"""Operands popped by instructions without effects."""
 _EXTRA_POPS = {"CALL": 2, "BUILD_SLICE": 0}
-"""How many operands instructions pop in addition to those that their argument counts."""
+"""Operands popped in addition to the number that the argument states."""

@@ -67,7 +67,7 @@ def _collect_changes(iteration: Iteration) -> None:
             continue
         left_there += map(id, containers(left[slot]))
     changed = {leaf.slot for leaf in plan.carried.values() if not leaf.is_list_tail}
-    if changed & {found.slot for found in iteration.lists}:
+    if changed & {appended_list.slot for appended_list in iteration.lists}:
         raise LoopNotMergeable("iterations change elements of a list that they append to")
     if len(set(left_there)) < len(left_there):
         raise LoopNotMergeable("an iteration leaves one container in two variables")
@@ -164,9 +164,9 @@ def _check_carried(iteration: Iteration) -> None:
     _drop_unread(iteration)
     for leaf in (*plan.carried.values(), *iteration.final_values):
         leaf.may_preexist = preexists(iteration, leaf.result, end)
-    for found in iteration.lists:
-        preexist = [preexists(iteration, item, end) for item in found.appended]  # check all
-        found.may_preexist = any(preexist)
+    for appended_list in iteration.lists:
+        preexist = [preexists(iteration, item, end) for item in appended_list.appended]  # check all
+        appended_list.may_preexist = any(preexist)
     if any(not is_instance(item, torch.Tensor) for s in iteration.lists for item in s.appended):
         raise LoopNotMergeable("iterations append numbers to a list")
     differ = False
@@ -189,7 +189,7 @@ def _drop_unread(iteration: Iteration) -> None:
     plan = iteration.plan
     leaves = [*plan.carried.values(), *iteration.final_values]
     results = [leaf.result for leaf in leaves]
-    results += [tensor for found in iteration.lists for tensor in found.appended]
+    results += [tensor for appended_list in iteration.lists for tensor in appended_list.appended]
     left = {plan.context.recording.operators.nodes.node_of(result) for result in results}
     for key, leaf in list(plan.carried.items()):
         if leaf.slot < plan.first_location or not is_instance(leaf.initial, torch.Tensor):

@@ -1,10 +1,10 @@
 """Exits of a loop: ``break`` and ``return`` on a tensor's value.
 
-An isolated iteration comes to a branch of which one path leads back to the loop's head and the
-other one does not. The path that leaves, up to the join point of all exits, becomes a graph of its
-own, which the operator runs when it leaves the loop there; so does the path after the last
-iteration. The iteration itself goes on. In the iteration that leaves, all operators after such a
-branch run in vain, so they must not write to tensors created before it.
+An isolated iteration reaches a branch with one path that leads back to the loop's head and one that
+does not. The exiting path, up to the join point of all exits, becomes a graph of its own, which the
+operator runs when it leaves the loop there; so does the path after the last iteration. The isolated
+iteration continues. In the iteration that leaves, the results of all operators after such a branch
+are unused, so these operators must not write to tensors created before it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Exit:
     """One exit of a loop."""
 
     end: PathEnd
-    """The join point, as this exit reaches it."""
+    """The state in which this exit reaches the join point."""
     appended: tuple[int, ...]
-    """How many elements the iteration has appended to each list by then."""
+    """Number of elements that the iteration has appended to each list before the exit."""
     truth: bool | None = None
-    """The truth of ``test`` that leaves the loop; None for the exit after the last iteration."""
+    """The value of ``test`` that leaves the loop; None for the exit after the last iteration."""
     test: fx.Node | None = None
     results: list[Any] = field(default_factory=list)
     """The nodes of the operator's outputs in the exit's graph."""
@@ -59,8 +59,8 @@ class LoopExits:
     head: FrameState
     until: int
     lists: Sequence[list[Any]]
-    """The lists to which iterations may append, as the iteration has received them."""
-    found: list[Exit] = field(default_factory=list)
+    """The lists that the iteration has received and may append to."""
+    exits: list[Exit] = field(default_factory=list)
     original: Callable[[Any], Any] = field(default=lambda value: value)
     """Maps the iteration's values to the program's."""
     gradients: bool = field(default_factory=torch.is_grad_enabled)
@@ -77,13 +77,14 @@ class LoopExits:
         """For each list, whether it has an element for every trip count."""
 
     def exit_truth(self, state: FrameState) -> bool | None:
-        """The truth of the tested operand that leaves the loop; None for a branch that does not.
+        """The value of the tested operand that leaves the loop; None if neither path of the branch
+        does.
 
         Args:
             state: the frame at a conditional jump.
 
         Raises:
-            Split: with one truth, the program may leave the loop or not.
+            Split: one path of the branch may, but need not, leave the loop.
         """
         if state.code is not self.head.code:
             return None
@@ -96,11 +97,11 @@ class LoopExits:
         return None
 
     def _stays(self, offset: int) -> bool:
-        """True if a path leads from there to the next iteration."""
+        """True if a path leads from ``offset`` to the next iteration."""
         return can_reach(self.head.code, offset, self.head.offset, self.until)
 
     def appended(self) -> tuple[int, ...]:
-        """How many elements the running iteration has appended to each list so far."""
+        """Numbers of elements that the running iteration has appended to the lists."""
         return tuple(
             len(value) - begin for value, begin in zip(self.lists, self._lengths, strict=True)
         )
@@ -109,13 +110,13 @@ class LoopExits:
         """Add the exit of a branch on ``test``.
 
         Args:
-            truth: the truth that leaves the loop.
+            truth: the value of ``test`` that leaves the loop.
             last: the last node before the branch.
-            end: the end of the path that leaves.
+            end: the end of the exiting path.
         """
-        if not self.found:
+        if not self.exits:
             self._last = last
-        self.found.append(Exit(end, self.appended(), truth, test))
+        self.exits.append(Exit(end, self.appended(), truth, test))
 
     # --- the operator ----------------------------------------------------------------------------
 
@@ -123,12 +124,12 @@ class LoopExits:
         """Add the operator to the graph; its body is an iteration that does not leave the loop.
 
         Returns:
-            The nodes of its results: those of ``outputs``, then the length of each list, and the
-            lists.
+            The nodes of its results: one for each of ``outputs``, then the lengths of the lists,
+            then the lists.
 
         Raises:
-            Split: the exits differ in a way that no operator can express, or the iteration has an
-                effect after a branch that leaves.
+            Split: no operator expresses the differences of the exits, or the iteration has an
+                effect after an exiting branch.
         """
         plan, end = iteration.plan, iteration.end
         rec = plan.context.recording
@@ -141,14 +142,15 @@ class LoopExits:
         if any(map(may_write, set(nodes_after(rec, self._last)) & {*end.nodes})):
             raise LoopNotMergeable("an iteration changes a tensor after an early exit")
         self._explore_last(iteration)
-        inner = {node for exit in self.found for node in exit.end.nodes}
+        inner = {node for exit in self.exits for node in exit.end.nodes}
         body = [node for node in end.nodes if node not in inner]
-        tail = self.found[-1].end
+        tail = self.exits[-1].end
         # The nodes of the last exit are erased with the iteration's.
         end.nodes += [node for node in tail.nodes if node not in end.nodes]
-        for found, appended in zip(iteration.growing.values(), self.appended(), strict=True):
-            iteration.check_look_ups(found, appended)
-            if appended and (found.elements_read > found.carried or found.assumed_constant_length):
+        for carried_list, appended in zip(iteration.growing.values(), self.appended(), strict=True):
+            iteration.check_look_ups(carried_list, appended)
+            unexpected = carried_list.elements_read > carried_list.carried
+            if appended and (unexpected or carried_list.assumed_constant_length):
                 raise LoopNotMergeable(
                     "the code after the loop reads a list that the loop appends to"
                 )
@@ -161,25 +163,25 @@ class LoopExits:
         stack = end.stack[: -plan.offsets.operands]
         left = replace(self.head, offset=plan.offsets.exit, locals=end.locals, stack=stack)
         tail = plan.tools.paths.explore(plan.context, left, self.until)
-        self.found.append(Exit(tail, self.appended()))
+        self.exits.append(Exit(tail, self.appended()))
 
     # --- results ---------------------------------------------------------------------------------
 
     def receive(self, iteration: Iteration, nodes: Sequence[fx.Node], frame: FrameType) -> None:
-        """Publish the operator's results in ``frame``, which has come to the join point.
+        """Publish the operator's results in ``frame``, which has reached the join point.
 
         Raises:
-            Split: the program's values are not as the isolated paths have left them.
+            Split: the program's values differ from those of the isolated paths.
         """
         tools, context, count = iteration.plan.tools, iteration.plan.context, len(self.outputs)
         tools.results.publish(context, frame, list(zip(self.outputs, nodes[:count], strict=True)))
-        slots, at = frame_locals(frame), 0
+        slots, first = frame_locals(frame), 0
         lengths = nodes[count : count + len(iteration.lists)]
         gathered = nodes[count + len(iteration.lists) :]
-        for found, length, node, is_never_empty in zip(
+        for appended_list, length, node, is_never_empty in zip(
             iteration.lists, lengths, gathered, self.have_ends, strict=True
         ):
-            value = slots[found.slot]
+            value = slots[appended_list.slot]
             if type(value) is not list:
                 raise LoopNotMergeable("a list that a loop appends to has been replaced")
             number = context.lift(len(value), GraphNumber(length))
@@ -187,11 +189,14 @@ class LoopExits:
             def specialize_length(number: int = number) -> None:
                 context.lifted.specialize((number,))
 
-            alike = len(found.appended) == 1 and not found.initial
-            twin = self.element_twins[at] if alike else None
-            at += len(found.appended)
-            known = GraphList(
+            alike = len(appended_list.appended) == 1 and not appended_list.initial
+            twin = self.element_twins[first] if alike else None
+            first += len(appended_list.appended)
+            graph_list = GraphList(
                 value, node, number, twin, specialize_length, has_data_dependent_length=True
             )
-            known.substitute, known.is_never_empty = tools.substitutes.make, is_never_empty
-            add_gathered(context.recording, known, found)
+            graph_list.substitute, graph_list.is_never_empty = (
+                tools.substitutes.make,
+                is_never_empty,
+            )
+            add_gathered(context.recording, graph_list, appended_list)

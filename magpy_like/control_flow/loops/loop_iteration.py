@@ -45,23 +45,23 @@ class Iteration:
     begun: FrameState
     """The state in which it begins."""
     location_results: Sequence[Any]
-    """The values that it has left at ``plan.locations``."""
+    """The final values of ``plan.locations``."""
 
     def __init__(self, plan: LoopPlan) -> None:
         self.plan = plan
         self.end = PathEnd((), (), None, [])
-        """The state in which it ends, and all nodes that it has recorded so far."""
+        """The state in which it ends, and all nodes that it has recorded."""
         self.slots: list[Any] = []
         """The values that it receives, by slot."""
         self.before: list[Any] = []
-        """The same, with copies of the lists that it may append to."""
+        """As ``slots``, with copies of the lists that it may append to."""
         self.growing: dict[int, CarriedList] = {}
         """The lists that it may append to, by slot."""
         self.final_values: list[CarriedValue] = []
         """Values of the last iteration that no iteration receives."""
         self.lists: list[AppendedList] = []
         self.rows: list[CarriedRow] = []
-        """Rows of written tensors that are carried, before anything else."""
+        """Carried rows of written tensors, the first of the carried values."""
         self.exits: LoopExits | None = None
         self._symbols: list[fx.Node] = []
         self._received: dict[int, dict[Path, Any]] = {}
@@ -75,7 +75,7 @@ class Iteration:
 
     @property
     def symbols(self) -> list[fx.Node]:
-        """The nodes that stand for the values it receives."""
+        """The nodes of the values that it receives."""
         return [self.index, *self.input_symbols]
 
     # --- start -----------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Iteration:
         """Build the state in which the iteration begins.
 
         Raises:
-            Split: no placeholder stands for one of the values.
+            Split: no placeholder can represent one of the values.
         """
         plan, rec = self.plan, self.plan.context.recording
         start = int(plan.bounds[0])
@@ -126,7 +126,8 @@ class Iteration:
             leaf.result = value if leaf.in_place else None
 
     def _placeholder(self, leaf: CarriedValue) -> Any:
-        """A placeholder for the value that any iteration receives, known as the leaf's symbol."""
+        """A placeholder for the value that any iteration receives; its node is the leaf's
+        symbol."""
         context, rec, first = self.plan.context, self.plan.context.recording, leaf.initial
         if is_number(first):
             leaf.symbol = rec.operators.control.add_symbol(number=True, twin=type(first)(first))
@@ -167,7 +168,7 @@ class Iteration:
         """A placeholder for the row of a tensor, or the element of a list, at any index.
 
         Raises:
-            Split: the elements are not alike.
+            Split: the elements differ in form.
         """
         rec = self.plan.context.recording
         if not is_instance(tensor, torch.Tensor):
@@ -179,14 +180,14 @@ class Iteration:
 
     def _list_element(self, rows: Any) -> torch.Tensor:
         operators = self.plan.context.recording.operators
-        found = operators.lists[id(rows.rows if is_instance(rows, ReversedRows) else rows)]
-        assert is_instance(found, GraphList)
-        at = self.index
+        graph_list = operators.lists[id(rows.rows if is_instance(rows, ReversedRows) else rows)]
+        assert is_instance(graph_list, GraphList)
+        index = self.index
         if is_instance(rows, ReversedRows):
-            at = operators.nodes.graph.call_function(operator.invert, (at,))
-            at.meta[NUMBER] = True
-            self.end.nodes.append(at)
-        element = self.plan.tools.placeholders.list_element(self.plan.context, found, at)
+            index = operators.nodes.graph.call_function(operator.invert, (index,))
+            index.meta[NUMBER] = True
+            self.end.nodes.append(index)
+        element = self.plan.tools.placeholders.list_element(self.plan.context, graph_list, index)
         self.reads.elements = True
         node = operators.nodes.node_of(element)
         assert node is not None
@@ -212,43 +213,43 @@ class Iteration:
         """Run the iteration in isolation, and note which lists have grown.
 
         Raises:
-            Split: it does something that no iteration of an operator may.
+            Split: it has an effect that no operator expresses.
             PlanGrew: it writes to locations, or appends to lists, that were not planned.
         """
         plan, rec = self.plan, self.plan.context.recording
         owned = [*(self.slots[slot] for slot in plan.own_lists), *plan.shared]
         for leaf in plan.written:
             owned += [leaf.result, leaf.symbol.meta.get(TWIN)]
-        rec.operators.lists |= {id(found.value): found for found in self.growing.values()}
+        rec.operators.lists |= {id(growing.value): growing for growing in self.growing.values()}
         lists = [self.slots[slot] for slot in plan.own_lists]
         if plan.join is not None:
             head = replace(plan.state, offset=plan.offsets.head)
             self.exits = LoopExits(head, plan.join, lists)
-        filled = SubstitutedLocations(rec, plan.shared)
+        substituted = SubstitutedLocations(rec, plan.shared)
         options = PathOptions(
             owned=owned,
             requires_grad_differs=plan.requires_grad_differs(),
             exits=self.exits,
             draws=True,
-            filled=filled,
+            substituted=substituted,
             reads=self.reads,
             copies=self._copied_containers(),
         )
         received = zip(plan.locations, self.slots[plan.first_location :], strict=True)
-        with filled.substituting([*received]) as left:
+        with substituted.substituting([*received]) as final:
             for value, items in zip(plan.shared, self._of_shared, strict=True):
-                for (at,), item in items.items():
-                    value[at] = item
+                for (position,), item in items.items():
+                    value[position] = item
             shared_before = [*map(list, plan.shared)]
             end = plan.tools.paths.explore(
                 plan.context, self.begun, plan.offsets.exit, plan.offsets.head, options
             )
         end.nodes = [*self.end.nodes, *end.nodes]
         self.end = end
-        plan.carry_locations(filled)
-        self._note_growth([*lists, *left.lists])
-        self._note_shared(shared_before, left.lists)
-        self.location_results = left.locations
+        plan.carry_locations(substituted)
+        self._note_growth([*lists, *final.lists])
+        self._note_shared(shared_before, final.lists)
+        self.location_results = final.locations
 
     def _copied_containers(self) -> set[int]:
         """The ids of the containers around placeholders: copies of the program's."""
@@ -260,25 +261,25 @@ class Iteration:
         }
 
     def _note_growth(self, ends: Iterable[list[Any]]) -> None:
-        for (slot, found), value in zip(self.growing.items(), ends, strict=True):
-            appended = len(value) - len(found.begin)
-            if appended and found.assumed_constant_length:
+        for (slot, carried_list), value in zip(self.growing.items(), ends, strict=True):
+            appended = len(value) - len(carried_list.begin)
+            if appended and carried_list.assumed_constant_length:
                 self.plan.growing_slots.add(slot)
                 raise PlanGrew
-            self.check_look_ups(found, appended)
+            self.check_look_ups(carried_list, appended)
 
-    def check_look_ups(self, found: CarriedList, appended: int) -> None:
+    def check_look_ups(self, carried_list: CarriedList, appended: int) -> None:
         """Check that any iteration may read a list as this one has.
 
         Args:
             appended: the number of elements that the iteration appends to it.
 
         Raises:
-            Split: the list grows in a way that the reads do not follow.
+            Split: the reads do not follow the growth of the list.
         """
-        if found.is_inspected and appended:
+        if carried_list.is_inspected and appended:
             raise LoopNotMergeable("an iteration reads a list that it appends to")
-        if found.grows_with_index:
+        if carried_list.grows_with_index:
             if appended != self.plan.bounds[2]:
                 raise LoopNotMergeable(
                     "a list grows at another rate than the index by which iterations read it"
@@ -290,7 +291,7 @@ class Iteration:
         """Note the elements that the iteration has appended to ``plan.shared``.
 
         Raises:
-            Split: it has changed one of these lists in another way.
+            Split: it has made another change of one of these lists.
         """
         plan = self.plan
         for slot, value, was, grown in zip(
@@ -319,10 +320,10 @@ class Iteration:
         """Carry the last elements of a list that iterations append to and read from its end.
 
         Raises:
-            Split: one of them is no tensor.
+            Split: one of them is not a tensor.
         """
-        carried, found = self.plan.carried, self.growing[slot]
-        for distance in range(1, max(found.elements_read, found.carried) + 1):
+        carried, carried_list = self.plan.carried, self.growing[slot]
+        for distance in range(1, max(carried_list.elements_read, carried_list.carried) + 1):
             path = (len(initial) - distance,)
             leaf = carried.get((slot, path))
             if leaf is None:
@@ -340,7 +341,7 @@ class Iteration:
     def discard(self) -> None:
         """Erase the nodes of the iteration from the graph."""
         rec = self.plan.context.recording
-        for found in self.growing.values():
-            rec.operators.lists.pop(id(found.value), None)
+        for growing in self.growing.values():
+            rec.operators.lists.pop(id(growing.value), None)
         erase(rec, self.end.nodes)
         erase(rec, [*self._symbols, *(row.symbol for row in self.rows)])

@@ -211,14 +211,15 @@ class LoopPlan:
                 return
         raise refused
 
-    def carry_locations(self, filled: SubstitutedLocations) -> None:
-        """An iteration has written to the locations and lists that ``filled`` has collected.
+    def carry_locations(self, substituted: SubstitutedLocations) -> None:
+        """An iteration has written to the locations and lists that ``substituted`` has collected.
 
         Raises:
             PlanGrew: some of them are new.
             Split: a value there cannot be carried.
         """
-        locations, lists = filled.locations[len(self.locations) :], filled.lists[len(self.shared) :]
+        locations = substituted.locations[len(self.locations) :]
+        lists = substituted.lists[len(self.shared) :]
         for location in locations:
             value, slot = carried_attributes.read(self.context, location), len(self.values)
             self.values = (*self.values, value)

@@ -1,8 +1,8 @@
 """Isolated runs of one path: a branch up to its join point, or one iteration of a loop.
 
 A path runs on fake tensors, from a continuation of the program's frame. Its nodes stay on the
-operator graph until the caller has made a subgraph of them; all else that the run changed in the
-recording and in torch is rolled back here.
+operator graph until the caller has made a subgraph of them; all other
+changes of the recording and of torch are rolled back here.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from magpy_like.splitting.frame_state import FrameState, origins
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
 Receiver = Callable[[Context, FrameType], None]
-"""Publishes an operator's results in the frame that has come to its join point."""
+"""Publishes an operator's results in the frame that has reached its join point."""
 
 
 @dataclass(frozen=True)
 class PathOptions:
-    """Permissions of one isolated path, and the collectors of what it does."""
+    """Permissions of one isolated path, and the collectors of its effects."""
 
     owned: Sequence[Any] = ()
     """Objects that the path may change."""
@@ -54,8 +54,8 @@ class PathOptions:
     exits: LoopExits | None = None
     """Collects loop exits."""
     draws: bool = False
-    """Whether the path may draw random numbers: only if the program is sure to run it."""
-    filled: SubstitutedLocations | None = None
+    """Whether the path may draw random numbers: only if every call runs it."""
+    substituted: SubstitutedLocations | None = None
     """Collects the locations of external objects to which the path writes."""
     reads: IndexedReads | None = None
     """Collects reads at an iteration's index."""
@@ -72,31 +72,36 @@ class IsolatedPaths:
     def __init__(self, placeholders: PlaceholderTensors) -> None:
         self._placeholders = placeholders
         self.depth = 0
-        """How many isolated paths are running, each inside the one before."""
+        """Number of nested isolated paths that are running."""
         self.receivers: list[Receiver] = []
-        """The operators whose join points the running path, or the program, has yet to reach."""
+        """Receivers of the operators whose join points the running path, or the program, has not
+        reached."""
         self.exits: LoopExits | None = None
-        """Collects the exits of the loop of which an iteration is running."""
+        """Collects the exits of the loop whose iteration is running."""
         self._visits: dict[tuple[int, int], int] = {}
-        """By code and offset, how often isolated paths have come to a branch."""
-        self._too_often: set[tuple[int, int]] = set()
+        """Visits of each branch by isolated paths, by code and offset."""
+        self._visited_too_often: set[tuple[int, int]] = set()
         """The branches that exceed ``config.max_branch_visits``."""
 
     def count_visit(self, state: FrameState) -> None:
-        """Raises Split: isolated paths have come to this branch too often."""
+        """Count a visit of a branch.
+
+        Raises:
+            Split: isolated paths have reached the branch too often.
+        """
         branch = id(state.code), state.offset
         if self.depth:
             self._visits[branch] = visits = self._visits.get(branch, 0) + 1
             if visits > config.max_branch_visits:
-                self._too_often.add(branch)
-        if branch in self._too_often:
+                self._visited_too_often.add(branch)
+        if branch in self._visited_too_often:
             raise BranchNotMergeable("both branches contain the remaining iterations of a loop")
 
     def find_join(self, state: FrameState) -> int:
-        """The offset of the join point of the branch at which a frame is.
+        """The offset of the join point of the branch that a frame is about to take.
 
         Raises:
-            Split: there is none, or branches are nested too deeply.
+            Split: there is no join point, or branches are nested too deeply.
         """
         if self.depth >= config.max_nested_branches:
             raise BranchNotMergeable(f"more than {config.max_nested_branches} branches are nested")
@@ -173,10 +178,10 @@ class IsolatedPaths:
         copies: Collection[Any],
         options: PathOptions,
     ) -> BranchRun:
-        """The rules under which a path runs."""
+        """The isolated run of a path, with its permissions and collectors."""
         path = BranchRun(code, shift, self._placeholders.fake_mode, context.isolation.abandon)
         path.gradients_differ, path.tensors.draws = options.requires_grad_differs, options.draws
-        path.substituted = options.filled
+        path.substituted = options.substituted
         path.reads = (
             options.reads
             if context.isolation.branch_run is None
@@ -203,7 +208,7 @@ class IsolatedPaths:
         shift: int,
         options: PathOptions,
     ) -> Iterator[None]:
-        """One more isolated path is running, with operators and loop exits of its own."""
+        """Nest an isolated path, with operators and loop exits of its own, for the context."""
         self.depth += 1
         receivers, self.receivers = self.receivers, []
         exits, self.exits = self.exits, options.exits
@@ -224,10 +229,10 @@ class _Checkpoint:
 
     last: fx.Node | None
     """The last node of the graph."""
-    steady: int
-    """The number of tensors that the recording assumes unchanged."""
+    unchanged_count: int
+    """Number of tensors that the recording assumes unchanged."""
     limits: tuple[str | None, str | None, int]
-    """What restricts how a backend may receive the graph."""
+    """Restrictions on the form in which a backend may receive the graph."""
     gradients: bool
 
     @classmethod
@@ -236,10 +241,13 @@ class _Checkpoint:
         return cls(last_node(rec), len(rec.inspections.unchanged), limits, torch.is_grad_enabled())
 
     def restore(self, rec: Recording) -> str | None:
-        """Roll back all but the nodes. Returns the reason for which the path cannot be part of an
-        operator, if any."""
-        is_unstable = rec.inspections.has_changed(self.steady)
-        del rec.inspections.unchanged[self.steady :]
+        """Roll back all changes except the nodes.
+
+        Returns:
+            The reason why the path cannot be part of an operator; None if it can.
+        """
+        is_unstable = rec.inspections.has_changed(self.unchanged_count)
+        del rec.inspections.unchanged[self.unchanged_count :]
         limits = _graph_limits(rec)
         reason = next(
             iter(rec.graph.operators_as_is[self.limits[-1] :]),

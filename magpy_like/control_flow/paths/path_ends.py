@@ -1,4 +1,4 @@
-"""Both ends of an isolated path: the state in which a branch begins, and what the path leaves."""
+"""Both ends of an isolated path: the state in which a branch begins, and the state at its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PathEnd:
     """Whether the path ends at the head of its loop, not at the join point."""
 
     def restore(self, original: Callable[[Any], Any]) -> None:
-        """Replace the copies that the path ran on by the program's values."""
+        """Replace copies by the program's values."""
         self.locals, self.stack = (
             tuple(map(original, self.locals)),
             tuple(map(original, self.stack)),
@@ -43,17 +43,17 @@ class PathEnd:
 
 
 def begin_branch(state: FrameState, truth: bool) -> FrameState:
-    """The state in which a branch begins if the tested operand has this ``truth``.
+    """The state in which the branch for a ``truth`` of the tested operand begins.
 
     Args:
         state: the frame at its conditional jump.
     """
-    at = state.instruction
-    jumps = truth is ("IF_TRUE" in at.name)
-    keeps = jumps and at.name.endswith("_OR_POP")
-    assert at.target is not None
+    instruction = state.instruction
+    jumps = truth is ("IF_TRUE" in instruction.name)
+    keeps = jumps and instruction.name.endswith("_OR_POP")
+    assert instruction.target is not None
     stack = state.stack if keeps else state.stack[:-1]
-    return replace(state, offset=at.target if jumps else at.end, stack=stack)
+    return replace(state, offset=instruction.target if jumps else instruction.end, stack=stack)
 
 
 def copy_iterator(value: Any, rec: Recording) -> Any:

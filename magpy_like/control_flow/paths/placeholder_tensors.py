@@ -24,7 +24,7 @@ class PlaceholderTensors:
     """The placeholders of one monitor run, and their fake tensor mode."""
 
     def __init__(self) -> None:
-        self._made: list[MonitorWeakRef] = []
+        self._references: list[MonitorWeakRef] = []
 
     @functools.cached_property
     def fake_mode(self) -> FakeTensorMode:
@@ -37,38 +37,38 @@ class PlaceholderTensors:
     ) -> torch.Tensor:
         """A placeholder of the shape, strides, dtype and device of ``like``, for any tensor that
         iterations carry; its node is ``symbol``."""
-        # The program may be inside an isolated path, whose allocations this is none of.
+        # The modes of a running isolated path must not register this allocation.
         with disable_current_modes(), self.fake_mode:
-            made = torch.empty_strided(
+            tensor = torch.empty_strided(
                 like.shape, like.stride(), dtype=like.dtype, device=like.device,
                 requires_grad=requires_grad,
             )  # fmt: skip
-        return self._known(context, made, symbol)
+        return self._register(context, tensor, symbol)
 
     def row(self, context: Context, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """A placeholder for a row ``tensor[i]``, whose node is ``node``."""
         with self.fake_mode:
-            made = torch.select(self.fake_mode.from_tensor(tensor), 0, 0)
-        return self._known(context, made, node)
+            row = torch.select(self.fake_mode.from_tensor(tensor), 0, 0)
+        return self._register(context, row, node)
 
-    def list_element(self, context: Context, gathered: GraphList, at: Any) -> torch.Tensor:
+    def list_element(self, context: Context, graph_list: GraphList, index: Any) -> torch.Tensor:
         """See ``Branching.list_element``."""
-        rec, (first, *others) = context.recording, gathered.value
-        for item in gathered.value:
+        rec, (first, *others) = context.recording, graph_list.value
+        for item in graph_list.value:
             if type(item) is not torch.Tensor:
                 raise LoopNotMergeable("a list has elements that are not plain tensors")
         for other in others:
             check_like(other, first)
-        if rec.sizes.twin is not None and gathered.twin is None:
+        if rec.sizes.twin is not None and graph_list.twin is None:
             raise LoopNotMergeable("the sizes of a list's elements are unknown")
-        node = rec.operators.nodes.graph.call_function(operator.getitem, (gathered.node, at))
-        if gathered.twin is not None:
-            node.meta[TWIN] = gathered.twin
+        node = rec.operators.nodes.graph.call_function(operator.getitem, (graph_list.node, index))
+        if graph_list.twin is not None:
+            node.meta[TWIN] = graph_list.twin
         return self.any_like(context, first, node, first.requires_grad)
 
     def includes(self, value: Any) -> bool:
         """True for one of the placeholders."""
-        return any(reference() is value for reference in self._made)
+        return any(reference() is value for reference in self._references)
 
     def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """True if two tensors, or the tensors that fake ones represent, share their memory."""
@@ -78,7 +78,7 @@ class PlaceholderTensors:
         ]
         return bool(storages[0]._cdata == storages[1]._cdata)
 
-    def _known(self, context: Context, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
-        self._made.append(MonitorWeakRef(made))
-        context.recording.operators.nodes.set_node(made, node)
-        return made
+    def _register(self, context: Context, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
+        self._references.append(MonitorWeakRef(tensor))
+        context.recording.operators.nodes.set_node(tensor, node)
+        return tensor

@@ -2,14 +2,14 @@
 
 The monitor identifies a value of the graph by the program's tensor object. A branch may return a
 tensor created before it, which would then be two values of the graph: itself, and the result of the
-branch. So the program gets a substitute, another tensor object with the same memory, until its
+branch. So the program receives a substitute, another tensor object with the same memory, until its
 recording ends.
 
 When a recording ends, at a split or at the end of the run, each substitute is replaced by its
-original wherever it is: in the frame, in all that the garbage collector knows, and in the objects
-that the recording has changed, which may be frozen and unknown to the collector. References held by
-native code that is still running appear only when it has returned, as do the operands of the frames
-that called it: each of these frames is restored once more before it goes on.
+original in the frame, in all objects that the garbage collector tracks, and in the objects that the
+recording has changed, which may be frozen and therefore untracked. Running native code, and the
+operand stacks of the frames that called it, may hold further references: each of these frames is
+restored again before it resumes.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ class SubstituteTensors:
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[MonitorWeakRef, torch.Tensor]] = {}
-        """By id and in the order of their creation, substitutes with what they replace."""
+        self._substitutes: dict[int, tuple[MonitorWeakRef, torch.Tensor]] = {}
+        """By id and in the order of their creation, substitutes with their originals."""
         self._kept: list[torch.Tensor] = []
         """Restored substitutes: native code may still use one that has no other reference."""
         self._changed: Sequence[Any] = ()
         """The objects changed by the recording that has ended last."""
 
     def __bool__(self) -> bool:
-        return bool(self._made)
+        return bool(self._substitutes)
 
     def make(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new substitute: a view of all of ``tensor``."""
         with torch.enable_grad():
-            made = tensor.view_as(tensor)
-        known, key = self._made, id(made)
-        known[key] = MonitorWeakRef(made, lambda _: known.pop(key, None)), tensor
-        return made
+            substitute = tensor.view_as(tensor)
+        table, key = self._substitutes, id(substitute)
+        table[key] = MonitorWeakRef(substitute, lambda _: table.pop(key, None)), tensor
+        return substitute
 
     def original(self, tensor: Any) -> Any:
         """The tensor that a substitute replaces; any other value itself."""
-        while (known := self._made.get(id(tensor))) is not None and known[0]() is tensor:
-            tensor = known[1]
+        while (pair := self._substitutes.get(id(tensor))) is not None and pair[0]() is tensor:
+            tensor = pair[1]
         return tensor
 
     def restore(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
@@ -63,7 +63,7 @@ class SubstituteTensors:
 
         Args:
             frame: a frame before its next instruction, whose locals and operands are restored.
-            changed: the objects changed by the recording that ends; nothing if it ended before.
+            changed: the objects changed by the recording that ends; empty if it has ended before.
         """
         self._changed = changed or self._changed
         if frame is not None:
@@ -75,10 +75,10 @@ class SubstituteTensors:
                     frame_set_operand(frame, len(stack) - i, original)
             value = None
             del stack
-        alive = [made for reference, _ in self._made.values() if (made := reference()) is not None]
-        made = None
-        known = {id(tensor) for tensor in self._kept}
-        self._kept += [tensor for tensor in alive if id(tensor) not in known]
+        alive = [t for reference, _ in self._substitutes.values() if (t := reference()) is not None]
+        t = None
+        kept = {id(tensor) for tensor in self._kept}
+        self._kept += [tensor for tensor in alive if id(tensor) not in kept]
         held = [tensor for tensor in alive if sys.getrefcount(tensor) > _OWN_REFERENCES]
         if held:
             originals = {id(tensor): self.original(tensor) for tensor in held}
@@ -98,14 +98,14 @@ class SubstituteTensors:
                 frame_set_local(frame, slot, original)
 
     def restore_result(self, result: Any, changed: Sequence[Any]) -> Any:
-        """The program's result with the original of each substitute; elsewhere they are replaced.
+        """The program's result with originals; substitutes elsewhere are replaced in place.
 
         Call it when the program has ended and its recording is released.
         """
-        if self._made:
+        if self._substitutes:
             result = replaced(result, self.original)
             self.restore(None, changed)
-        self._made.clear()
+        self._substitutes.clear()
         self.release()
         return result
 
