@@ -490,7 +490,9 @@ def test_local_with_unknown_uses_is_not_tracked(name):
 
 def test_stack_slot_with_two_possible_values_is_not_tracked():
     def program(x, flag, other):
-        return x * (flag if other else 3) + x.sum() * 2 - x  # too much to be compiled twice
+        return (
+            x * (flag if other else 3) + x.sum() * 2 - x
+        )  # too long for CPython to duplicate per branch
 
     uses = local_uses(program.__code__)
     assert _slot(program, "flag") not in uses.tracked
