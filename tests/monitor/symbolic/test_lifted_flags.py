@@ -490,9 +490,8 @@ def test_local_with_unknown_uses_is_not_tracked(name):
 
 def test_stack_slot_with_two_possible_values_is_not_tracked():
     def program(x, flag, other):
-        return (
-            x * (flag if other else 3) + x.sum() * 2 - x
-        )  # too long for CPython to duplicate per branch
+        # Too long for CPython to compile once per branch.
+        return x * (flag if other else 3) + x.sum() * 2 - x
 
     uses = local_uses(program.__code__)
     assert _slot(program, "flag") not in uses.tracked
