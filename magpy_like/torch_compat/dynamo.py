@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import list_backends, lookup_backend
 from torch._dynamo import reset as reset_dynamo
@@ -34,7 +35,5 @@ __all__ = [
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:
     """Options of Inductor that a ``mode`` of ``torch.compile`` stands for."""
-    import torch._inductor
-
-    options: dict[str, Any] = torch._inductor.list_mode_options(mode)
+    options: dict[str, Any] = torch._inductor.list_mode_options(mode)  # torch loads it lazily
     return options
