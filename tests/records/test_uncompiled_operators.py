@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import magpy_like as magpy
+from magpy_like.graph_operators.node_metadata import AS_IS
 from tests.compare import assert_same
 
 
@@ -114,6 +115,26 @@ def test_backend_receives_all_operators_but_the_function():
     assert len(backend.graphs) == 2
     names = [target if isinstance(target, str) else target.__name__ for target in backend.targets()]
     assert names == ["sin", "mul", "cos"]
+
+
+def test_stack_of_a_list_that_a_loop_appends_to_is_compiled_after_an_uncompiled_function():
+    def program(x):
+        rows = []
+        for row in x:
+            rows.append(row.sin())
+        y = Rounded.apply(x)
+        return torch.stack(rows), y
+
+    compiled = magpy.compile(program, backend="eager")
+    for rows in (5, 7):
+        compiled(torch.randn(rows, 3))
+    (graph,) = magpy.explain(compiled, torch.randn(8, 3)).graphs
+    uncompiled = {
+        node.target.__name__: AS_IS in node.meta
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+    }
+    assert uncompiled["apply"] and not uncompiled["stack"]
 
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])

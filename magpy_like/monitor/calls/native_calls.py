@@ -363,9 +363,10 @@ def record_change(
 def _begin_operator(context: Context, call: NativeCall) -> Token:
     """An operator is about to run. It becomes a node of the graph unless it is inside another."""
     rec, operation = context.recording, call.operation
-    rec.running.enter()
-    if call.on_graph:
-        rec.running.as_is = None
+    if not call.on_graph:
+        rec.running.enter()
+    else:
+        rec.running.begin(_tensor_inputs(call))
         if operation in _UNCOMPILABLE:
             rec.graph.runs_as_is = f"{describe(operation)} {_UNCOMPILABLE[operation]}"
         elif call.kwargs.get("requires_grad") is True:
@@ -378,8 +379,6 @@ def _begin_operator(context: Context, call: NativeCall) -> Token:
             add_object_inputs(rec, call.args)
             if function_mode_count():
                 rec.running.as_is = f"{describe(operation)} runs backward under a default device"
-        rec.running.inputs = {id(tensor): tensor for tensor in _tensor_inputs(call)}
-        rec.running.is_dynamic = False
     if operation in _FOLLOWED_OPERATORS:
         return finish_operator, call
     return context.suspension.until(finish_operator, call)

@@ -247,9 +247,7 @@ def _begin_graph_list_call(context: Context, call: NativeCall) -> Token | None:
     if not (joins and plain):
         operators.inspect_list(graph_list.value)
         return None
-    rec.running.enter()
-    rec.running.inputs = {id(tensor): tensor for tensor in graph_list.value}
-    rec.running.is_dynamic = False
+    rec.running.begin(graph_list.value)
     call.on_graph = True
     return context.suspension.until(finish_operator, call)
 

@@ -5,6 +5,7 @@ The body of an operator is not recorded; the operator itself is the node on the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ class RunningOperator:
         """Whether the operator does something dynamic: running it twice has effects."""
         self.as_is: str | None = None
         """Why a backend must not compile the operator: it does more than compute."""
+
+    def begin(self, inputs: Iterable[torch.Tensor]) -> None:
+        """An operator of the graph begins, inside no other one, with these tensor arguments."""
+        self.enter()
+        self.inputs = {id(tensor): tensor for tensor in inputs}
+        self.as_is, self.is_dynamic = None, False
 
     def enter(self) -> None:
         """An operator begins, perhaps inside another one."""
