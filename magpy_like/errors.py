@@ -20,8 +20,8 @@ class AnnotationError(MagpyError):
     """
 
     def __init__(self, message: str, *, file: str, line: int | None, key: str) -> None:
-        place = file if line is None else f"{file}:{line}"
-        super().__init__(f"{place}: {key}: {message}")
+        location = file if line is None else f"{file}:{line}"
+        super().__init__(f"{location}: {key}: {message}")
         self.message = message
         self.file = file
         self.line = line

@@ -170,8 +170,8 @@ class MonitorRun:
     def _speculation_position(self) -> SourcePosition | None:
         if self.cut is None or self.context.frame is None:
             return None
-        place = source_position(self.context.frame)
-        return place if self.cut.speculates(place) else None
+        position = source_position(self.context.frame)
+        return position if self.cut.speculates(position) else None
 
     def _locate(self) -> str:
         frame = self.context.frame

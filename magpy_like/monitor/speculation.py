@@ -71,9 +71,9 @@ def speculate_on_branch(context: Context, tensor: torch.Tensor) -> None:
             (Computed(operator.truth, (EntryValue(node),)), bool(tensor))
         )
         return
-    place = context.lifted.speculated.require_place(*cause)
+    position = context.lifted.speculated.require_position(*cause)
     truth = Computed(operator.truth, (GraphNumber(context.recording.graph.snapshot(tensor)),))
-    context.lifted.speculated.values.append((truth, bool(tensor), place))
+    context.lifted.speculated.values.append((truth, bool(tensor), position))
 
 
 def speculate_on_values(
@@ -84,9 +84,9 @@ def speculate_on_values(
     Raises:
         Split: the result cannot be speculated on.
     """
-    place = context.lifted.speculated.require_place(
+    position = context.lifted.speculated.require_position(
         SplitReason.TENSOR_VALUE_READ, "reads a tensor's value into Python"
     )
     result = operation(*args, **kwargs)
     node = context.recording.graph.add_plain_result(operation, args, kwargs)
-    context.lifted.speculated.values.append((GraphNumber(node), result, place))
+    context.lifted.speculated.values.append((GraphNumber(node), result, position))

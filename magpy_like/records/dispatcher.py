@@ -63,7 +63,7 @@ class Dispatcher:
         options: dict[str, Any] | None = None,
         program: ProgramState | None = None,
     ) -> None:
-        """The arguments are those of ``compile``; ``program`` is for continuations.
+        """Takes the arguments of ``compile``, and the ``program`` of a continuation.
 
         Raises:
             TypeError, ValueError: see ``compile``.
@@ -92,7 +92,7 @@ class Dispatcher:
         _dispatchers.add(self)
 
     def _begin(self) -> None:
-        """The findings about the program, before its first call."""
+        """Reset the findings about the program."""
         self.eager = EagerSwitch()
         self.fast_paths = FastPaths()
         self.varying = Varying(self.dynamic, is_continuation=self.is_continuation)
@@ -129,7 +129,7 @@ class Dispatcher:
         return self.program.following(layout)
 
     def continuations(self) -> list[Dispatcher]:
-        """The dispatchers of all continuations of a program; [] for that of a continuation."""
+        """The dispatchers of all continuations of a program; [] for a continuation's dispatcher."""
         return [] if self.is_continuation else list(self.program.dispatchers.values())
 
     @property
@@ -153,7 +153,7 @@ class Dispatcher:
 
     @property
     def is_eager(self) -> bool:
-        """Whether the function runs eagerly for good."""
+        """True if the function runs eagerly from now on."""
         return bool(self.eager)
 
     # --- calls -----------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Dispatcher:
                 return dispatcher._run_after_failure(result, args, kwargs)
             if type(result) is Misspeculation:
                 misspeculated = (*misspeculated, record)
-                suspects = record.speculates if result.place is None else {result.place}
+                suspects = record.speculates if result.position is None else {result.position}
                 dispatcher._note_misspeculation(suspects, result.why)
                 match = dispatcher.cache.match(args, kwargs, misspeculated)
                 continue
@@ -222,37 +222,37 @@ class Dispatcher:
     def _run_after_failure(
         self, failure: GraphFailure, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A record's graph has raised: the program itself runs, and may raise as well."""
+        """Run the program itself after a record's graph has raised; it may raise as well."""
         _records_log.info("%s: the operator graph raised %s", self.name, failure.why)
         result = call_as_caller(self.target, args, kwargs)
         self._graph_failures += 1
         if self._graph_failures == 2:
             warnings.warn(
-                f"magpy_like: a record of {self.name} keeps raising where the program itself goes "
-                f"on, so such calls run eagerly: {failure.why}",
+                f"magpy_like: a record of {self.name} keeps raising where the program itself does "
+                f"not, so such calls run eagerly: {failure.why}",
                 stacklevel=4,
             )
         return result
 
-    def _note_misspeculation(self, places: Collection[SourcePosition], raised: str) -> None:
-        """From now on split the program at these source positions, unless ``fullgraph`` is set."""
-        where = ", ".join("{0}:{2} in {1}".format(*place) for place in places)
+    def _note_misspeculation(self, positions: Collection[SourcePosition], raised: str) -> None:
+        """Split the program at these source positions from now on, unless ``fullgraph`` is set."""
+        where = ", ".join("{0}:{2} in {1}".format(*position) for position in positions)
         because = f": the operator graph raised {raised}" if raised else ""
         _records_log.info("%s: a value was misspeculated at %s%s", self.name, where, because)
         with self.cache.lock:
             self.cache.hits -= 1
             if self.fullgraph:
                 return
-            self.program.misspeculations.update(places)
+            self.program.misspeculations.update(positions)
         for other in {self, *list(self.program.dispatchers.values())}:
             other.discard_disproved_records()
 
-    def may_speculate(self, place: SourcePosition) -> bool:
-        """True if recordings may speculate on a value that decides control flow there."""
+    def may_speculate(self, position: SourcePosition) -> bool:
+        """True if recordings may speculate on a value that decides control flow at a position."""
         misspeculations = self.program.misspeculations
         return (
             self.fast_paths.speculates
-            and place not in misspeculations
+            and position not in misspeculations
             and len(misspeculations) <= config.misspeculation_limit
         )
 
@@ -279,7 +279,7 @@ class Dispatcher:
     ) -> Record:
         """A record of a segment that began with these arguments and ends with ``result``.
 
-        ``at_entry`` switches torch's global state to that at the segment's begin.
+        ``at_entry`` restores torch's global state at the segment's start.
 
         Raises:
             Split: no record can be made.
@@ -300,13 +300,14 @@ class Dispatcher:
         return self._graph_backend.compile(graph, inputs, self.program)
 
     def add(self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep a record of a run on these arguments, unless too many have the same objects."""
-        alike = [r for r in self.records if r.bound == record.bound]
-        if len(alike) >= self._limits.records:
+        """Keep a record of a run on these arguments, unless too many records have the same
+        objects."""
+        similar = [r for r in self.records if r.bound == record.bound]
+        if len(similar) >= self._limits.records:
             self._give_up(args, kwargs)
             return
         with self.cache.lock:
-            self.varying.learn_from(record, alike)
+            self.varying.learn_from(record, similar)
             self.cache.insert(record)
         if _guards_log.isEnabledFor(logging.INFO):
             _guards_log.info(
@@ -316,31 +317,31 @@ class Dispatcher:
         _records_log.debug("%s", record.mock_source)
 
     def expose_autograd_graph(self) -> None:
-        """This continuation inspects the autograd graph of earlier segments: make it eager's."""
+        """Reproduce eager's autograd graph in earlier segments: this continuation inspects it."""
         if self.is_continuation and self.backend != "eager":
             self.program.expose_autograd_graph()
 
     def note_split(self, point: SplitPoint) -> None:
-        """The program splits at this point."""
+        """Note that the program splits at this point."""
         _splits_log.info("%s: %s: split at %s", self.name, point.reason.name, point)
         if point not in self.split_points:
             self.split_points.append(point)
 
     def note_unrecorded(self, point: SplitPoint, obstacle: str) -> None:
-        """The program splits at this point, and the segment before has no record."""
+        """Note that the program splits at this point and the segment before it has no record."""
         self.note_split(point)
         if obstacle:
             _splits_log.info("%s: no segment ends there: %s", self.name, obstacle)
         self.eager.note_unrecorded(f"it splits at {point}")
 
     def note_escape(self) -> None:
-        """An exception has left the program, which no record does."""
+        """Note that an exception has left the program: no record reproduces that."""
         layout = self.target.layout if is_instance(self.target, Continuation) else None
         if layout is not None and (layout.raised or layout.handles_exception):
             self.eager.note_unrecorded("its exceptions are not handled")
 
     def note_native(self, reason: str) -> None:
-        """The whole program runs natively from now on."""
+        """Note that the whole program runs natively from now on."""
         _splits_log.info("%s: runs natively from now on: %s", self.name, reason)
 
     def skip_fast_path(self, obstacle: SpeculationRefused | BranchRefused, rec: Recording) -> None:
@@ -358,8 +359,10 @@ class Dispatcher:
         records = [r for d in (self, *continuations) for r in d.records]
         graphs = len({id(record.graph) for record in records if record.graph is not None})
         # A call whose later segment was monitored is a miss after all.
-        late = min(self.hits, sum(d.cache.misses for d in continuations))
-        return CacheInfo(self.hits - late, self.cache.misses + late, len(records), graphs)
+        partial_hits = min(self.hits, sum(d.cache.misses for d in continuations))
+        return CacheInfo(
+            self.hits - partial_hits, self.cache.misses + partial_hits, len(records), graphs
+        )
 
     def explain(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Dispatcher | None = None

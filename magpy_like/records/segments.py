@@ -56,18 +56,18 @@ if TYPE_CHECKING:
 
 
 class ObservableFinalizer(Exception):
-    """A segment would keep an object alive whose finalizer the program observes; names its type."""
+    """A segment would keep an object alive although the program observes its finalizer."""
 
 
 class SegmentRecording:
-    """One segment of a program in a monitor run, with the state at its begin."""
+    """One segment of a program in a monitor run, with the state at its start."""
 
     def __init__(
         self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.dispatcher, self.args, self.kwargs = dispatcher, args, kwargs
         self.recorded = False
-        """Whether it has a record already."""
+        """Whether it already has a record."""
         self.is_first = True
         """Whether the run began with it."""
         self._state_check = StateCheck()
@@ -78,7 +78,7 @@ class SegmentRecording:
         )
 
     def is_disturbed(self) -> bool:
-        """True if another thread has traced with torch since: reads may have seen its state."""
+        """True if another thread has traced with torch since the start: reads may depend on it."""
         return TRACING_LOCK.count_by_other_threads() != self._foreign_traces
 
     def record(self, rec: Recording, result: Any) -> Record:
@@ -118,9 +118,9 @@ class SegmentRecording:
         return not is_owned or (bool(path) and is_instance(value, torch.nn.Module))
 
     def roll_back(self, rec: Recording) -> bool:
-        """Roll back the segment's effects; True if that succeeds.
+        """Roll back the segment's effects; True if that is possible.
 
-        It does if the program has only drawn random numbers from torch.
+        It is possible if the program has only drawn random numbers from torch.
         """
         if self.recorded or rec.split is not None or rec.has_effects() or not self.is_first:
             return False
@@ -131,7 +131,7 @@ class SegmentRecording:
 
     @contextlib.contextmanager
     def _at_entry(self) -> Iterator[None]:
-        """Switch torch's modes to those at the segment's begin."""
+        """Restore torch's modes at the segment's start, for the context."""
         with self._modes.held(), default_device.held(self._devices):
             yield
 
@@ -149,16 +149,16 @@ class SegmentCut:
         self._states: list[FrameState] = []
 
     def release(self) -> None:
-        """Release the state at the last segment's begin.
+        """Release the state at the last segment's start.
 
-        Frames in the traceback of an exception there refer to this frame's callers, and so to the
-        exception, until they are collected.
+        Otherwise the traceback of an exception in it would form a reference cycle through the
+        callers of this frame.
         """
         self.segment.args, self.segment.kwargs = (), {}
         self._frames, self._states = [], []
 
     def note_unrecorded(self, point: SplitPoint, obstacle: str) -> None:
-        """The segment has no record; ignored if another thread has disturbed it."""
+        """Note that the segment has no record, unless another thread has disturbed it."""
         if not self.segment.is_disturbed():
             self.segment.dispatcher.note_unrecorded(point, obstacle)
 
@@ -241,7 +241,7 @@ class SegmentCut:
         try:
             states[0] = state_after(states[0], frame)
         except UnresumableState as obstacle:
-            _splits_log.info("what follows runs natively: %s", obstacle)
+            _splits_log.info("the rest runs natively: %s", obstacle)
             run.end()
             return
         self._begin_next(run, frames, states)
@@ -287,14 +287,14 @@ class SegmentCut:
         variation = dispatcher.variation(arguments, {})
         varying = set(variation.numbers)
         for position in range(len(values)):
-            place = argument_path(position)
-            if place in varying and is_liftable(values[position]):
+            path = argument_path(position)
+            if path in varying and is_liftable(values[position]):
                 number = distinct_copy(values[position])
                 run.context.originals.note(number, values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number
                 else:
-                    varying.discard(place)
+                    varying.discard(path)
         if varying:
             arguments = tuple(values)
         run.context.release()
@@ -308,11 +308,11 @@ class SegmentCut:
 
 
 def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], number: Any) -> bool:
-    """Replace an equal number in an active frame; True if that is possible."""
-    found = layout.slot_of(position)
-    if found is None:
+    """Replace a number in an active frame by an equal one; False if that is impossible."""
+    location = layout.slot_of(position)
+    if location is None:
         return False
-    frame, slot, depth = found
+    frame, slot, depth = location
     if slot is not None:
         frame_set_local(frames[frame], slot, number)
     elif frame == 0 and not layout.raised:  # an instruction that raises has popped its operands
@@ -327,7 +327,7 @@ def _check_finalizers(
     is_held: Callable[[Any], bool],
     raised: BaseException | None = None,
 ) -> None:
-    """Check the objects that a segment keeps alive from its begin to its end.
+    """Check the objects that a segment keeps alive from its start to its end.
 
     Raises:
         ObservableFinalizer: the program observes the finalizer of one of them.
@@ -338,9 +338,11 @@ def _check_finalizers(
             continue  # runs to its `yield` in a `with` block, or to its end
         values += [*state.locals, state.handled_exception, state.pending and state.pending.complete]
         values += [value for value in state.stack if not _is_exit_method(value)]
-    noticed = find_observed(values, is_held)
-    if noticed is not None:
-        raise ObservableFinalizer(f"the end of a {type(noticed).__qualname__} is noticed")
+    observed = find_observed(values, is_held)
+    if observed is not None:
+        raise ObservableFinalizer(
+            f"the program observes the finalizer of a {type(observed).__qualname__}"
+        )
 
 
 _RUN_GENERATOR = (

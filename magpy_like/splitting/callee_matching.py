@@ -9,11 +9,11 @@ from magpy_like.native import NULL, lookup_in_type
 from magpy_like.splitting.frame_state import FrameState, PendingInstruction
 
 Suspended = tuple[tuple[Any, ...], PendingInstruction]
-"""The operands below those of the instruction, and the pending instruction."""
+"""The operand stack below the operands of an instruction, and the pending instruction."""
 
 
 def split_stack(stack: tuple[Any, ...], count: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The operands below the topmost ``count``, and these."""
+    """The operand stack in two parts: below the topmost ``count`` operands, and these."""
     return stack[: len(stack) - count], stack[len(stack) - count :]
 
 

@@ -52,7 +52,7 @@ def active_frames(
         frame: the innermost frame, before a dynamic instruction.
         step_of: returns the offset and operand stack of a frame's instruction; None for a frame
             that the monitor does not follow.
-        handled: the exception that the innermost frame handles.
+        handled_exception: the exception that the innermost frame handles.
 
     Returns:
         The frames and their states, innermost first; the outer states with pending instructions.
@@ -63,12 +63,12 @@ def active_frames(
     frames, states = [], []
     current: FrameType | None = frame
     while current is not None:
-        at = step_of(current)
-        if at is None:
+        step = step_of(current)
+        if step is None:
             raise UnresumableState(
                 f"{current.f_code.co_qualname} is code that the monitor does not follow"
             )
-        offset, stack = at
+        offset, stack = step
         if current is frame and is_restoring(current.f_code, offset):
             raise UnresumableState("a continuation is being restored")
         frames.append(current)
@@ -95,7 +95,7 @@ def state_after(state: FrameState, frame: FrameType) -> FrameState:
     :func:`~magpy_like.splitting.native_instruction.execute_instruction`.
 
     Raises:
-        UnresumableState: the instruction has left a state that no continuation can be given.
+        UnresumableState: no continuation can start in the state after the instruction.
     """
     try:
         after = capture(frame, handled_exception=sys.exception())

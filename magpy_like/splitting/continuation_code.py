@@ -1,4 +1,4 @@
-"""The code objects of continuations: a frame's own code behind a prefix that restores its state.
+"""The code objects of continuations: a frame's own code after a prefix that restores its state.
 
 The body stays as it is, byte for byte, with the same slots, constants, names and line numbers:
 jumps are relative, so only the exception table moves. The prefix takes the state from one extra
@@ -52,13 +52,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All that a continuation's code depends on, without the frame's values."""
+    """The key of a continuation's code: the frame's state without its values."""
 
     offset: int
     depth: int
     """The depth of the frame's own operand stack."""
     size: int
-    """The same, with the operands that the ending needs."""
+    """The depth with the operands that the ending needs."""
     bound: tuple[int, ...]
     """The slots that receive a value."""
     unbound: tuple[int, ...]
@@ -68,16 +68,16 @@ class Shape:
     ending: Ending
 
 
-_known: dict[tuple[int, Shape], CodeType] = {}
+_codes: dict[tuple[int, Shape], CodeType] = {}
 """By the id of the frame's code: code objects of different files may compare equal."""
 
 
 def build_code(code: CodeType, shape: Shape) -> CodeType:
     """The code that resumes a frame of ``code``; cached."""
     key = id(code), shape
-    if key not in _known:
-        _known[key] = _assemble(code, shape)
-    return _known[key]
+    if key not in _codes:
+        _codes[key] = _assemble(code, shape)
+    return _codes[key]
 
 
 @dataclass(slots=True)
@@ -158,8 +158,8 @@ def _rest(
 
 
 def _body(code: CodeType) -> bytes:
-    """The code itself without COPY_FREE_VARS: the prefix has set up all free variables, with one
-    more than the body knows."""
+    """The frame's code without COPY_FREE_VARS: the prefix has set up all free variables, and one
+    that the body does not have."""
     raw = bytearray(code.co_code)
     for at in instructions(code).values():
         if at.name == "COPY_FREE_VARS":
@@ -168,7 +168,7 @@ def _body(code: CodeType) -> bytes:
 
 
 def _restore(prefix: _Prefix, code: CodeType, shape: Shape) -> None:
-    """Fill slots and operand stack from the tuple in the extra free variable, and delete that."""
+    """Restore locals and operand stack from the tuple in the extra free variable; delete it."""
     state = slot_count(code)
     # Not executed: to find the frame's locals, CPython looks for a MAKE_CELL before the current
     # instruction. It comes before RESUME, where tracing does not rewrite it (3.12).
@@ -221,8 +221,8 @@ _RAISE_ON = _encode("SWAP", 2) + _encode("POP_EXCEPT") + _encode("RERAISE")
 
 
 def _end_raise(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -> None:
-    # Raising sets __context__ to the handled exception, unless that is the exception itself: so it
-    # is handled for the moment. RERAISE does neither, and does not extend the traceback.
+    # Raising sets __context__ to the handled exception, unless that is the exception itself: so the
+    # prefix handles it meanwhile. RERAISE does neither, and does not extend the traceback.
     prefix.add("PUSH_EXC_INFO")
     start = len(prefix.raw)
     prefix.add("RAISE_VARARGS", 1)
@@ -274,8 +274,8 @@ def _test_and_keep(prefix: _Prefix, at: Instruction) -> None:
 def _iterate(
     prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction, start: int, called: int
 ) -> None:
-    """Go on with the element that the call between ``start`` and ``called`` has returned; if it has
-    raised StopIteration, leave the loop."""
+    """Continue with the element that the call between ``start`` and ``called`` has returned, or
+    leave the loop if the call has raised StopIteration."""
     exhausted = _jump(at.exhaustion_target, between=len(_RAISE_ON))
     leave = _encode("POP_TOP") + _encode("POP_EXCEPT") + _encode("POP_TOP") + exhausted
     handler = (

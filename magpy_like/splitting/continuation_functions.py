@@ -1,8 +1,8 @@
 """Continuations of frames: functions that restore a frame's state and run the rest of it.
 
-An outer frame of a chain gets a prefix that calls the next inner one from the position of its own
-pending instruction. So the frames are active inside each other again, and an exception finds the
-handlers, ``with`` blocks and ``finally`` clauses that it would have found.
+The prefix of an outer frame calls the next inner frame at the position of its own pending
+instruction. So the frames are nested as in the original run, and an exception reaches the same
+handlers, ``with`` blocks and ``finally`` clauses.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from magpy_like.splitting.pending_instructions import get_attribute
 def run_chain(states: Sequence[FrameState], raised: BaseException | None = None) -> Any:
     """Run all active frames to their end.
 
-    The innermost frame goes on with the instruction at its offset. The states are released as the
-    frames take them over, if nothing else refers to them: a list is emptied, so that a tensor lives
-    no longer than in the program.
+    The innermost frame continues at its offset. If ``states`` is a list, it is emptied once the
+    functions hold the states, so that a tensor lives no longer than in the program.
 
     Args:
         states: innermost first, each outer one with its pending instruction (see ``suspend``).
         raised: an exception that the innermost frame's instruction raises instead of running.
 
     Returns:
-        The result of the outermost frame, whose exceptions are raised, too.
+        The result of the outermost frame. Its exceptions propagate.
 
     Raises:
         ValueError: ``unresumable_reason`` or ``suspend`` refuses a state; nothing has run.
@@ -60,19 +59,19 @@ def run_chain(states: Sequence[FrameState], raised: BaseException | None = None)
 
 
 def build_resumption(state: FrameState) -> FunctionType:
-    """A function without arguments, to be called once: the rest of the frame from ``state`` on."""
+    """A function without arguments, for one call: the rest of the frame from ``state`` on."""
     return build_function(state, Ending("resume"), ())
 
 
 def build_raising(state: FrameState, exception: BaseException) -> FunctionType:
-    """The same, as if the frame's instruction had raised ``exception``."""
+    """As ``build_resumption``, after the frame's instruction has raised ``exception``."""
     return build_function(state, Ending("raise"), (exception,))
 
 
 def build_started_generator(state: FrameState) -> FunctionType:
     """A generator function for a frame at a YIELD_VALUE.
 
-    Its generator first yields the topmost operand, and then goes on as the frame would.
+    Its generator first yields the topmost operand, and then continues like the frame.
     """
     return build_function(state, Ending("yield"), ())
 
@@ -91,7 +90,7 @@ def _build_outer(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
 
 
 def build_function(state: FrameState, ending: Ending, extra: tuple[Any, ...]) -> FunctionType:
-    """A function that restores a frame and goes on with an ``ending`` of the prefix.
+    """A function that restores a frame and continues with an ``ending`` of the prefix.
 
     Args:
         extra: the operands that the ending needs, pushed on top of the frame's own.

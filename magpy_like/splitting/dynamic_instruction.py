@@ -1,6 +1,6 @@
 """Dynamic instructions between two segments, prepared once per layout and run at every call.
 
-``single_instruction.execute_instruction`` works on frame states. Most dynamic instructions map the
+``native_instruction.execute_instruction`` works on frame states. Most dynamic instructions map the
 same positions to the same positions at every call, so :class:`DynamicInstruction` computes that
 mapping, from the values before the instruction to those after it, once for each layout.
 """
@@ -41,17 +41,17 @@ class Successor:
     kept: tuple[int, ...]
     """The positions, before the instruction, of the values that it keeps in the innermost frame."""
     following: Any = None
-    """For the caller's use."""
+    """The dispatcher of the continuation, which the caller stores here."""
 
 
 class DynamicInstruction:
-    """The instruction at which the innermost frame of a layout is."""
+    """The next instruction of the innermost frame of a layout."""
 
     def __init__(self, layout: Layout) -> None:
         inner = layout.frames[0]
         self.layout = layout
         self._inner = inner
-        self._at = instructions(inner.code)[inner.offset]
+        self._instruction = instructions(inner.code)[inner.offset]
         positions = iter(range(1, sum(map(bool, (*inner.locals, *inner.stack))) + 1))
         self._locals = [next(positions) if slot else -1 for slot in inner.locals]
         self._stack = [next(positions) if slot else -1 for slot in inner.stack]
@@ -76,21 +76,21 @@ class DynamicInstruction:
             The successor and the values after the instruction, or the exception that it raised.
 
         Raises:
-            UnresumableState: no continuation can be given the state after it.
+            UnresumableState: no continuation can start in the state after it.
         """
         operands = [*values, NULL]
         for position, name in self._methods:
             operands[position] = bind(
                 lookup_in_type(type(operands[position]), name), operands[position]
             )
-        name = self._at.name
+        name = self._instruction.name
         if self._handles:
             return self._execute(values)
         if name in CONDITIONAL_JUMPS:
             return self._test(values, operands)
         if name == "FOR_ITER":
             return self._next(values, operands)
-        alone = name in OPERAND_INSTRUCTIONS and not pushes_two_entries(self._at)
+        alone = name in OPERAND_INSTRUCTIONS and not pushes_two_entries(self._instruction)
         if not alone or type(values[0]) is not FunctionType:
             return self._execute(values)
         return self._operate(values, operands)
@@ -100,12 +100,12 @@ class DynamicInstruction:
             truth = bool(operands[self._stack[-1]])
         except BaseException as exception:
             return _raised(exception, 1)
-        jumps = truth is ("IF_TRUE" in self._at.name)
-        stays = jumps and self._at.name.endswith("_OR_POP")
+        jumps = truth is ("IF_TRUE" in self._instruction.name)
+        stays = jumps and self._instruction.name.endswith("_OR_POP")
         successor = self._successors.get(jumps)
         if successor is None:
-            assert self._at.target is not None
-            target = self._at.target if jumps else self._at.end
+            assert self._instruction.target is not None
+            target = self._instruction.target if jumps else self._instruction.end
             successor = self._successor(values, jumps, target, len(self._stack) - (not stays), 0)
         return successor, self._values_after(successor, values, ())
 
@@ -116,15 +116,17 @@ class DynamicInstruction:
             return _raised(exception, 1)
         if is_instance(element, _METHODS):
             stack = (*(operands[position] for position in self._stack), element)
-            return self._lay_out(values, self._at.end, stack)
+            return self._lay_out(values, self._instruction.end, stack)
         more = element is not NULL
         successor = self._successors.get(more)
         if successor is None:
             count = len(self._stack)
             if more:
-                successor = self._successor(values, more, self._at.end, count, 1)
+                successor = self._successor(values, more, self._instruction.end, count, 1)
             else:
-                successor = self._successor(values, more, self._at.exhaustion_target, count - 1, 0)
+                successor = self._successor(
+                    values, more, self._instruction.exhaustion_target, count - 1, 0
+                )
         return successor, self._values_after(successor, values, (element,) if more else ())
 
     def _operate(
@@ -141,8 +143,10 @@ class DynamicInstruction:
             (*(function.__closure__ or ()), state),
         )
         operation.__kwdefaults__ = self._keywords
-        for at, caller in self._callers:
-            operation = FunctionType(caller, values[at].__globals__, closure=(CellType(operation),))
+        for position, caller in self._callers:
+            operation = FunctionType(
+                caller, values[position].__globals__, closure=(CellType(operation),)
+            )
         try:
             stack = call_as_caller(operation, ())
         except BaseException as exception:
@@ -155,11 +159,11 @@ class DynamicInstruction:
         results = stack[same:]
         for result in results:
             if result is NULL or is_instance(result, _METHODS):
-                return self._lay_out(values, self._at.end, stack)
+                return self._lay_out(values, self._instruction.end, stack)
         key = same, len(results)
         successor = self._successors.get(key)
         if successor is None:
-            successor = self._successor(values, key, self._at.end, same, len(results))
+            successor = self._successor(values, key, self._instruction.end, same, len(results))
         return successor, self._values_after(successor, values, results)
 
     def _prepare_code(self, values: Sequence[Any]) -> CodeType:
@@ -169,9 +173,9 @@ class DynamicInstruction:
         self._order = [*bound, *reversed(self._stack)]
         only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
         self._keywords = dict.fromkeys(only)
-        made = instruction_code(self.layout.build(values)[0])
-        self._code = made  # last: other threads read it
-        return made
+        prepared = instruction_code(self.layout.build(values)[0])
+        self._code = prepared  # last: other threads read it
+        return prepared
 
     def _successor(
         self, values: Sequence[Any], key: Any, offset: int, same: int, results: int
@@ -214,14 +218,14 @@ class DynamicInstruction:
 
 
 def _callers(layout: Layout) -> Iterator[tuple[int, CodeType]]:
-    """Stand-ins for the frames around the innermost one, which loggers and warnings may name.
+    """Code of frames that replace the outer ones, which loggers and warnings may name.
 
-    For each frame, inside out: the position of its function among the values, and code that calls
-    its only free variable from the frame's file, function and line.
+    For each outer frame, from the inside out: the position of its function among the values, and
+    code that calls its only free variable from the frame's file, function and line.
     """
     functions = sorted(layout.function_positions)
-    for at, frame in zip(functions[1:], layout.frames[1:], strict=True):
-        yield at, _calling(frame.code, frame.offset, id(frame.code))
+    for position, frame in zip(functions[1:], layout.frames[1:], strict=True):
+        yield position, _calling(frame.code, frame.offset, id(frame.code))
 
 
 @functools.lru_cache(256)
@@ -244,7 +248,8 @@ _CALLING = _calling_code()
 
 
 def _raised(exception: BaseException, own: int) -> Raised:
-    """The outcome without this module's ``own`` frames: the program's frame is entered again."""
+    """The outcome without this module's ``own`` frames: the continuation adds the program's
+    frame."""
     trace = exception.__traceback__
     for _ in range(own):
         trace = trace and trace.tb_next

@@ -1,4 +1,4 @@
-"""Frame chains as a layout and a flat list of values, which guards and mocks can handle.
+"""Frame chains as a layout and a flat list of values, the form that guards and mocks handle.
 
 A mock passes the state at a split to the continuation as plain values, and the continuation's own
 records guard them like arguments. The layout is the constant part: code, offsets, and which slots
@@ -35,7 +35,7 @@ from magpy_like.splitting.frame_state import (
 
 
 class UnresumableState(Exception):
-    """No continuation can be given this state; the message states the reason."""
+    """No continuation can start in this state; the message states the reason."""
 
 
 Slot = bool | str
@@ -45,7 +45,7 @@ value: such a method, like ``file.__exit__`` in a ``with``, is a new object at e
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """A frame's state without the values: which slots and operands there are."""
+    """A frame's state without the values: the slots and operands that are bound."""
 
     code: CodeType
     offset: int
@@ -67,10 +67,11 @@ class Layout:
 
     frames: tuple[FrameLayout, ...]
     raised: bool = False
-    """Whether the innermost frame's instruction has raised an exception: the last value."""
+    """Whether the innermost frame's instruction has raised an exception, which is the last
+    value."""
 
     def build(self, values: Sequence[Any]) -> list[FrameState]:
-        """The states with these values, which ``lay_out`` has returned for them."""
+        """The states with these values, in the order in which ``lay_out`` returns them."""
         source = iter(values)
         states = [build_frame(frame, source) for frame in self.frames]
         if self.handles_exception:
@@ -88,15 +89,15 @@ class Layout:
     @property
     def function_positions(self) -> frozenset[int]:
         """The positions of the frames' functions among the values."""
-        found, at = [], 0
+        positions, position = [], 0
         for frame in self.frames:
-            found.append(at)
-            at += 1 + sum(map(bool, (*frame.locals, *frame.stack))) + frame.has_completion
-        return frozenset(found)
+            positions.append(position)
+            position += 1 + sum(map(bool, (*frame.locals, *frame.stack))) + frame.has_completion
+        return frozenset(positions)
 
     @property
     def result_position(self) -> int | None:
-        """The position of the last instruction's result among the values; None if it left none."""
+        """The position of the last instruction's result among the values; None without a result."""
         inner = self.frames[0]
         if self.raised or not inner.stack or inner.stack[-1] is not True:
             return None
@@ -106,21 +107,21 @@ class Layout:
         """The location of a value: the frame's number, the slot of a local variable (None for
         an operand), and the depth on the operand stack. None for a value that no frame holds.
         """
-        at = position
+        remaining = position
         for number, frame in enumerate(self.frames):
             slots = [slot for slot, bound in enumerate(frame.locals) if bound]
-            depths = [len(frame.stack) - i for i, there in enumerate(frame.stack) if there]
-            if at == 0:
+            depths = [len(frame.stack) - i for i, bound in enumerate(frame.stack) if bound]
+            if remaining == 0:
                 return None  # the function
-            if at <= len(slots):
-                return number, slots[at - 1], 0
-            if at <= len(slots) + len(depths):
-                return number, None, depths[at - 1 - len(slots)]
-            at -= 1 + len(slots) + len(depths)
+            if remaining <= len(slots):
+                return number, slots[remaining - 1], 0
+            if remaining <= len(slots) + len(depths):
+                return number, None, depths[remaining - 1 - len(slots)]
+            remaining -= 1 + len(slots) + len(depths)
             if frame.has_completion:
-                if at == 0:
+                if remaining == 0:
                     return None
-                at -= 1
+                remaining -= 1
         return None
 
 

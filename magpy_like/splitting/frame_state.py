@@ -32,13 +32,13 @@ class ResultUse(Enum):
     DROP = "it is dropped, the next instruction follows"
     PUSH_UNBOUND = "it is pushed over an empty slot, as an attribute that will be called"
     TEST = "it replaces the operand, and the same instruction tests it"
-    TEST_AND_KEEP = "it decides whether to jump with the operand or go on without it"
+    TEST_AND_KEEP = "it decides whether to jump with the operand or continue without it"
     ITERATE = "it is pushed; but StopIteration ends the loop"
 
 
 @dataclass(frozen=True, slots=True)
 class PendingInstruction:
-    """How the instruction in which a frame has called another one goes on.
+    """How the instruction by which a frame has called another one continues.
 
     ``complete`` computes the instruction's result from the callee's; None if they are the same.
     """
@@ -105,9 +105,9 @@ class Origin:
 
     code: CodeType
     offset: int
-    """The offset at which it enters ``code``, or that of its pending instruction."""
+    """The offset at which it enters ``code``, or the offset of its pending instruction."""
     depth: int
-    """The depth of the operand stack there."""
+    """The depth of the operand stack at ``offset``."""
     shift: int
     """The size in bytes of the prefix before the first instruction of ``code``."""
     result_use: ResultUse | None
@@ -231,7 +231,7 @@ def unresumable_reason(state: FrameState, generator: bool = False) -> str | None
     """The reason for which no continuation can start from this state; None if one can.
 
     Args:
-        generator: whether the frame is that of a generator and is resumed as one.
+        generator: whether the frame belongs to a generator and is resumed as one.
     """
     code = state.code
     if sys.version_info >= (3, 13):

@@ -1,4 +1,4 @@
-"""Native execution of the single instruction at which a frame is."""
+"""Native execution of the one instruction that a frame is about to execute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Raised:
 
 
 def execute_instruction(state: FrameState) -> FrameState | Raised:
-    """Execute the instruction at which the innermost frame is, natively.
+    """Execute the next instruction of the innermost frame natively.
 
     The instruction sees the frame's locals, but runs in a frame of its own.
 
@@ -50,7 +50,7 @@ def execute_instruction(state: FrameState) -> FrameState | Raised:
             return replace(state, offset=at.exhaustion_target, stack=stack[:-1])
         return push_result(state, outcome)
     if at.name == "LOAD_METHOD" or (at.name == "LOAD_ATTR" and pushes_two_entries(at)):
-        # The instruction may push a method and its object; NULL and a bound method will do.
+        # The instruction may push a method and its object; NULL and a bound method are equivalent.
         name = state.code.co_names[at.arg if at.name == "LOAD_METHOD" else at.arg >> 1]
         outcome = _attempt(state.handled_exception, lambda: getattr(stack[-1], name))
         return outcome if is_instance(outcome, Raised) else push_result(state, outcome)
@@ -63,7 +63,7 @@ def execute_instruction(state: FrameState) -> FrameState | Raised:
 
 
 def instruction_code(state: FrameState) -> CodeType:
-    """The code that executes the instruction at which a frame is.
+    """The code that executes the next instruction of a frame.
 
     It takes the bound local variables, then the operand stack, top first, from one extra free
     variable, and returns the operand stack after the instruction.
@@ -107,8 +107,8 @@ def _attempt(handled_exception: BaseException | None, operation: Callable[[], An
             handled_exception.__traceback__, handled_exception.__context__ = traceback, context
             return call_as_caller(operation, ())
     except BaseException as exception:
-        # Without the frames of this function and the operation: the program's frame is entered
-        # again.
-        here = exception.__traceback__
-        beyond = here and here.tb_next and here.tb_next.tb_next
-        return Raised(exception.with_traceback(beyond))
+        # Drop the frames of this function and the operation: the continuation adds the program's
+        # frame.
+        own = exception.__traceback__
+        callees = own and own.tb_next and own.tb_next.tb_next
+        return Raised(exception.with_traceback(callees))

@@ -1,4 +1,4 @@
-"""Pending instructions: those that called an inner frame, and how they use its result.
+"""Pending instructions: the instructions that called an inner frame, and their use of its result.
 
 Besides calls, these are attributes, operators, subscripts, loops and ``with`` statements, for which
 Python calls special methods. Each instruction has one function in ``_PENDING``. It recognises the
@@ -42,7 +42,7 @@ def suspend(states: Sequence[FrameState]) -> list[FrameState] | str:
             innermost with ``handled_exception`` set to ``sys.exception()``.
 
     Returns:
-        The chain, or the reason for which one of the frames cannot be resumed.
+        The chain, or the reason why one of the frames cannot be resumed.
     """
     chain: list[FrameState] = []
     handled_exception = states[0].handled_exception
@@ -51,10 +51,10 @@ def suspend(states: Sequence[FrameState]) -> list[FrameState] | str:
         if reason := unresumable_reason(state):
             return reason
         if chain and state.pending is None:
-            found = _with_pending(state, chain[-1])
-            if is_instance(found, str):
-                return found
-            state = found
+            pending = _with_pending(state, chain[-1])
+            if is_instance(pending, str):
+                return pending
+            state = pending
         chain.append(state)
         handled_exception = state.exception_at_entry
     return chain
@@ -80,7 +80,7 @@ def _special(
     then: ResultUse = ResultUse.PUSH,
     complete: Callable[[Any], Any] | None = None,
 ) -> Callable[[FrameState, Instruction, FrameState], Suspended | None]:
-    """For an instruction that calls the method ``name`` of one of its operands.
+    """The matcher of an instruction that calls the method ``name`` of one of its operands.
 
     Args:
         operands: the number of operands.

@@ -1,9 +1,9 @@
 """Suspended generators, captured and rebuilt.
 
-A mock rebuilds a generator that the program had started, such as that of a ``with`` block around a
-split, from a generator function whose code is the original one behind a prefix. The prefix restores
-locals and operand stack and yields once, from an offset that the original's handlers cover, so that
-the generator is suspended at the same instruction.
+A mock rebuilds a generator that the program had started, for example the generator of a ``with``
+block around a split. Its code is the original code after a prefix, which restores locals and
+operand stack and yields once, at an offset that the original's handlers cover. So the generator is
+suspended at the same instruction.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def rebuild_generator(
     state = build_frame(layout, iter(values))
     if state.offset == _begin(layout.code):
         return build_resumption(state)()
-    made: GeneratorType[Any, Any, Any] = build_started_generator(state)()
-    next(made)
-    return made
+    generator: GeneratorType[Any, Any, Any] = build_started_generator(state)()
+    next(generator)
+    return generator
 
 
 def _begin(code: CodeType) -> int:
@@ -70,9 +70,9 @@ def _begin(code: CodeType) -> int:
 
 
 def _finished() -> GeneratorType[Any, Any, Any]:
-    made = _nothing()
-    next(made, None)
-    return made
+    generator = _nothing()
+    next(generator, None)
+    return generator
 
 
 def _nothing() -> Any:

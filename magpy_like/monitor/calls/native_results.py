@@ -107,10 +107,10 @@ def finish_read(context: Context, done: NativeCall, result: Any) -> Any:
     assert done.annotation.output.relation is not None
     if not is_number(result):
         return None
-    place = location_of_number(
+    location = location_of_number(
         context.recording, done.annotation.output.relation, done.args, done.kwargs
     )
-    return None if place is None else varying_reads.lift_element(context, *place, result)
+    return None if location is None else varying_reads.lift_element(context, *location, result)
 
 
 def finish_followed(context: Context, _: None, result: Any) -> None:

@@ -106,7 +106,7 @@ def expand_closures(
 ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
     """The operation and its arguments with the operands of each closure in place of the closure."""
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    closures = {place: value for place, value in given if is_instance(value, Closure)}
+    closures = {position: value for position, value in given if is_instance(value, Closure)}
     if not closures:
         return operation, args, kwargs
 
@@ -183,9 +183,9 @@ class _Makers:
         return {name: self.of(value) for name, value in (values or {}).items()}
 
     def _operand(self, value: Any) -> Maker:
-        place = len(self._operands)
+        position = len(self._operands)
         self._operands.append(value)
-        self._known[id(value)] = lambda operands, made: operands[place]
+        self._known[id(value)] = lambda operands, made: operands[position]
         return self._known[id(value)]
 
     def _same(self, value: Any) -> Maker:

@@ -103,15 +103,15 @@ def location_of_number(
 ) -> tuple[ShadowNode, Relation] | None:
     """The location from which a call has read a number, if a number there can be lifted."""
     source, key, _ = resolve_relation(relation, args, kwargs)
-    place: tuple[ShadowNode | None, Relation] | None = None
+    location: tuple[ShadowNode | None, Relation] | None = None
     if relation.kind is RelationKind.ATTRIBUTE and not is_instance(source, torch.Tensor):
-        place = attributes.locate_number(rec, source, key)[:2]
+        location = attributes.locate_number(rec, source, key)[:2]
     elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and is_instance(source, dict):
-        place = rec.variables.node(source), Relation(RelationKind.KEY, rec.variables.key(key))
+        location = rec.variables.node(source), Relation(RelationKind.KEY, rec.variables.key(key))
     elif relation.kind is RelationKind.ITEM and is_instance(source, list) and type(key) is int:
         index = key if key >= 0 else key + list.__len__(source)
-        place = rec.variables.node(source), Relation(RelationKind.ITEM, index)
-    return None if place is None or place[0] is None else (place[0], place[1])
+        location = rec.variables.node(source), Relation(RelationKind.ITEM, index)
+    return None if location is None or location[0] is None else (location[0], location[1])
 
 
 def _read_native_slot(rec: Recording, source: Any, name: str) -> None:

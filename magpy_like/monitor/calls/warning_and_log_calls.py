@@ -73,8 +73,8 @@ def repeatable_call(
     names = frame.f_globals
     registry = names.setdefault("__warningregistry__", {})
     rec.variables.constant(registry)
-    place = (frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<string>"))
-    return warnings.warn_explicit, (message, category or UserWarning, *place, registry), {}
+    position = (frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<string>"))
+    return warnings.warn_explicit, (message, category or UserWarning, *position, registry), {}
 
 
 def reports_caller(
@@ -118,10 +118,10 @@ def _repeatable_log(
     if exc_info or stack_info:
         raise Split(SplitReason.WARNING_OR_LOG, "logs an exception or the stack")
     frame = _program_frame(stacklevel, _LOGGING)
-    place = ("(unknown file)", 0, "(unknown function)")
+    position = ("(unknown file)", 0, "(unknown function)")
     if frame is not None:
-        place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    return _log, (logger, level, place, *map(_frozen_copy, (text, args, extra))), {}
+        position = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return _log, (logger, level, position, *map(_frozen_copy, (text, args, extra))), {}
 
 
 def _frozen_copy(shown: Any) -> Any:
@@ -146,12 +146,12 @@ def _frozen_copy(shown: Any) -> Any:
 def _log(
     logger: logging.Logger,
     level: int,
-    place: tuple[str, int, str],
+    position: tuple[str, int, str],
     text: Any,
     args: Any,
     extra: Any,
 ) -> None:
-    file, line, function = place
+    file, line, function = position
     logger.handle(
         logger.makeRecord(logger.name, level, file, line, text, args, None, function, extra)
     )

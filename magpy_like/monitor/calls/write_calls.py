@@ -31,38 +31,38 @@ def record_write(
         Split: the key depends on a number that is unknown before the region runs.
     """
     rec = context.recording
-    relation = annotation.output.relation
-    assert relation is not None
-    target, key, value = resolve_relation(relation, args, kwargs)
+    declared = annotation.output.relation
+    assert declared is not None
+    target, key, value = resolve_relation(declared, args, kwargs)
     stores = value is not NOT_GIVEN
-    if relation.kind is RelationKind.ATTRIBUTE or not is_instance(target, torch.Tensor):
+    if declared.kind is RelationKind.ATTRIBUTE or not is_instance(target, torch.Tensor):
         context.lifted.specialize(key)  # an index of a tensor stays lifted for its operator
     if is_instance(target, contextvars.ContextVar):
-        variable, place = rec.variables.constant(target), Relation(RelationKind.CONTEXT)
-        if place not in variable.first.refs:
+        variable, relation = rec.variables.constant(target), Relation(RelationKind.CONTEXT)
+        if relation not in variable.first.refs:
             rec.reads.record_context_variable(target)
-        rec.mutations.store(variable, place, value)
+        rec.mutations.store(variable, relation, value)
         return True
     if is_instance(target, torch.Tensor) and is_instance(key, str):
         context.write_tensor_attribute(target, key, value)
         return True
     if is_instance(target, torch.Tensor) or target is None or target is NOT_GIVEN:
         return False
-    if relation.kind is RelationKind.ATTRIBUTE:
+    if declared.kind is RelationKind.ATTRIBUTE:
         return _write_attribute(rec, annotation, target, key, value)
     node = rec.variables.node(target)
     if node is None:
         return True
-    if relation.kind is RelationKind.KEY and is_instance(target, dict):
-        place = Relation(RelationKind.KEY, rec.inspections.key_in(node, key))
-    elif relation.kind is RelationKind.CELL:
-        place = Relation(RelationKind.CELL)
+    if declared.kind is RelationKind.KEY and is_instance(target, dict):
+        relation = Relation(RelationKind.KEY, rec.inspections.key_in(node, key))
+    elif declared.kind is RelationKind.CELL:
+        relation = Relation(RelationKind.CELL)
     else:
         return False
     if stores:
-        rec.mutations.store(node, place, value)
+        rec.mutations.store(node, relation, value)
     else:
-        rec.mutations.remove(node, place)
+        rec.mutations.remove(node, relation)
     return True
 
 
@@ -80,11 +80,11 @@ def _write_attribute(
         return True
     may_override = called in ("setattr", "delattr")
     method = "__delattr__" if value is NOT_GIVEN else "__setattr__"
-    place = attributes.location_of_store(rec, target, name, method, may_override=may_override)
-    if place is None:
+    location = attributes.location_of_store(rec, target, name, method, may_override=may_override)
+    if location is None:
         return True
     if value is not NOT_GIVEN:
-        rec.mutations.store(*place, value)
-    elif attributes.read_location(rec, target, place):
-        rec.mutations.remove(*place)
+        rec.mutations.store(*location, value)
+    elif attributes.read_location(rec, target, location):
+        rec.mutations.remove(*location)
     return True

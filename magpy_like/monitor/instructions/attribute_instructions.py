@@ -79,9 +79,9 @@ def store_attribute(context: Context, target: Any, name: str, value: Any) -> Tok
     """``target.name = value`` by the default rules; a ``__setattr__`` in Python is followed."""
     if is_instance(target, torch.Tensor):
         return context.write_tensor_attribute(target, name, value)
-    place = attributes.location_of_store(context.recording, target, name, "__setattr__")
-    if place is not None:
-        context.recording.mutations.store(*place, value)
+    location = attributes.location_of_store(context.recording, target, name, "__setattr__")
+    if location is not None:
+        context.recording.mutations.store(*location, value)
     return None
 
 
@@ -90,7 +90,7 @@ def delete_attribute(context: Context, step: Step) -> Token:
     target = step.stack[-1]
     if is_instance(target, torch.Tensor):
         raise Split(SplitReason.TENSOR_INTERNALS, f"deletes the attribute {step.name} of a tensor")
-    place = attributes.location_of_store(context.recording, target, step.name, "__delattr__")
-    if place is not None and attributes.read_location(context.recording, target, place):
-        context.recording.mutations.remove(*place)
+    location = attributes.location_of_store(context.recording, target, step.name, "__delattr__")
+    if location is not None and attributes.read_location(context.recording, target, location):
+        context.recording.mutations.remove(*location)
     return None

@@ -24,32 +24,32 @@ from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
 class Misspeculation(NamedTuple):
     """Result of a mock whose record speculated on another value; all effects are rolled back."""
 
-    place: SourcePosition | None
-    """Where the program reads the value; None if the operator graph has raised."""
+    position: SourcePosition | None
+    """The position at which the program reads the value; None if the operator graph has raised."""
     why: str = ""
-    """The exception that it has raised, in words."""
+    """The exception of the operator graph as text."""
 
 
 class GraphFailure(NamedTuple):
     """Result of a mock whose operator graph has raised; all effects are rolled back."""
 
     why: str
-    """The exception in words: the object would keep the frames of its traceback alive."""
+    """The exception as text: the object would keep the frames of its traceback alive."""
 
 
 class EarlyMisspeculation(Exception):
     """Raised inside an operator graph that finds a misspeculation before any in-place change."""
 
-    def __init__(self, place: SourcePosition) -> None:
-        super().__init__(place)
-        self.misspeculation = Misspeculation(place)
+    def __init__(self, position: SourcePosition) -> None:
+        super().__init__(position)
+        self.misspeculation = Misspeculation(position)
 
 
 def first_misspeculation(
-    held: tuple[bool, ...], places: Sequence[SourcePosition]
+    held: tuple[bool, ...], positions: Sequence[SourcePosition]
 ) -> Misspeculation:
     """The first of the conditions that does not hold, in the program's order."""
-    return Misspeculation(places[held.index(False)])
+    return Misspeculation(positions[held.index(False)])
 
 
 def graph_failure(error: Exception) -> GraphFailure:
@@ -58,7 +58,8 @@ def graph_failure(error: Exception) -> GraphFailure:
 
 
 def misspeculation_of_error(error: Exception) -> Misspeculation:
-    """The same for a graph that speculates: the misspeculation may have caused the exception."""
+    """The result of a mock that speculates, for an exception of the operator graph: a
+    misspeculation may have caused it."""
     return Misspeculation(None, graph_failure(error).why)
 
 
@@ -78,7 +79,7 @@ class TensorSnapshot:
                 self._values = tensor.clone()
 
     def restore(self) -> None:
-        """Reset the tensor to that state."""
+        """Reset the tensor to the saved state."""
         tensor = self._tensor
         with torch.no_grad():
             if self._form not in (None, (tensor.size(), tensor.stride(), tensor.storage_offset())):
@@ -98,8 +99,8 @@ class RollBack:
     """Lines that save the state which a mock is about to change, and lines that restore it.
 
     Before its effects a mock draws random numbers and runs the operator graph, which may switch
-    torch's modes and change inputs in place. Operators of the graph may fail that the program does
-    not reach, or after effects that the mock has not repeated yet.
+    torch's modes and change inputs in place. An operator of the graph may fail although the program
+    does not reach it, or before the mock has repeated earlier effects of the program.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class RollBack:
             existing: names an external variable.
             speculates: the mock checks speculated values after the graph.
             may_fail: the graph may raise although none of its operators does, or computations with
-                its results may.
+                its results may raise.
             draws: random numbers are drawn, or numbers computed, before the graph.
             floats: names of the graph's inputs that are numbers of type ``float``.
 
@@ -150,7 +151,7 @@ class RollBack:
         """Whether all changes are rolled back. Tensors that are changed by operators which never
         fail are not copied before every call."""
         self._range_checks: list[str] = []
-        """The call that raises for numbers so large that operators may fail after all."""
+        """A call that raises for numbers so large that operators may fail."""
         if floats and not may_fail:
             self._range_checks = [self._check_range(nodes, floats)]
         if self._restores_all or rec.lifted.speculated.values or (draws and can_roll_back_draws):
@@ -205,34 +206,34 @@ class RollBack:
             self._undo.append(restore.format(name, f"drawn_{i}"))
 
     def run_before_graph(self, run: Sequence[str]) -> list[str]:
-        """Lines that draw numbers and compute before the operator graph, and roll back if they
-        raise."""
+        """The lines ``run``, which draw and compute numbers before the operator graph, and their
+        roll-back if they raise."""
         run = [*run, *self._range_checks]
         return self._or_fail(run, self._undo_before_graph, []) if run else []
 
     def run_speculated(
         self,
         conditions: list[str],
-        places: Sequence[SourcePosition],
+        positions: Sequence[SourcePosition],
         run: Sequence[str],
         after: Sequence[str],
     ) -> list[str]:
         """Lines that run the operator graph, and roll back unless all conditions hold.
 
-        ``places`` are the source positions of the conditions. The lines ``after`` compute with
+        ``positions`` are the source positions of the conditions. The lines ``after`` compute with
         results of the graph; they raise only if the program does.
         """
         names = self._source.names
         names["graph_raised"] = misspeculation_of_error
         names["first_misspeculation"] = first_misspeculation
-        names["places"], names["failed"] = tuple(places), graph_failure
+        names["positions"], names["failed"] = tuple(positions), graph_failure
         return [
             "ended = held = None",
             "try:",
             *(f"    {line}" for line in run),
             f"    held = {' and '.join(conditions)}",
             "    if not held:",
-            f"        ended = first_misspeculation(({', '.join(conditions)},), places)",
+            f"        ended = first_misspeculation(({', '.join(conditions)},), positions)",
             *(["    else:", *(f"        {line}" for line in after)] if after else []),
             "except Exception as error:  # the program itself runs then",
             "    ended = failed(error) if held else graph_raised(error)",
@@ -279,7 +280,7 @@ def _handler(caught: str, lines: Sequence[str]) -> list[str]:
 
 
 def _is_view_that_requires_grad_now(node: ShadowNode) -> bool:
-    """True for a view that requires gradients only since the region.
+    """True for a view that requires gradients since the region, but not before it.
 
     Torch does not detach views in place, so the program would find it changed after a roll-back.
     """

@@ -31,12 +31,12 @@ def check_before_writing(rec: Recording) -> bool:
         return False
     last = min((node for node in before if node is not None), key=order.__getitem__)
     checks = []
-    for expression, value, place in rec.lifted.speculated.values:
+    for expression, value, position in rec.lifted.speculated.values:
         nodes: list[fx.Node] = []
         if not _only_in_graph(expression, nodes) or any(order[n] > order[last] for n in nodes):
             return False
         nodes = list(dict.fromkeys(nodes))
-        checks.append((_check_function(expression, value, place, nodes), tuple(nodes)))
+        checks.append((_check_function(expression, value, position, nodes), tuple(nodes)))
     for check, operands in reversed(checks):
         with rec.operators.nodes.graph.inserting_after(last):
             call = rec.operators.nodes.graph.call_function(check, operands)
@@ -54,7 +54,7 @@ def _only_in_graph(expression: Any, found: list[fx.Node]) -> bool:
     return is_plain(expression)
 
 
-def _check_function(expression: Any, value: Any, place: Any, nodes: list[fx.Node]) -> Any:
+def _check_function(expression: Any, value: Any, position: Any, nodes: list[fx.Node]) -> Any:
     """A function of the values of ``nodes`` that raises unless the expression has this value."""
     source = Source()
     names = {node: f"number{i}" for i, node in enumerate(nodes)}
@@ -63,7 +63,7 @@ def _check_function(expression: Any, value: Any, place: Any, nodes: list[fx.Node
     expected = literal(value) or source.constant(value, "value")
     source.emit(f"if not {check}({text}, {expected}):")
     source.emit(
-        f"    raise {source.constant(EarlyMisspeculation)}({source.constant(place, 'place')})"
+        f"    raise {source.constant(EarlyMisspeculation)}({source.constant(position, 'position')})"
     )
     check_speculated = source.build("check_speculated", ", ".join(names.values()))
     check_speculated.__module__ = __name__  # graphs read it

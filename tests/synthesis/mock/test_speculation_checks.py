@@ -88,5 +88,5 @@ def test_misspeculation_leaves_no_effects():
     version, before = weight._version, weight.clone()
     record = magpy.api._dispatcher(fast).records[0]
     failure = record.mock(*record.guard((weight, SMALL), {}))
-    assert failure.place[:2] == (__file__, "clipped")
+    assert failure.position[:2] == (__file__, "clipped")
     assert weight._version == version and torch.equal(weight, before)

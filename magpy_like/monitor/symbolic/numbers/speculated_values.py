@@ -32,7 +32,7 @@ class SpeculatedValues:
         self._rec, self._draws = rec, draws
         self._speculation_position = speculation_position
         self.values: list[tuple[Expression, Any, SourcePosition]] = []
-        """Expressions, the value that each must have, and the place that depends on it."""
+        """Expressions, the value that each must have, and the position that depends on it."""
 
     def add(self, expression: Expression, value: Any) -> None:
         """Speculate that ``expression`` has ``value``: the program's control flow depends on it.
@@ -42,27 +42,27 @@ class SpeculatedValues:
         """
         if not is_drawn(expression):
             detail = "a tensor's value, read as a number, decides control flow"
-            place = self.require_place(SplitReason.TENSOR_VALUE_READ, detail)
+            position = self.require_position(SplitReason.TENSOR_VALUE_READ, detail)
         elif self._rec.operators.shared_arrays:
             detail = "an element of a NumPy array decides control flow"
-            place = self.require_place(SplitReason.NUMPY_ARRAY, detail)
+            position = self.require_position(SplitReason.NUMPY_ARRAY, detail)
         else:
             detail = "a random number decides control flow"
-            place = self.require_place(SplitReason.RANDOM_VALUE_DECIDES, detail)
+            position = self.require_position(SplitReason.RANDOM_VALUE_DECIDES, detail)
         if not any(known is expression for known, *_ in self.values):
-            self.values.append((expression, value, place))
+            self.values.append((expression, value, position))
 
-    def require_place(self, reason: SplitReason, detail: str) -> SourcePosition:
-        """The program's place, where a misspeculation could still be rolled back.
+    def require_position(self, reason: SplitReason, detail: str) -> SourcePosition:
+        """The program's position, if a misspeculation could still be rolled back there.
 
         Raises:
             Split: it could not, or the program is to split there; for the reason.
         """
         is_possible = not (self._rec.operators.is_isolated or self._rec.running.depth)
-        place = self._speculation_position() if is_possible else None
-        if place is None or not self.can_roll_back():
+        position = self._speculation_position() if is_possible else None
+        if position is None or not self.can_roll_back():
             raise Split(reason, detail)
-        return place
+        return position
 
     def can_roll_back(self) -> bool:
         """True if a mock can undo everything done before its effects."""

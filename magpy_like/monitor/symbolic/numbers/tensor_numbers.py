@@ -152,7 +152,7 @@ class TensorNumbers:
 
     def _speculate_on_sizes(self, tensor: torch.Tensor) -> None:
         try:
-            place = self._speculated.require_place(*_DATA_SIZE)
+            position = self._speculated.require_position(*_DATA_SIZE)
         except Split as split:
             raise UnguardableRead(*split.cause) from None
         operators = self._rec.operators
@@ -160,5 +160,5 @@ class TensorNumbers:
         assert node is not None
         for dim, size in enumerate(tensor.shape):
             number = GraphNumber(operators.numbers.add_size(node, dim))
-            self._speculated.values.append((number, size, place))
+            self._speculated.values.append((number, size, position))
         operators.set_static_shape(node)
