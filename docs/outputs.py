@@ -27,7 +27,7 @@ from docs.followed_program import gated
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.triton import triton_printer
 from magpy_like.compiler.scheduling.scheduler import Scheduler
-from magpy_like.monitor import run as monitor_run
+from magpy_like.monitor.instructions.rule_table import load_rules
 from magpy_like.records import dispatcher
 from magpy_like.refgraph.rendering import to_dot, to_text
 from tests.compiler.codegen.triton.fake_gpu import lowered
@@ -88,7 +88,7 @@ def follow() -> dict[str, tuple[str, str]]:
 @contextlib.contextmanager
 def _events(found: list[str]) -> Iterator[None]:
     """Append a line for each instruction that reaches a rule."""
-    rules = monitor_run._rules().rules
+    rules = load_rules().rules
     originals = dict(rules)
 
     def shown(rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,10 @@
 """One native run of the program under the monitor, and its recording (MagPy, sections 3 and 5).
 
-``run``: the run loop, which handles the native monitor's events.
+``run``: one run of a program, from entry to end.
+``event_handlers``: the callbacks of the native monitor.
+``split_handling``: splits of a run: the recording ends, or the program is cut into segments.
 ``context``: the parts of a run that rules for instructions and calls use.
-``recording``: the record in the making, composed of parts with one subject each.
+``recording``: the facts of one run, composed of parts with one subject each.
 ``instructions``: a rule for each kind of instruction.
 ``calls``: Python calls, native calls and their results.
 ``objects``: reads, inspections and changes of Python objects.

@@ -14,7 +14,7 @@ import torch
 import magpy_like as magpy
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.entering_frames import Entering
-from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.event_handlers import EventHandlers
 from tests.compare import assert_same
 from tests.programs import collect, matrix, tensor
 
@@ -345,12 +345,12 @@ def test_interrupt_in_the_monitor_reaches_the_program(owner, method, kind, monke
 
 
 def _context_of(value):
-    if isinstance(value, MonitorRun):
-        value = value.context
+    if isinstance(value, EventHandlers):
+        value = value.run.context
     return value if isinstance(value, Context) else None
 
 
-def _interrupt_once(monkeypatch, callback, when, owner=MonitorRun):
+def _interrupt_once(monkeypatch, callback, when, owner=EventHandlers):
     """Run a signal's handler at the first line of one of the monitor's callbacks."""
     original, interrupted = getattr(owner, callback), []
 
@@ -364,7 +364,7 @@ def _interrupt_once(monkeypatch, callback, when, owner=MonitorRun):
     return interrupted
 
 
-@pytest.mark.parametrize("callback", ["_on_frame", "_on_instruction", "_on_result", "_on_return"])
+@pytest.mark.parametrize("callback", ["on_frame", "on_instruction", "on_result", "on_return"])
 def test_interrupt_caught_by_the_program_is_not_recorded(callback, monkeypatch):
     def program(x):
         try:
@@ -386,7 +386,7 @@ def test_interrupt_caught_by_the_program_is_not_recorded(callback, monkeypatch):
 
 @pytest.mark.parametrize(
     "owner, callback",
-    [(Entering, "enter"), (MonitorRun, "_on_instruction"), (MonitorRun, "_on_result")],
+    [(Entering, "enter"), (EventHandlers, "on_instruction"), (EventHandlers, "on_result")],
 )
 def test_interrupt_in_a_branch_run_reaches_the_program(owner, callback, monkeypatch):
     """The monitor runs both branches of a data-dependent branch in isolation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import opcode
 from collections.abc import Callable
@@ -31,8 +32,9 @@ class Rules:
 WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5, "numbers": 6, "objects": 7}
 
 
+@functools.cache
 def load_rules() -> Rules:
-    """Load the table from ``annotations/opcodes.yaml``."""
+    """Load the table, once, from ``annotations/opcodes.yaml``."""
     with open(annotations_dir() / "opcodes.yaml") as file:
         table = yaml.safe_load(file)
     rules: dict[int, Rule] = {}

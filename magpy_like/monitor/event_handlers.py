@@ -1,0 +1,204 @@
+"""Events of the native monitor: frames, instructions, their results, and returns."""
+
+from __future__ import annotations
+
+import opcode
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.bytecode.instruction_facts import current_opname
+from magpy_like.monitor.calls import native_calls
+from magpy_like.monitor.calls.argument_kinds import is_followed
+from magpy_like.monitor.calls.conversion_results import is_passed_through
+from magpy_like.monitor.instructions.rule_table import load_rules
+from magpy_like.monitor.instructions.step import Step, finish_without_result
+from magpy_like.monitor.isolated_runs import MAY_CREATE, IsolatedRun, finish_isolated
+from magpy_like.monitor.split_handling import finish_dynamic, finish_raising_dynamic
+from magpy_like.monitor.symbolic.lists.graph_lists import inspected_lists
+from magpy_like.monitor.symbolic.numbers.lifted_number_rules import LIFTED_NUMBER_RULES
+from magpy_like.native import frame_set_operand, frame_stack
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.split_points import Split, UnguardableRead
+from magpy_like.split_reasons import SplitCause, SplitReason
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+_PASSES_THROUGH = {
+    "CALL", "CALL_FUNCTION_EX", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP",
+    "FOR_ITER", "SEND", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "RETURN_VALUE",
+}  # fmt: skip
+"""Instructions that push the result of a Python function that they call unchanged."""
+
+
+class EventHandlers:
+    """The callbacks of one run's native monitor.
+
+    They access the native monitor through the run, which drops it at its end: references of their
+    own would keep the cycle of monitor and callbacks alive.
+    """
+
+    def __init__(self, run: MonitorRun) -> None:
+        self.run = run
+        self._rules = load_rules().rules
+
+    def on_instruction(
+        self, frame: types.FrameType, number: int, oparg: int, offset: int, stack: tuple[Any, ...]
+    ) -> Any:
+        handled = sys.exception()
+        context = self.run.context
+        context.frame = frame
+        try:
+            if self.run.restoration.resumes(frame):
+                stack = frame_stack(frame)
+            if self.run.restoration.over:
+                return None
+            step = Step(frame, number, oparg, offset, stack)
+            isolation = context.isolation
+            if isolation.is_skipping:
+                jumps = "JUMP" in opcode.opname[number]
+                if (
+                    jumps
+                    and self.run.branching is not None
+                    and is_instance(stack[-1], torch.Tensor)
+                ):
+                    frame_set_operand(frame, 1, self.run.branching.recorded_truth(step))
+                return None
+            operators = context.recording.operators
+            if operators.lists:
+                for value in inspected_lists(step, operators.lists, is_followed):
+                    operators.inspect_list(value)
+            step = context.flags.on_instruction(context, step)
+            if (isolated := isolation.current()) is not None:
+                return self._on_isolated_instruction(isolated, step)
+            if context.lifted and number in LIFTED_NUMBER_RULES:
+                done = LIFTED_NUMBER_RULES[number](context, step)
+                if done is not None:
+                    return done
+            return self._rules[number](context, step)
+        except BaseException as error:
+            if is_instance(error, Split) and self.run.splits.cut_at(frame, error, handled):
+                return finish_dynamic, (self.run, frame)
+            self.run.splits.fail(frame, error, before_instruction=True)
+            return None
+
+    def _on_isolated_instruction(self, isolated: IsolatedRun, step: Step) -> Any:
+        if isolated.is_restored_by(step):
+            return None
+        context = self.run.context
+        isolated.check(context, step)
+        token = None
+        if context.lifted and step.opcode in LIFTED_NUMBER_RULES:
+            token = LIFTED_NUMBER_RULES[step.opcode](context, step)
+        rule = self._rules.get(step.opcode)
+        if token is None and rule is not None:
+            token = rule(context, step)
+        return (finish_isolated, (isolated, token)) if step.opcode in MAY_CREATE else token
+
+    def on_join(self, frame: types.FrameType | None) -> None:
+        self.run.context.isolation.is_skipping = False
+        try:
+            if self.run.branching is not None:
+                self.run.branching.at_join(self.run.context, frame)
+        except BaseException as error:
+            self.run.splits.fail(frame or sys._getframe(), error)
+
+    def on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
+        self.run.context.frame = frame
+        try:
+            if self.run.restoration.resumes(frame):
+                stack = frame_stack(frame)
+            finish, payload = token
+            top: Any = stack[-1] if stack else None
+            outcome = stack if finish is finish_isolated else top
+            replacement = finish(self.run.context, payload, outcome)
+            if replacement is not None:
+                frame_set_operand(frame, 1, replacement)
+                self.run.monitor.watch_numbers()
+            return
+        except BaseException as raised:
+            error = raised
+        try:
+            if is_instance(error, UnguardableRead) and self.run.splits.cut_at(
+                frame, error, sys.exception()
+            ):
+                self.on_result((finish_dynamic, (self.run, frame)), frame, ())
+            else:
+                self.run.splits.fail(frame, error, before_instruction=True)
+        finally:
+            del error  # its traceback holds this frame and the program's
+
+    def on_exception(self, token: Any, frame: types.FrameType, raised: Any) -> None:
+        finish, payload = token
+        if finish is finish_dynamic:
+            self.run.context.frame = frame
+            try:
+                finish_raising_dynamic(self.run, frame, *raised[1:])
+            except BaseException as error:
+                self.run.splits.fail(frame, error)
+            return
+        if finish is finish_isolated:
+            if payload[1] is None:
+                return
+            finish, payload = payload[1]
+        if finish is finish_without_result:
+            finish, payload = payload
+        try:
+            cause = native_calls.finish_raising(self.run.context, finish, payload)
+        except BaseException as error:
+            self.run.splits.fail(frame, error)
+            return
+        if cause is not None:
+            self.run.splits.split(frame, cause)
+
+    def on_return(self, frame: types.FrameType, value: Any) -> None:
+        """Specialize a lifted number that a Python function returns to native code.
+
+        The frame must not be held any longer: that would keep its variables alive.
+        """
+        self.run.restoration.left(frame)
+        if self.run.restoration.over:
+            return
+        if self.run.context.frame is frame:
+            self.run.context.frame = None
+        is_root = self.run.context.root_frame is frame
+        if is_root:
+            self.run.context.root_frame = None
+        if self.run.branching is not None:
+            self.run.branching.abandon_loops(self.run.context, frame)
+        caller = None if is_root else frame.f_back
+        if not self.run.context.lifted.any_lifted((value,)) or caller is None:
+            return
+        try:
+            native = (
+                self.run.monitor.is_waiting(caller) or current_opname(caller) not in _PASSES_THROUGH
+            )
+            _, operands = (native and self.run.context.step_of(caller)) or (0, ())
+            if native and not is_passed_through(frame.f_code, caller, operands, value):
+                self.run.context.lifted.specialize(value)
+        except BaseException as error:
+            self.run.splits.fail(frame, error)
+
+    def on_interruption(self, frame: types.FrameType, kind: type[BaseException]) -> None:
+        """End the recording: a callback has raised an interruption, which reaches the program."""
+        detail = f"was interrupted by {kind.__name__}"
+        self.run.splits.split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
+
+    def on_unreported_operators(self, frame: types.FrameType) -> None:
+        """End the recording: torch has dispatched operators that no reported event explains."""
+        if not (self.run.context.recording.running.depth or self.run.restoration.over):
+            detail = "runs native code that applies tensor operators itself"
+            self.run.splits.split(frame, SplitCause(SplitReason.HIDDEN_NATIVE_OPERATORS, detail))
+
+    def on_frame(self, frame: types.FrameType) -> bool:
+        try:
+            self.run.restoration.entered(frame)
+            return not self.run.restoration.over and self.run.entering.enter(
+                self.run.context, frame
+            )
+        except BaseException as error:
+            self.run.splits.fail(frame, error)
+            return False
