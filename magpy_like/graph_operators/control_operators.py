@@ -51,8 +51,8 @@ def for_loop(
 
     Args:
         body: ``body(index, *carried, *others)`` returns the carried values of the next iteration,
-            then values of which only those of the last iteration are used, then the elements that
-            the iteration appends to lists.
+            then values that are used from the last iteration only, then the elements that the
+            iteration appends to lists.
         bounds: start, stop and step.
         carried: loop-carried values before the first iteration.
         gathered: per list, its elements before the loop, and the number that an iteration appends.
@@ -63,15 +63,15 @@ def for_loop(
     body = _begin_execution(body)
     lists = [list(begin) for begin, _ in gathered]
     added = sum(count for _, count in gathered)
-    given: Sequence[Any] = ()
+    results: Sequence[Any] = ()
     for index in range(*bounds):
-        given = body(index, *carried, *others)
-        carried = given[: len(carried)]
-        at = len(given) - added
-        for found, (_, count) in zip(lists, gathered, strict=True):
-            found.extend(given[at : at + count])
-            at += count
-    return (*given[: len(given) - added], *lists)
+        results = body(index, *carried, *others)
+        carried = results[: len(carried)]
+        position = len(results) - added
+        for elements, (_, count) in zip(lists, gathered, strict=True):
+            elements.extend(results[position : position + count])
+            position += count
+    return (*results[: len(results) - added], *lists)
 
 
 def for_loop_with_exits(
@@ -86,7 +86,7 @@ def for_loop_with_exits(
 
     Args:
         exits: per loop exit, the truth value of its condition that leaves the loop, the number of
-            elements that the iteration has appended to each list by then, and the index in
+            elements that the iteration has appended to each list before it, and the index in
             ``body``'s results at which the arguments of its graph begin. The last one is the exit
             after the last iteration, and has no condition.
         body: returns the conditions of the exits, the carried values of the next iteration, the
@@ -98,26 +98,26 @@ def for_loop_with_exits(
     lists.
     """
     body = _begin_execution(body)
-    *leave, others = parts
+    *exit_graphs, others = parts
     lists = [list(begin) for begin, _ in gathered]
     first = len(exits) - 1
-    given: Sequence[Any] = ()
-    left = None
+    results: Sequence[Any] = ()
+    early_exit = None
     for index in range(*bounds):
-        given = body(index, *carried, *others)
-        left = next((i for i in range(first) if bool(given[i]) is exits[i][0]), None)
-        at = len(given) - sum(count for _, count in gathered)
-        wanted = [count for _, count in gathered] if left is None else exits[left][1]
-        for found, (_, count), added in zip(lists, gathered, wanted, strict=True):
-            found.extend(given[at : at + added])
-            at += count
-        if left is not None:
+        results = body(index, *carried, *others)
+        early_exit = next((i for i in range(first) if bool(results[i]) is exits[i][0]), None)
+        position = len(results) - sum(count for _, count in gathered)
+        counts = [count for _, count in gathered] if early_exit is None else exits[early_exit][1]
+        for elements, (_, count), added in zip(lists, gathered, counts, strict=True):
+            elements.extend(results[position : position + added])
+            position += count
+        if early_exit is not None:
             break
-        carried = given[first : first + len(carried)]
-    at = first if left is None else left
-    begin = exits[at][2]
-    end = exits[at + 1][2] if at < first else len(given) - sum(count for _, count in gathered)
-    return (*leave[at](*given[begin:end], *others), *map(len, lists), *lists)
+        carried = results[first : first + len(carried)]
+    exit = first if early_exit is None else early_exit
+    begin = exits[exit][2]
+    end = exits[exit + 1][2] if exit < first else len(results) - sum(n for _, n in gathered)
+    return (*exit_graphs[exit](*results[begin:end], *others), *map(len, lists), *lists)
 
 
 _CALLS = ("call_function", "call_method")

@@ -17,7 +17,7 @@ Query = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 
 
 class ProcessState:
-    """State at entry, and the calls that have read state since."""
+    """State at entry, and later calls that read state."""
 
     def __init__(self, lifted: LiftedNumbers) -> None:
         self._lifted = lifted
@@ -43,7 +43,7 @@ class ProcessState:
         return any(operation is current_gpu for operation, *_ in self.queries)
 
     def drawn_from(self) -> list[torch.Generator]:
-        """Those of torch's own generators that were drawn from or seeded since the entry."""
+        """Torch's own generators that were drawn from or seeded since the entry."""
         before = {id(generator): state for generator, state in self.random_states}
         seeded = {id(drawing.generator) for drawing in self._lifted.draws}
         return [

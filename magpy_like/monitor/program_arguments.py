@@ -66,23 +66,23 @@ class ProgramArguments:
             return
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount]
-        taken: set[int | str] = set()
+        mapped: set[int | str] = set()
         for slot, name in enumerate(names):
             position = slot - bound
             if 0 <= position < len(self.args):
                 self.waiting[slot] = (position, self.args[position])
-                taken.add(position)
+                mapped.add(position)
             elif name in self.kwargs:
                 self.waiting[slot] = (name, self.kwargs[name])
-                taken.add(name)
+                mapped.add(name)
         for i in range(code.co_kwonlyargcount):
             slot = code.co_argcount + i
             name = code.co_varnames[slot]
             if name in self.kwargs:
                 self.waiting[slot] = (name, self.kwargs[name])
-                taken.add(name)
+                mapped.add(name)
         for key, value in inputs_of(self.args, self.kwargs):
-            if key not in taken:
+            if key not in mapped:
                 self._read(context, key, value)
         for slot, (key, value) in list(self.waiting.items()):
             if code.co_varnames[slot] in code.co_cellvars:
@@ -91,17 +91,17 @@ class ProgramArguments:
         self._follow_flags(context, frame, dict(self.waiting.values()), bound)
 
     def _follow_flags(
-        self, context: Context, frame: types.FrameType, given: dict[int | str, Any], bound: int
+        self, context: Context, frame: types.FrameType, arguments: dict[int | str, Any], bound: int
     ) -> None:
         """Lift bool arguments that have varied between calls; ``bound`` others precede them."""
         varying = {
             key: self._read(context, key, value)
-            for key, value in given.items()
+            for key, value in arguments.items()
             if type(value) is bool and argument_path(key) in context.varying.numbers
         }
         if varying:
             waiting = (self.waiting or {}).items()
-            self.waiting = {slot: known for slot, known in waiting if known[0] not in varying}
+            self.waiting = {slot: entry for slot, entry in waiting if entry[0] not in varying}
             context.flags.enter_region(frame, varying, bound)
             context.watch_numbers()
 

@@ -2,8 +2,8 @@
 
 A call that draws, seeds a generator or creates one is repeated before the operator graph runs; so
 are NumPy's and torch's functions of drawn arrays. A number among the results is lifted, a tensor is
-an input of the graph. A drawn array is like an external one that no guard can check: an inspection
-splits the program.
+an input of the graph. No guard can check a drawn array: an inspection splits the
+program.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SEEDED_GENERATORS: dict[Any, Any] = {
     np.random.seed: np.random.mtrand._rand,
     torch.manual_seed: torch.default_generator,
 }
-"""Functions that seed a generator other than their arguments."""
+"""Functions that seed a global generator."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +83,10 @@ def shuffled(shuffle: Callable[..., None], generator: Any, items: list[Any]) -> 
 def repeat_draw(
     context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token:
-    """A call draws random numbers, or seeds or makes a generator.
+    """Record a call that draws random numbers, or seeds or creates a generator.
 
     Raises:
-        Split: it draws from anything but plain values, or changes anything but a list.
+        Split: it draws from other values than plain ones, or changes another object than a list.
     """
     rec, of_a_generator = (
         context.recording,
@@ -94,8 +94,8 @@ def repeat_draw(
     )
     if operation is torch.manual_seed and rec.state.drawn_from():
         raise Split(SplitReason.RANDOM_GENERATOR, "seeds torch's generator after drawing from it")
-    given = args[1:] if of_a_generator else args
-    kept = tuple(_snapshot(rec, value) for value in given)
+    arguments = args[1:] if of_a_generator else args
+    kept = tuple(_snapshot(rec, value) for value in arguments)
     keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
     if not context.lifted.guards.are_computable_at_entry((kept, tuple(keywords.values()))):
         context.lifted.specialize((kept, tuple(keywords.values())))
@@ -166,14 +166,14 @@ def _snapshot(rec: Recording, value: Any, depth: int = 2) -> Any:
 
 
 def _is_type(value: Any) -> bool:
-    """True if a value is the type of NumPy scalars."""
+    """True for a class of NumPy scalars."""
     return is_instance(value, type) and issubclass(value, np.generic)
 
 
 def _finish(context: Context, call: RepeatedCall, result: Any) -> Any:
     context.account()  # torch.manual_seed calls operators, too
-    made = _GENERATOR_TYPES.get(call.operation)
-    if made is not None and type(result) is not made:
+    kind = _GENERATOR_TYPES.get(call.operation)
+    if kind is not None and type(result) is not kind:
         raise UnguardableRead(
             SplitReason.RANDOM_GENERATOR,
             f"creates a random generator of type {type(result).__qualname__}",
@@ -182,14 +182,17 @@ def _finish(context: Context, call: RepeatedCall, result: Any) -> Any:
 
 
 def _finish_draw(context: Context, call: RepeatedCall, result: Any) -> Any:
-    """Lifted arguments may seed a generator or bound a number; for any other result they are
-    specialized, as the mock's draw by other arguments may differ in kind."""
-    given = call.args, tuple(call.kwargs.values())
-    if context.lifted.identities.holds_lifted(given):
+    """Register the result of a draw.
+
+    Lifted arguments may seed a generator or bound a number. For any other result they are
+    specialized: a draw by other arguments may return another kind of result.
+    """
+    arguments = call.args, tuple(call.kwargs.values())
+    if context.lifted.identities.holds_lifted(arguments):
         if is_liftable(result):
             call = replace(call, operation=_with_drawn_type(type(result), call.operation))
         elif result is not None and type(result) not in REWINDABLE:
-            context.lifted.specialize(given)
+            context.lifted.specialize(arguments)
     return _finish(context, call, result)
 
 
@@ -287,8 +290,8 @@ _TENSOR_MAKERS = {torch.from_numpy, torch.tensor, torch.as_tensor}
 def repeat_array_call(
     context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
-    """The completion of a call on drawn arrays or lifted numbers that the mock repeats: a function
-    whose result's type and shape follow from those of its arguments. None for any other call."""
+    """The token of a call on drawn arrays or lifted numbers that the mock repeats; None for any
+    other call. The arguments' types and shapes must determine those of the result."""
     lifted, rec = context.lifted, context.recording
     if not lifted or rec.running.depth or context.isolation.branch_run is not None:
         return None
@@ -297,19 +300,21 @@ def repeat_array_call(
     values = [*_leaves(args), *kwargs.values()]
     of_numpy = any(is_instance(value, np.ndarray | np.generic) for value in values)
     if of_numpy:
-        known = is_instance(operation, np.ufunc) or operation in _REPEATABLE | _TENSOR_MAKERS
+        is_repeatable = (
+            is_instance(operation, np.ufunc) or operation in _REPEATABLE | _TENSOR_MAKERS
+        )
         if operation in _IN_PLACE:
-            known = lifted.is_drawn(args[0])
+            is_repeatable = lifted.is_drawn(args[0])
     elif operation in _FOLDS:
-        known = any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
+        is_repeatable = any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
     else:
-        known = operation in _TENSOR_MAKERS and not is_number(args[0])
+        is_repeatable = operation in _TENSOR_MAKERS and not is_number(args[0])
     from_outside = [v for v in values if is_instance(v, np.ndarray) and not lifted.is_drawn(v)]
-    if from_outside and known:
-        known = _creates_new_memory(operation, args, kwargs)
-    if not known or "out" in kwargs:
+    if from_outside and is_repeatable:
+        is_repeatable = _creates_new_memory(operation, args, kwargs)
+    if not is_repeatable or "out" in kwargs:
         return None
-    if not all(_is_type(value) or _is_known(context, value) for value in values):
+    if not all(_is_type(value) or _is_computable_before_graph(context, value) for value in values):
         return None
     kept = tuple(_snapshot(rec, value) for value in args)
     if operation in _TENSOR_MAKERS:
@@ -319,7 +324,7 @@ def repeat_array_call(
     return context.suspension.until(finish, RepeatedCall(operation, kept, kwargs))
 
 
-def _is_known(context: Context, value: Any) -> bool:
+def _is_computable_before_graph(context: Context, value: Any) -> bool:
     """True if the mock can compute a value, or an equal array, before the operator graph runs."""
     if is_instance(value, np.ndarray) and context.lifted.expression(value) is None:
         node = context.recording.variables.node(value)  # the guard compares its contents

@@ -18,10 +18,9 @@ COMPILING_QUERIES = (torch.compiler.is_compiling, is_compiling_of_utils)
 
 
 def needs_eager_answer(frame: types.FrameType) -> bool:
-    """True for code that computes differently when compiled, and must receive the answer of eager
-    mode.
+    """True for code that must receive eager mode's answer, since it computes differently otherwise.
 
-    torch's optimizers do: with steps as tensors of low precision instead of Python's numbers.
+    torch's optimizers do: their steps are then tensors of low precision, not Python numbers.
     """
     return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
 

@@ -30,7 +30,7 @@ class Effects:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-        """Calls that the mock repeats, such as those of a logger."""
+        """Calls that the mock repeats, such as calls of a logger."""
         self.hooks: list[Hook] = []
         """Hooks to register for a backward pass."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
@@ -40,7 +40,7 @@ class Effects:
         self.uncontended_locks: list[Any] = []
         """Locks that the program acquired and no other thread can wait for: see `objects.locks`."""
         self.devices_left: tuple[int, list[torch.device]] | None = None
-        """Number of default devices that the program left, and those that it then entered."""
+        """Number of default devices that the program left, and the devices that it then entered."""
         self.modes_left: tuple[Modes, Modes] | None = None
         """Torch's modes at entry and at the end, if they differ."""
 

@@ -55,10 +55,10 @@ def returns_few_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
 
 
 def speculate_on_branch(context: Context, tensor: torch.Tensor) -> None:
-    """Speculate on the truth of a tensor. The guard checks that of an unwritten external tensor.
+    """Speculate on the truth of a tensor. For an unwritten external tensor, the guard checks it.
 
     Raises:
-        Split: the truth cannot be speculated on, or the tensor has none.
+        Split: the truth cannot be speculated on, or the tensor has several elements.
     """
     rec = context.recording
     cause = SplitReason.DATA_DEPENDENT_BRANCH, "branches on a tensor's value"

@@ -49,25 +49,25 @@ def as_unguardable_read() -> Iterator[None]:
 
 
 def handle_varying_list_call(context: Context, call: NativeCall) -> Any:
-    """Native code reads a list whose length varies between calls, or its length."""
-    given = (*call.args, *call.kwargs.values())
+    """A native call that reads a list of varying length, or its length."""
+    arguments = (*call.args, *call.kwargs.values())
     if not varying_lists.has_varying_lists(context) or not any(
-        type(v) in varying_lists.KINDS for v in given
+        type(v) in varying_lists.KINDS for v in arguments
     ):
         return NotImplemented
-    if call.operation is len and len(given) == 1:
-        token = varying_lists.read_length(context, given[0])
+    if call.operation is len and len(arguments) == 1:
+        token = varying_lists.read_length(context, arguments[0])
         return NotImplemented if token is None else token
     if call.operation in varying_lists.POPS:
-        token = varying_lists.pop(context, call.operation, *given)
+        token = varying_lists.pop(context, call.operation, *arguments)
         return NotImplemented if token is None else token
-    known = functools.partial(_is_lifted_operand, context)
-    if any(is_instance(value, CONTAINERS) and not known(value) for value in given):
+    is_lifted = functools.partial(_is_lifted_operand, context)
+    if any(is_instance(value, CONTAINERS) and not is_lifted(value) for value in arguments):
         return NotImplemented  # its elements are guarded
-    function = as_lifted_call(call.annotation, call.operation, call.args, call.kwargs, known)
+    function = as_lifted_call(call.annotation, call.operation, call.args, call.kwargs, is_lifted)
     if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
         return NotImplemented
-    for value in given:
+    for value in arguments:
         context.recording.inspections.visit(value, ValueRead.TYPE)
     if is_instance(call.operation, NUMPY_FUNCTIONS):
         return context.suspension.until(finish_list_call, function)
@@ -89,10 +89,10 @@ def finish_list_call(context: Context, payload: tuple[Any, tuple[Any, ...]], res
     )
     with as_unguardable_read():
         if is_liftable(result):
-            made = lifted.arithmetic.expression(
+            expression = lifted.arithmetic.expression(
                 with_result_type(operation, operands, result), operands, parts
             )
-            return lifted.lift(result, made)
+            return lifted.lift(result, expression)
         if type(result) in GUARDED_RESULTS:
             lifted.guards.require_result(operation, operands, result, parts)
         else:
@@ -104,7 +104,7 @@ def finish_list_call(context: Context, payload: tuple[Any, tuple[Any, ...]], res
 
 
 def handle_fold(context: Context, call: NativeCall) -> Any:
-    """``sum``, ``max`` and the like of a container with lifted numbers."""
+    """A fold, such as ``sum`` or ``max``, of a container with lifted numbers."""
     operation, args = call.operation, call.args
     if (
         not call.kwargs
@@ -128,27 +128,27 @@ def handle_computation(context: Context, call: NativeCall) -> Any:
     """A computation on lifted numbers, flags or strings."""
     if not context.lifted or context.recording.running.depth:
         return NotImplemented
-    given = (*call.args, *call.kwargs.values())
+    arguments = (*call.args, *call.kwargs.values())
     function = as_lifted_call(
         call.annotation, call.operation, call.args, call.kwargs, context.lifted.is_lifted
     )
     if function is not None:
-        for value in given:
+        for value in arguments:
             visit_input(context.recording, value)
         if is_instance(call.operation, NUMPY_FUNCTIONS):
             # NumPy's functions are partly Python code.
             return context.suspension.until(finish_computed, function)
         return finish_computed, function
-    if call.on_graph and is_python_function(call.operation) and not holds_tensor(given):
-        context.lifted.specialize(given)
+    if call.on_graph and is_python_function(call.operation) and not holds_tensor(arguments):
+        context.lifted.specialize(arguments)
     return NotImplemented
 
 
 def finish_computed(context: Context, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
-    """The result of a computation on numbers and text.
+    """Lift, or guard, the result of a computation on numbers and text.
 
-    A result that cannot be lifted needs to be the same in later calls, which the guard checks if
-    it can repeat the computation.
+    A result that cannot be lifted must be the same in later calls. The guard checks that if it can
+    repeat the computation; otherwise the operands are specialized.
 
     Raises:
         UnguardableRead: the result depends on a number that is unknown before the region runs.

@@ -1,7 +1,7 @@
 """Results of native calls: the tokens of calls, and the functions that record their results.
 
-A call of no operator creates an object, finds an existing one, or reads process-wide state. An
-operator becomes a node of the graph when the operators inside it have ended.
+A call other than an operator creates an object, returns an existing one, or reads process-wide
+state. An operator becomes a node of the graph when the operators inside it have ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NativeCall:
 
 
 def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
-    """Record the result of a call that is no operator of the graph."""
+    """Record the result of a call that is not an operator of the graph."""
     if done.annotation.state_read:
         context.recording.state.queries.append((done.operation, done.args, done.kwargs, result))
         context.compiling_read |= result is True and done.operation in COMPILING_QUERIES
@@ -75,9 +75,11 @@ def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
         if not is_plain(result) and context.recording.variables.node(result) is None:
             context.recording.reads.record_cached(result)
     if done.operation in _REGISTRY_QUERIES and not result:
-        abstract, asked = done.args
+        abstract, queried = done.args
         for cls in (
-            _classes_reported_by(asked) if done.operation is _abc._abc_instancecheck else [asked]
+            _classes_reported_by(queried)
+            if done.operation is _abc._abc_instancecheck
+            else [queried]
         ):
             context.recording.state.denied[abstract, cls] = None
     if any(is_instance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):

@@ -1,9 +1,9 @@
 """Functions among the arguments of an operator, which calls them whenever the graph runs.
 
-A later run must not use the values of this run. So the tensors and lifted numbers to which such a
-function refers become operands of the operator, and other references must lead to the same objects
-in later calls. A function created inside the region is created again for each run of the graph, in
-its state at the beginning of the operator.
+A later run must not use the values of this run. So the tensors and lifted numbers that such a
+function refers to become operands of the operator, and its other references must lead to the same
+objects in later calls. A function created inside the region is created again for each run of the
+graph, in its state at the beginning of the operator.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from magpy_like.split_reasons import SplitReason
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
 
-Made = dict[int, Any]
+Created = dict[int, Any]
 """The functions and cells created for one run of the graph, each once, by number."""
-Maker = Callable[[Sequence[Any], Made], Any]
+Maker = Callable[[Sequence[Any], Created], Any]
 """Creates a value from the operands, for one run of the graph."""
 
 
@@ -40,7 +40,10 @@ class Closure:
     """A callable argument of an operator, and the tensors and lifted numbers that it refers to."""
 
     def __init__(self, rec: Recording, function: Any) -> None:
-        """Raises Split: it refers to an object that a later call may not find."""
+        """
+        Raises:
+            Split: the function refers to an object that a later call may not reach.
+        """
         self.operands: list[Any] = []
         makers = _Makers(rec, self.operands)
         self._make = makers.of(function)
@@ -65,7 +68,7 @@ def close_over(rec: Recording, value: Any) -> Any:
     """The closure of a callable argument; any other argument unchanged.
 
     Raises:
-        Split: see :class:`Closure`; or the function has had effects inside an operator before.
+        Split: see :class:`Closure`; or the function has had effects inside an earlier operator.
     """
     called = None
     if is_instance(value, torch.nn.Module):
@@ -86,11 +89,11 @@ def close_over(rec: Recording, value: Any) -> Any:
 
 
 def _refers(value: Any) -> bool:
-    """True for callables, and tuples of them, which may refer to other objects."""
+    """True for callables that may refer to other objects, and for tuples of them."""
     if type(value) is tuple:
         return any(map(_refers, value))
-    known = is_instance(value, (torch.Tensor, torch.nn.Module, *CONTAINERS))
-    return not (known or is_plain(value) or is_identity(value)) and callable(value)
+    has_rule = is_instance(value, (torch.Tensor, torch.nn.Module, *CONTAINERS))
+    return not (has_rule or is_plain(value) or is_identity(value)) and callable(value)
 
 
 def refuse(rec: Recording) -> None:
@@ -105,8 +108,8 @@ def expand_closures(
     operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
     """The operation and its arguments with the operands of each closure in place of the closure."""
-    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    closures = {position: value for position, value in given if is_instance(value, Closure)}
+    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    closures = {position: value for position, value in arguments if is_instance(value, Closure)}
     if not closures:
         return operation, args, kwargs
 
@@ -126,7 +129,7 @@ def _operands(value: Any) -> Any:
 
 
 class _Makers:
-    """Makers of the objects to which functions refer, in their present state.
+    """Makers of the objects that functions refer to, in their present state.
 
     A maker must not keep alive an object created inside the region.
     """
@@ -134,12 +137,12 @@ class _Makers:
     def __init__(self, rec: Recording, operands: list[Any]) -> None:
         self._rec, self._operands = rec, operands
         self.codes: list[types.CodeType] = []
-        self._known: dict[int, Maker] = {}
+        self._makers: dict[int, Maker] = {}
         self._numbers = itertools.count()
 
     def of(self, value: Any) -> Maker:
-        known = self._known.get(id(value))
-        return self._new(value) if known is None else known
+        maker = self._makers.get(id(value))
+        return self._new(value) if maker is None else maker
 
     def _new(self, value: Any) -> Maker:
         if is_instance(value, torch.Tensor):
@@ -155,7 +158,7 @@ class _Makers:
         if self._rec.operators.numbers.expression(value) is not None:
             return self._operand(value)
         if is_plain(value) or is_identity(value):
-            return lambda operands, made: value
+            return lambda operands, created: value
         kind, is_own = type(value), self._rec.variables.node(value) is None
         if kind is types.MethodType:
             function, receiver = self.of(value.__func__), self.of(value.__self__)
@@ -166,10 +169,10 @@ class _Makers:
             if self._rec.variables.is_new_object(value):
                 return self._function(value)
         if kind is functools.partial and is_own:
-            called, given = self.of(value.func), self._all(value.args)
-            named = self._each(value.keywords)
+            called, positional = self.of(value.func), self._all(value.args)
+            keywords = self._each(value.keywords)
             return lambda *run: functools.partial(
-                called(*run), *_all(given, run), **_each(named, run)
+                called(*run), *_all(positional, run), **_each(keywords, run)
             )
         if kind is tuple and is_own:
             items = self._all(value)
@@ -185,8 +188,8 @@ class _Makers:
     def _operand(self, value: Any) -> Maker:
         position = len(self._operands)
         self._operands.append(value)
-        self._known[id(value)] = lambda operands, made: operands[position]
-        return self._known[id(value)]
+        self._makers[id(value)] = lambda operands, created: operands[position]
+        return self._makers[id(value)]
 
     def _same(self, value: Any) -> Maker:
         """A maker that returns the object itself.
@@ -198,7 +201,7 @@ class _Makers:
         if node is None:
             if type(value) is types.FunctionType and _is_torchs(value):
                 # Created by torch, inside a call that the monitor treats as one operator.
-                return lambda operands, made: value
+                return lambda operands, created: value
             raise Split(
                 SplitReason.FUNCTION_OPERAND,
                 "passes a function that refers to objects created inside the region to an operator",
@@ -213,24 +216,24 @@ class _Makers:
                 "passes a function that refers to an argument of the region to an operator",
             )
         node.facts.add(Fact.IDENTITY)
-        return lambda operands, made: value
+        return lambda operands, created: value
 
     def _function(self, function: types.FunctionType) -> Maker:
         code, names, name = function.__code__, function.__globals__, function.__name__
         number = next(self._numbers)
 
-        def make(operands: Sequence[Any], made: Made) -> Any:
-            held = tuple(cell(operands, made) for cell in cells)
-            if number not in made:  # a cell may hold the function itself
-                found = types.FunctionType(code, names, name, None, held)
-                made[number] = found
-                found.__qualname__, found.__module__ = qualified, module
-                found.__defaults__ = tuple(_all(defaults, (operands, made))) or None
-                found.__kwdefaults__ = _each(keywords, (operands, made)) or None
-                found.__dict__.update(_each(attributes, (operands, made)))
-            return made[number]
+        def make(operands: Sequence[Any], created: Created) -> Any:
+            held = tuple(cell(operands, created) for cell in cells)
+            if number not in created:  # a cell may hold the function itself
+                new = types.FunctionType(code, names, name, None, held)
+                created[number] = new
+                new.__qualname__, new.__module__ = qualified, module
+                new.__defaults__ = tuple(_all(defaults, (operands, created))) or None
+                new.__kwdefaults__ = _each(keywords, (operands, created)) or None
+                new.__dict__.update(_each(attributes, (operands, created)))
+            return created[number]
 
-        self._known[id(function)] = make
+        self._makers[id(function)] = make
         qualified, module = function.__qualname__, function.__module__
         cells = [self._cell(cell) for cell in function.__closure__ or ()]
         defaults = self._all(function.__defaults__ or ())
@@ -239,23 +242,23 @@ class _Makers:
         return make
 
     def _cell(self, cell: types.CellType) -> Maker:
-        known = self._known.get(id(cell))
-        if known is not None:
-            return known
+        maker = self._makers.get(id(cell))
+        if maker is not None:
+            return maker
         node = self._rec.variables.node(cell)
         if node is not None:  # external: its contents may differ in the next call
             node.facts.add(Fact.IDENTITY)
-            return lambda operands, made: cell
+            return lambda operands, created: cell
         number = next(self._numbers)
 
-        def make(operands: Sequence[Any], made: Made) -> Any:
-            if number not in made:
-                made[number] = types.CellType()
+        def make(operands: Sequence[Any], created: Created) -> Any:
+            if number not in created:
+                created[number] = types.CellType()
                 if content is not None:
-                    made[number].cell_contents = content(operands, made)
-            return made[number]
+                    created[number].cell_contents = content(operands, created)
+            return created[number]
 
-        self._known[id(cell)] = make
+        self._makers[id(cell)] = make
         content: Maker | None = None
         try:
             held = cell.cell_contents
@@ -269,7 +272,7 @@ def _is_torchs(function: types.FunctionType) -> bool:
     return (function.__module__ or "").startswith("torch.")
 
 
-Run = tuple[Sequence[Any], Made]
+Run = tuple[Sequence[Any], Created]
 
 
 def _all(makers: Iterable[Maker], run: Run) -> list[Any]:

@@ -136,11 +136,13 @@ class _Translation:
     def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """True if TorchScript receives these arguments without conversion."""
         by_position = dict(zip(self.types, args, strict=False))
-        given = {**by_position, **kwargs}
+        arguments = {**by_position, **kwargs}
         return (
-            len(given) == len(args) + len(kwargs)
-            and self.needs <= given.keys() <= self.types.keys()
-            and all(_accepts_unconverted(self.types[name], value) for name, value in given.items())
+            len(arguments) == len(args) + len(kwargs)
+            and self.needs <= arguments.keys() <= self.types.keys()
+            and all(
+                _accepts_unconverted(self.types[name], value) for name, value in arguments.items()
+            )
         )
 
 
@@ -215,11 +217,11 @@ class _Translator:
     def function(self) -> Callable[..., Any]:
         """The function in Python; raises ``_Untranslatable``."""
         graph, arguments = self.script.inlined_graph, self.script.schema.arguments
-        parameters, given = [], []
+        parameters, forwarded = [], []
         for value, argument in zip(graph.inputs(), arguments, strict=True):
             name = self.name(value)
             parameters.append(name)
-            given.append(f"{argument.name}={name}" if argument.kwarg_only else name)
+            forwarded.append(f"{argument.name}={name}" if argument.kwarg_only else name)
             converted = _convert(argument.type, name)
             if converted != name:
                 self.lines.append(f"        {name} = {converted}")
@@ -233,7 +235,7 @@ class _Translator:
             *self.lines,
             "    except Exception:",
             "        pass",
-            f"    return _as_it_is({', '.join(given)})",
+            f"    return _as_it_is({', '.join(forwarded)})",
         ], self.globals)  # fmt: skip
         return self.called_as(arguments, body)
 
