@@ -112,8 +112,8 @@ class EventHandlers:
             if self.run.restoration.resumes(frame):
                 stack = frame_stack(frame)
             finish, payload = token
-            top: Any = stack[-1] if stack else None
-            outcome = stack if finish is finish_isolated else top
+            # No variable must hold the result: `IsolatedRun.finish` counts its references.
+            outcome: Any = stack if finish is finish_isolated else stack[-1] if stack else None
             replacement = finish(self.run.context, payload, outcome)
             if replacement is not None:
                 frame_set_operand(frame, 1, replacement)

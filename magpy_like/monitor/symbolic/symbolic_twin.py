@@ -54,40 +54,41 @@ log = topic("monitor")
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _ask_for_devices() -> None:
-    """Let torch detect, in a thread that never ends, that there is no CUDA device.
+def _detect_devices() -> None:
+    """Let torch detect in a thread that never ends that there is no CUDA device.
 
-    It ties the replacement of a device to the thread that queries first; torch 2.11 crashes when
-    that thread has ended.
+    Torch binds the substitution of a missing device to the first thread that queries devices;
+    torch 2.11 crashes when that thread has ended.
     """
 
-    def ask() -> None:
+    def detect() -> None:
         with FakeTensorMode():
             pass
-        asked.set()
+        done.set()
         threading.Event().wait()
 
-    asked = threading.Event()
+    done = threading.Event()
     if threading.current_thread() is threading.main_thread():
         with FakeTensorMode():
             return
-    threading.Thread(target=ask, name="magpy_like devices", daemon=True).start()
-    asked.wait()
+    threading.Thread(target=detect, name="magpy_like devices", daemon=True).start()
+    done.wait()
 
 
-_ask_for_devices()
+_detect_devices()
 
 
 _NATIVE = (types.BuiltinFunctionType, types.MethodDescriptorType, OpOverload)
 
 
 class _OnTwins(TorchDispatchMode):
-    """Replaces all tensors by twins: an operator without fake arguments would run, and write."""
+    """Replaces all tensors by twins: an operator on real tensors only would run, and might
+    write."""
 
     def __init__(self, fixed: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self._fixed = fixed
-        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(
         self,
@@ -102,9 +103,9 @@ class _OnTwins(TorchDispatchMode):
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         if is_instance(tensor, FakeTensor):
             return tensor
-        if id(tensor) not in self._known:
-            self._known[id(tensor)] = tensor, self._fixed(tensor)
-        return self._known[id(tensor)][1]
+        if id(tensor) not in self._twins:
+            self._twins[id(tensor)] = tensor, self._fixed(tensor)
+        return self._twins[id(tensor)][1]
 
 
 class SymbolicTwin:
@@ -119,7 +120,7 @@ class SymbolicTwin:
         """
         Args:
             size_in_graph: adds a graph node for one size of a node's result.
-            account: called after operators have run that are not the program's.
+            account: called after operators that do not belong to the program.
             locate: returns the program's position.
         """
         self.env = Sizes(assume_static_by_default=False, duck_shape=False, specialize_zero_one=True)
@@ -132,9 +133,9 @@ class SymbolicTwin:
         """Twins of external tensors with dynamic dimensions, by the id of their ShadowNode."""
         self.checks: dict[int, TensorCheck] = {}
         self.inner_dims: dict[int, tuple[int, ...]] = {}
-        """For each of their dimensions, the next inner one: see :func:`inner_dimensions`."""
+        """Their next inner dimensions, by dimension: see :func:`inner_dimensions`."""
         self._layouts: dict[int, tuple[list[Any], list[Any]]] = {}
-        """Their symbolic sizes and strides."""
+        """Symbolic sizes and strides of the tensors in ``inputs``."""
         self._size_in_graph, self.account, self.locate = size_in_graph, account, locate
         self.guard_locations: dict[int, str] = {}
         """The program's position at each guard, by the guard's index."""
@@ -162,21 +163,22 @@ class SymbolicTwin:
         return number
 
     def add_unbacked_number(self, source: Any, value: Any) -> Any:
-        """An unbacked symbolic number, for one that no guard can check."""
+        """An unbacked symbolic number for a number that no guard can check."""
         if is_instance(value, float):
             self.numbers[source] = self.env.create_unbacked_symfloat()
         else:
             self.numbers[source] = self.env.create_unbacked_symint()
             self.sources[self.numbers[source].node.expr] = source
-        self.env.pending_fresh_unbacked_symbols.clear()  # it is no operator's result
+        self.env.pending_fresh_unbacked_symbols.clear()  # no operator returns it
         return self.numbers[source]
 
     def add_tensor(
         self, node: ShadowNode, tensor: torch.Tensor, dims: Collection[int]
     ) -> TensorCheck | None:
-        """Create the twin of an external tensor whose ``dims`` are dynamic; returns its guard.
+        """Create the twin of an external tensor whose ``dims`` are dynamic.
 
-        None if no dimension may: sizes 0 and 1 are specialized.
+        Returns:
+            Its guard; None if no dimension can be dynamic, as sizes 0 and 1 are specialized.
         """
         if not is_ordinary(tensor) or not any(tensor.shape[i] > 1 for i in dims):
             return None
@@ -214,7 +216,7 @@ class SymbolicTwin:
         return is_instance(size, torch.SymInt) and not self.env.replace(size.node.expr).is_number
 
     def example_input(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor like the external one when the region was entered."""
+        """A fake tensor with the form of an external one at entry."""
         return (
             self._make(shadow_id, tensor)
             if self.has_dynamic_sizes(shadow_id)
@@ -246,17 +248,20 @@ class SymbolicTwin:
         repeatable: bool = True,
         of_data: bool = False,
     ) -> bool:
-        """Run a node of the graph on twins; returns True if its twin is known now.
+        """Run a node of the graph on twins.
 
-        Where torch cannot, or computes other sizes than the real run, the sizes of arguments and
-        results are specialized, unless they depend on data.
+        If torch cannot, or if the sizes differ from those of the real run, the sizes of arguments
+        and results are specialized, unless they depend on data.
 
         Args:
             node: the node.
             constants: the values of ``get_attr`` nodes.
             result: the result of the real run.
-            repeatable: whether a second call does no more than to compute.
+            repeatable: whether the node can run again without further effects.
             of_data: whether the result's sizes depend on data.
+
+        Returns:
+            True if the node has a twin now.
         """
         if node.target in SETTERS:
             return True  # the program has already switched the modes
@@ -272,7 +277,7 @@ class SymbolicTwin:
             return False
         try:
             if not repeatable:
-                raise ValueError("an operator does more than to compute")
+                raise ValueError("an operator has effects besides its result")
             with self._unobserved(), self._outer_tensors_as_twins(node):
                 if node.op == "call_method":
                     twin = getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -284,7 +289,7 @@ class SymbolicTwin:
         except Exception as error:
             if of_data or is_number(result) or not self.specialize((args, kwargs)):
                 return False
-            log.debug("%s fixes the sizes that it is given: %s", node.target, error)
+            log.debug("%s specializes its sizes: %s", node.target, error)
             twin = _map(result, torch.Tensor, lambda t: self.static_fake(t.detach()))
         self.note_sources(node, twin)
         node.meta[TWIN] = twin
@@ -292,8 +297,8 @@ class SymbolicTwin:
 
     def _outer_tensors_as_twins(self, node: fx.Node) -> contextlib.AbstractContextManager[Any]:
         """A context that replaces tensors in a Python function's closure or globals by twins."""
-        known = node.op == "call_method" or is_instance(node.target, _NATIVE)
-        return contextlib.nullcontext() if known else _OnTwins(self.static_fake)
+        is_native = node.op == "call_method" or is_instance(node.target, _NATIVE)
+        return contextlib.nullcontext() if is_native else _OnTwins(self.static_fake)
 
     def run_join(
         self,
@@ -305,9 +310,11 @@ class SymbolicTwin:
         kwargs: Any,
         result: torch.Tensor,
     ) -> bool:
-        """The same for an operator that joins ``count`` tensors like ``element`` along a dimension.
+        """Set the twin of an operator that joins ``count`` tensors like ``element`` along a
+        dimension.
 
-        Returns True if its twin is known now.
+        Returns:
+            True if the node has a twin now.
         """
         if element is None or not is_instance(count, int | torch.SymInt):
             return False
@@ -333,14 +340,22 @@ class SymbolicTwin:
             return function(twin)
 
     def _inputs(self, node: fx.Node) -> tuple[Any, Any]:
-        """Raises KeyError: an input has no twin."""
+        """The twins of a node's arguments.
+
+        Raises:
+            KeyError: an input has no twin.
+        """
         return (
             fx.node.map_arg(node.args, lambda n: n.meta[TWIN]),
             fx.node.map_arg(node.kwargs, lambda n: n.meta[TWIN]),
         )
 
     def _compare(self, twin: Any, real: Any) -> None:
-        """Raises ValueError: the twin does not describe the real result."""
+        """Compare a twin with the real result.
+
+        Raises:
+            ValueError: the twin does not describe the result.
+        """
         if is_instance(real, torch.Tensor):
             same = (
                 is_instance(twin, torch.Tensor)
@@ -357,7 +372,7 @@ class SymbolicTwin:
         else:
             same = True
         if not same:
-            raise ValueError("an operator gives other sizes than its symbolic run")
+            raise ValueError("an operator returns other sizes than its symbolic run")
 
     def note_sources(self, node: fx.Node, twin: Any) -> None:
         """Note the symbols of sizes and numbers that depend on data: the graph computes them."""
@@ -373,7 +388,7 @@ class SymbolicTwin:
 
     @contextlib.contextmanager
     def _unobserved(self) -> Iterator[None]:
-        """Run operators on twins without a trace in the program's own run.
+        """Run operators on twins unseen by the monitor.
 
         Fake tensors draw no random numbers. Resetting generators would affect other threads.
         """
@@ -381,7 +396,7 @@ class SymbolicTwin:
             with self.mode, enable_python_dispatcher():
                 yield
         finally:
-            self.env.pending_fresh_unbacked_symbols.clear()  # they are read from the results
+            self.env.pending_fresh_unbacked_symbols.clear()  # the results have them
             self.note_location()
             self.account()
 
@@ -421,7 +436,7 @@ class SymbolicTwin:
                 self.guard_locations[i] = where
 
     def specialization_location(self, symbol: sympy.Symbol) -> str:
-        """The position at which the program specialized a number; empty if not known."""
+        """The position at which the program specialized a number; empty if unknown."""
         for i, guard in enumerate(self.env.guards):
             if symbol in guard.expr.free_symbols and is_instance(guard.expr, sympy.Eq):
                 return self.guard_locations.get(i, "")
@@ -429,8 +444,8 @@ class SymbolicTwin:
 
     def only_value(self, symbol: sympy.Symbol) -> int | None:
         """The constant that a symbol was specialized to, or None."""
-        known = self.env.replace(symbol)
-        return int(known) if is_instance(known, sympy.Integer) else None
+        constant = self.env.replace(symbol)
+        return int(constant) if is_instance(constant, sympy.Integer) else None
 
 
 _DATA_DECIDES = (
@@ -483,8 +498,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _may_be(twin: Any, real: Any) -> bool:
-    known = hint(twin)
-    return known is None or known == real
+    value = hint(twin)
+    return value is None or value == real
 
 
 def _new_symbol(number: Any) -> sympy.Symbol | None:
@@ -495,8 +510,8 @@ def _new_symbol(number: Any) -> sympy.Symbol | None:
 
 
 def has_dynamic_form(tensor: torch.Tensor) -> bool:
-    """True if a twin's sizes or strides are symbolic. Those of a row of a larger tensor can have
-    symbolic strides alone."""
+    """True if a twin's sizes or strides are symbolic; a row of a larger tensor may have symbolic
+    strides only."""
     return any(True for _ in _numbers_in(tensor))
 
 

@@ -1,8 +1,8 @@
-"""Lists of the operator graph: lists with as many tensors as a loop has iterations.
+"""Lists of the operator graph: lists whose length depends on a loop's trip count.
 
-Once a loop is an operator, a list that its iterations append to is one node of the graph. A program
-that inspects it, or reads its length in a way that is not recorded, relies on this run's trip
-count. Until then the trip count may vary between calls.
+Once a loop is an operator, a list that its iterations append to is one node of the graph, and the
+trip count may vary between calls. An inspection of the list, or an unrecorded read of its length,
+specializes the trip count.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
 class CarriedList:
     """A list in an isolated iteration.
 
-    The iteration knows elements of earlier iterations by their distance from the end: every
-    iteration finds other elements there, which are loop-carried values.
+    Distances from the end identify the elements of earlier iterations: they are loop-carried
+    values, as every iteration reads other elements there.
     """
 
     value: list[Any]
@@ -48,11 +48,11 @@ class CarriedList:
     index: int = 0
     """The lifted index of the iteration."""
     carried: int = 0
-    """How many of the last elements are loop-carried."""
+    """Number of last elements that are loop-carried."""
     grows: bool = False
     """Whether iterations are known to append to it."""
     elements_read: int = 0
-    """How many of the last elements an iteration has read."""
+    """Number of last elements that an iteration has read."""
     grows_with_index: bool = False
     """Whether each iteration must append one element: an iteration reads it by its index."""
     length_is_read: bool = False
@@ -65,10 +65,15 @@ class CarriedList:
         self.is_inspected = True
 
     def read_element(self, key: int, follows_index: bool) -> bool:
-        """An iteration reads the element at ``key``.
+        """Note that an iteration reads the element at ``key``.
 
-        ``follows_index``: the key exceeds the index by the same number in every iteration; else it
-        is a constant. Returns True if the element is that of ``begin`` in every iteration.
+        Args:
+            key: The index of the element.
+            follows_index: True if the key exceeds the loop's index by a constant; otherwise it is
+                a constant.
+
+        Returns:
+            True if every iteration reads an element of ``begin``.
         """
         distance = len(self.begin) - (key if key >= 0 else len(self.value) + key)
         if key >= 0 and not follows_index:
@@ -84,7 +89,7 @@ class CarriedList:
         return self.length_is_read and not self.grows
 
     def length(self, context: Context) -> int:
-        """Its length in any iteration: lifted, if it grows."""
+        """The length in any iteration; lifted if the list grows."""
         self.length_is_read = True
         if not self.grows:
             return len(self.value)
@@ -97,13 +102,14 @@ class CarriedList:
 
     @staticmethod
     def takes(rec: Recording, elements: Any) -> bool:
-        """True if it may be extended by these: a list or tuple created inside."""
+        """True if iterations may extend the list by ``elements``: a list or tuple created
+        inside."""
         return type(elements) in (list, tuple) and rec.variables.node(elements) is None
 
 
 @dataclass
 class GraphList:
-    """A list after its loop, or of the rows of a tensor: one node of the graph."""
+    """A list that is one node of the graph: a list after its loop, or the rows of a tensor."""
 
     value: list[Any]
     node: fx.Node
@@ -114,12 +120,12 @@ class GraphList:
     specialize_length: Callable[[], None]
     """Turns the number of elements into a constant."""
     elements_are_new: bool = True
-    """Whether all elements were created inside. Otherwise the trip count decides which elements are
-    other variables, too."""
+    """Whether all elements were created inside. Otherwise the trip count decides which elements
+    alias other variables."""
     has_data_dependent_length: bool = False
-    """Whether the number of elements depends on data, and so which are other variables, too."""
+    """Whether the number of elements, and their aliasing, depend on data."""
     substitute: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Returns the program's object for an element, where data decides which variable it is."""
+    """Returns the program's object for an element whose aliasing depends on data."""
     is_never_empty: bool = True
     """Whether there is an element for every trip count."""
     outlives_recording: bool = False
@@ -127,17 +133,18 @@ class GraphList:
     allowed = frozenset(
         {len, *JOINS, list, tuple, sum, functools.reduce, map, zip, enumerate, reversed}
     )
-    """For the last six, a loop of the graph may iterate over it; otherwise they inspect it."""
+    """Functions that do not inspect it as first argument; the last six only if a loop of the graph
+    iterates over it."""
 
     def __post_init__(self) -> None:
         self._items = [id(item) for item in self.value]
 
     def is_unchanged(self) -> bool:
-        """True if the list has not been changed since."""
+        """True if the list still has its elements."""
         return list(map(id, self.value)) == self._items
 
     def inspect(self, operators: OperatorGraph) -> None:
-        """Make it an ordinary list: its length becomes a constant, its elements nodes.
+        """Turn it into an ordinary list: specialize its length, and make its elements nodes.
 
         Raises:
             Split: its length depends on data and cannot be speculated on, or the run is isolated.
@@ -164,7 +171,7 @@ class GraphList:
             operators.nodes.set_node(item, self._element(operators, position))
 
     def element(self, rec: Recording, position: int) -> torch.Tensor:
-        """The program's object for the element at a position, where data decides which it is."""
+        """The program's object for the element at a position, whose aliasing depends on data."""
         assert self.substitute is not None
         found = self.substitute(self.value[position])
         rec.operators.nodes.set_node(found, self._element(rec.operators, position))
@@ -200,32 +207,32 @@ def inspected_lists(step: Step, lists: Lists, follows: Callable[[Any], bool]) ->
     """The lists that an instruction may inspect: those among its operands."""
     name, stack = opcode.opname[step.opcode], step.stack
     depth = step.oparg if name in ("BUILD_LIST", "BUILD_TUPLE") else _DEPTHS.get(name, 3)
-    taken, function = stack[max(len(stack) - depth, 0) :], None
+    operands, function = stack[max(len(stack) - depth, 0) :], None
     if name == "CALL":
         first = len(stack) - step.oparg - 2
         function = stack[first + 1] if stack[first] is NULL else stack[first]
         if is_instance(function, types.FunctionType | types.MethodType) and follows(function):
             return
-        taken = stack[first:]
+        operands = stack[first:]
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):
         function = getattr(list, step.name, None)
-    elif name == "GET_ITER" and is_instance(lists.get(id(taken[0])), GraphList):
+    elif name == "GET_ITER" and is_instance(lists.get(id(operands[0])), GraphList):
         return  # a loop may begin
-    elif name == "STORE_DEREF" and is_instance(lists.get(id(taken[-1])), GraphList):
+    elif name == "STORE_DEREF" and is_instance(lists.get(id(operands[-1])), GraphList):
         return  # a comprehension may read it
     elif name in ("BINARY_SUBSCR", "BINARY_SLICE"):
-        found = lists.get(id(taken[0]))
-        is_number = name == "BINARY_SUBSCR" and type(taken[1]) is int
+        found = lists.get(id(operands[0]))
+        is_number = name == "BINARY_SUBSCR" and type(operands[1]) is int
         if is_instance(found, GraphList) or (found is not None and is_number):
-            return  # it depends on the key
-    elif name in _TRUTHS and is_instance(lists.get(id(taken[-1])), CarriedList):
+            return  # the rule inspects the key
+    elif name in _TRUTHS and is_instance(lists.get(id(operands[-1])), CarriedList):
         return  # the rule decides if it is the same in every iteration
     elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
-        if is_instance(lists.get(id(taken[0])), CarriedList):
-            taken = taken[1:]
-    for value in taken:
+        if is_instance(lists.get(id(operands[0])), CarriedList):
+            operands = operands[1:]
+    for value in operands:
         found = lists.get(id(value))
-        if found is not None and not any(function is known for known in found.allowed):
+        if found is not None and not any(function is allowed for allowed in found.allowed):
             yield value
 
 
@@ -244,4 +251,4 @@ _DEPTHS = {
     ),
     **dict.fromkeys(("BINARY_SUBSCR", "BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2),
 }  # fmt: skip
-"""Numbers of operands of instructions, where not three."""
+"""Numbers of operands of instructions; three for all others."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 Element = Callable[[Any, list[torch.Tensor]], Any]
-"""From an iteration's index and the rows of tensors to the element of a loop's iterator."""
+"""Returns the element of a loop's iterator for an index and the rows of tensors."""
 
 ROW_ELEMENTS: dict[Any, Element] = {
     iter: lambda index, rows: rows[0],
@@ -43,7 +43,7 @@ def index_element(index: Any, rows: list[torch.Tensor]) -> Any:
 def begin_loop(
     context: Context, step: Step, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Try to make the loop over ``function(*args)`` an operator; returns True if it is one now."""
+    """Try to make the loop over ``function(*args)`` an operator; True if that succeeds."""
     if context.branching is None or kwargs or not args:
         return False
     if function is range:
@@ -103,9 +103,9 @@ def _element_of_several(context: Context, args: Sequence[Any]) -> Element:
     numbers = [_lifted_range(context, arg) for arg in args]
 
     def element(index: Any, rows: list[torch.Tensor]) -> Any:
-        given = iter(rows)
+        remaining = iter(rows)
         return tuple(
-            next(given) if found is None else _range_element(context, found.bounds, index)
+            next(remaining) if found is None else _range_element(context, found.bounds, index)
             for found in numbers
         )
 
@@ -127,8 +127,8 @@ def _is_zero(context: Context, number: int) -> bool:
 def record_range(
     context: Context, step: Step, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
-    """The completion of a call that creates a lifted range, or its reverse iterator, for ``zip``
-    alone; None for any other call."""
+    """The token of a call that creates a lifted range, or its reverse iterator, for ``zip`` only;
+    None for any other call."""
     if (
         context.branching is None
         or context.isolation.branch_run is not None

@@ -1,10 +1,10 @@
-"""Reads at a distance from a loop's index: slices of tensors and elements of lists.
+"""Reads at a constant distance from a loop's index: slices of tensors and elements of lists.
 
 Examples are ``x[:, t : t + 1]`` of a tensor, ``rows[t]`` and ``rows[n - 1 - t]`` of a graph list.
 
-The size of a slice depends on its start if it exceeds the tensor. In a loop whose slices all lie
-inside the tensor it is constant: there a slice is recorded as ``torch.narrow``. Elements must exist
-in all iterations, too.
+The size of a slice depends on its start if the slice exceeds the tensor. If all slices of a loop
+lie inside the tensor, the size is constant and a slice is recorded as ``torch.narrow``. Likewise,
+the elements that are read must exist in all iterations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Window:
     """The indices that an iteration reads of a dimension or list of length ``size``.
 
-    They range from ``begin`` up to, but without, ``end``, each added to ``times`` the loop's index.
+    They are ``times`` the loop's index plus each offset from ``begin`` up to, but without, ``end``.
     """
 
     size: Any
@@ -59,8 +59,8 @@ class IndexedReads:
 
 
 def record_narrow(context: Context, token: Any) -> None:
-    """Record the read of a slice as ``torch.narrow`` if an iteration reads a constant number of
-    elements; note it in the iteration's reads."""
+    """Record the read of a slice as ``torch.narrow``, and as a window of the iteration, if an
+    iteration reads a constant number of elements."""
     reads = context.isolation.branch_run.reads if context.isolation.branch_run is not None else None
     if reads is None or token is None:
         return
@@ -96,38 +96,41 @@ def record_narrow(context: Context, token: Any) -> None:
     call.operation, call.args = torch.narrow, (tensor, dim, ends[0], end - begin)
 
 
-def read_indexed_element(context: Context, given: GraphList, key: int) -> Token | None:
-    """The completion of an iteration's read of a graph list at ``key``; None outside of loops."""
+def read_indexed_element(context: Context, graph_list: GraphList, key: int) -> Token | None:
+    """The token of an iteration's read of a graph list at ``key``; None outside of loops."""
     reads, size = (
         context.isolation.branch_run.reads if context.isolation.branch_run is not None else None,
-        len(given.value),
+        len(graph_list.value),
     )
-    if reads is None or given.has_data_dependent_length or not -size <= key < size:
+    if reads is None or graph_list.has_data_dependent_length or not -size <= key < size:
         return None
-    times, place = _linear_in_index(context, reads.index, key)
+    times, offset = _linear_in_index(context, reads.index, key)
     if times is None:
         return None
     if key < 0:
-        place = _computed(context, operator.add, place, given.count)
-    end = _computed(context, operator.add, place, 1)
-    reads.windows.append(Window(given.count, place, end, times))
+        offset = _computed(context, operator.add, offset, graph_list.count)
+    end = _computed(context, operator.add, offset, 1)
+    reads.windows.append(Window(graph_list.count, offset, end, times))
     reads.elements = True
     operators = context.recording.operators
-    return _finish_take, (given, operators.numbers.value_node(key, context.recording.graph.value))
+    return _finish_element, (
+        graph_list,
+        operators.numbers.value_node(key, context.recording.graph.value),
+    )
 
 
-def _finish_take(
-    context: Context, taken: tuple[GraphList, Any], element: torch.Tensor
+def _finish_element(
+    context: Context, payload: tuple[GraphList, Any], element: torch.Tensor
 ) -> torch.Tensor:
     assert context.branching is not None
-    found = context.branching.list_element(context, *taken)
+    found = context.branching.list_element(context, *payload)
     context.account()
     return found
 
 
 def _linear_in_index(context: Context, index: fx.Node, number: int) -> tuple[Any, Any]:
-    """``number`` as a linear function of the index: the factor, and the offset, which is known
-    before the loop; None twice if it is not linear."""
+    """``number`` as a linear function of the index: the factor, and the offset, which does not
+    depend on the loop; None twice if it is not linear."""
     return _linear_form(context, index, context.lifted.expression(number) or number) or (None, None)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def unbind_into_list(
     context: Context, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> bool:
-    """Try to make ``result`` a list of the graph; returns True if it is one now."""
+    """Try to make ``result`` a list of the graph; True if that succeeds."""
     name, rec = getattr(operation, "__name__", ""), context.recording
     if name not in _NAMES or kwargs.keys() - {"dim"} or context.isolation.branch_run is not None:
         return False
@@ -80,73 +80,84 @@ def _equals_size(context: Context, number: int, size: torch.SymInt) -> bool:
     return is_instance(twin, torch.SymInt) and context.lifted.guards.require_symbolic(twin == size)
 
 
-def slice_list(context: Context, given: GraphList, key: slice) -> Token | None:
-    """The completion of ``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if the
-    result is one too; else None."""
+def slice_list(context: Context, graph_list: GraphList, key: slice) -> Token | None:
+    """The token of a slice of a list of the graph, such as ``rows[::-1]`` or ``rows[1:]``, if the
+    result is such a list too; else None."""
     ends = key.start, key.stop, key.step
     plain = all(
         type(end) in (int, types.NoneType) for end in ends
     ) and not context.lifted.any_lifted(ends)
-    if not plain or not given.is_unchanged() or given.has_data_dependent_length:
+    if not plain or not graph_list.is_unchanged() or graph_list.has_data_dependent_length:
         return None
     if key == _BACKWARDS:
-        return _finish_reversed, given
-    if key == _FIRST and given.elements_are_new and given.is_never_empty:
-        given.know(context.recording.operators, 0)
+        return _finish_reversed, graph_list
+    if key == _FIRST and graph_list.elements_are_new and graph_list.is_never_empty:
+        graph_list.know(context.recording.operators, 0)
         return _finish_first, None
-    left_out = key.start or 0, -(key.stop or 0)
+    omitted = key.start or 0, -(key.stop or 0)
     if (
-        min(left_out) < 0
+        min(omitted) < 0
         or key.stop == 0
         or key.step is not None
         or context.isolation.branch_run is not None
     ):
         return None
-    fewest = sum(left_out) + 1  # an empty list differs in more than its length
-    if len(given.value) < fewest:
+    least = sum(omitted) + 1  # an empty list has other properties, too
+    if len(graph_list.value) < least:
         return None
-    context.lifted.guards.require_truth(operator.ge, (given.count, fewest))
+    context.lifted.guards.require_truth(operator.ge, (graph_list.count, least))
     return _finish_slice, (
-        given,
+        graph_list,
         key,
-        compute_lifted(context, operator.sub, given.count, fewest - 1),
+        compute_lifted(context, operator.sub, graph_list.count, least - 1),
     )
 
 
 _BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
 
 
-def _finish_reversed(context: Context, given: GraphList, result: Any) -> None:
+def _finish_reversed(context: Context, graph_list: GraphList, result: Any) -> None:
     """Register ``result``, a reversed list of the graph."""
     operators = context.recording.operators
-    _register_list(context, given, operators.control.add_reversed(given.node), given.count, result)
+    _register_list(
+        context,
+        graph_list,
+        operators.control.add_reversed(graph_list.node),
+        graph_list.count,
+        result,
+    )
 
 
 def _finish_first(context: Context, _: None, result: Any) -> None:
     """A list of one tensor is an ordinary list."""
 
 
-def _finish_slice(context: Context, taken: tuple[GraphList, slice, Any], result: Any) -> None:
-    given, key, count = taken
+def _finish_slice(context: Context, payload: tuple[GraphList, slice, Any], result: Any) -> None:
+    graph_list, key, count = payload
     node = context.recording.operators.nodes.graph.call_function(
-        operator.getitem, (given.node, key)
+        operator.getitem, (graph_list.node, key)
     )
     node.meta[LIST] = True
-    _register_list(context, given, node, count, result)
+    _register_list(context, graph_list, node, count, result)
 
 
-def finish_copy(context: Context, made: tuple[GraphList, type], result: Any) -> None:
+def finish_copy(context: Context, payload: tuple[GraphList, type], result: Any) -> None:
     """Register ``result``, a list or tuple of the elements of a list of the graph."""
-    given, kind = made
-    node = context.recording.operators.nodes.graph.call_function(kind, (given.node,))
+    graph_list, kind = payload
+    node = context.recording.operators.nodes.graph.call_function(kind, (graph_list.node,))
     node.meta[LIST] = True
-    _register_list(context, given, node, given.count, result)
+    _register_list(context, graph_list, node, graph_list.count, result)
 
 
 def _register_list(
-    context: Context, given: GraphList, node: fx.Node, count: Any, result: Any
+    context: Context, graph_list: GraphList, node: fx.Node, count: Any, result: Any
 ) -> None:
-    if result is not given.value:  # a tuple of a tuple
+    if result is not graph_list.value:  # a tuple of a tuple
         context.recording.operators.lists[id(result)] = GraphList(
-            result, node, count, given.twin, given.specialize_length, given.elements_are_new
+            result,
+            node,
+            count,
+            graph_list.twin,
+            graph_list.specialize_length,
+            graph_list.elements_are_new,
         )

@@ -1,9 +1,9 @@
 """External lists whose contents vary between calls.
 
-A list that grows from call to call, or in which a program counts at indices that vary, differs at
-every call. The mock reads its length at entry and, if it holds numbers only, the numbers. A change
-results in a new expression for the contents, and is repeated on the list itself in the program's
-order. Any other inspection adds a guard on all contents.
+A list that grows from call to call differs at every call, and so does a list of counters at varying
+indices. The mock reads its length at entry and, if it holds numbers only, the numbers. A change
+results in a new expression for the contents; the mock repeats it on the list itself in the
+program's order. Any other inspection adds a guard on all contents.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class ListValue:
     at_entry: Expression
     length: Expression
     contents: Expression | None
-    """None if the program has stored anything but numbers that the mock knows."""
-    is_asked_for_types: bool = False
+    """None if the program has stored other values than numbers that the mock can compute."""
+    has_guarded_types: bool = False
     added: int = 0
-    """How many elements the program has appended last."""
+    """Number of elements that the program has appended since the last other change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +60,14 @@ class MutatedCopy:
 
 
 def types_in(items: Any) -> str:
-    """The types of a list's numbers as text; "others" if it holds anything else."""
+    """The types of a list's numbers as text; "others" if it holds other values too."""
     kinds = set(map(type, items))
     return ", ".join(sorted(kind.__name__ for kind in kinds)) if kinds <= NUMBERS else "others"
 
 
-def length_after(length: int, most: int) -> int:
-    """The length of a deque whose maximal length is ``most``."""
-    return min(length, most)
+def length_after(length: int, maximum: int) -> int:
+    """The length of a deque whose maximal length is ``maximum``."""
+    return min(length, maximum)
 
 
 def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
@@ -96,7 +96,7 @@ def _length_expression(
 
 
 def number_list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
-    """The same for a list of numbers only, whose types the guard checks."""
+    """The tracked value of a list of numbers only, whose types the guard checks; or None."""
     value = list_value(rec, container, begin)
     if value is None or value.contents is None or not container:
         return None
@@ -104,18 +104,18 @@ def number_list_value(rec: Recording, container: Any, begin: bool = False) -> Li
         return None
     node = rec.variables.node(container)
     assert node is not None
-    if not value.is_asked_for_types:
+    if not value.has_guarded_types:
         before = container if node.contents is None else node.contents
         kinds = types_in(before)
         if kinds == "others":
             return None
         rec.lifted.guards.conditions.append((Computed(types_in, (value.at_entry,)), kinds))
-        value.is_asked_for_types = True
+        value.has_guarded_types = True
     return value
 
 
 def list_contents(rec: Recording, value: Any) -> Expression | None:
-    """The expression of a list of numbers that varies; None for anything else."""
+    """The expression of a list of numbers that varies; None for any other value."""
     found = number_list_value(rec, value) if type(value) in KINDS else None
     return None if found is None else found.contents
 
@@ -123,8 +123,8 @@ def list_contents(rec: Recording, value: Any) -> Expression | None:
 def has_varying_lists(context: Context) -> bool:
     """True if there may be lists that vary."""
     rec = context.recording
-    known = rec.reads.list_values or context.varying.counts or context.varying.numbers
-    return bool(known) and not rec.running.depth and context.isolation.branch_run is None
+    candidates = rec.reads.list_values or context.varying.counts or context.varying.numbers
+    return bool(candidates) and not rec.running.depth and context.isolation.branch_run is None
 
 
 def record_mutation(
@@ -144,11 +144,11 @@ def record_mutation(
             rec, length_after, (value.length, most), min(length, most)
         )
     value.added = value.added + more if operation in (list.append, list.extend) else 0
-    given = args[0] if operation is list.extend else args
-    if value.contents is None or not all(type(item) in NUMBERS for item in given):
+    items = args[0] if operation is list.extend else args
+    if value.contents is None or not all(type(item) in NUMBERS for item in items):
         value.contents = None
     elif operation is list.extend:
-        for item in given:
+        for item in items:
             value.contents = _mutated(rec, list.append, value.contents, item)
     else:
         value.contents = _mutated(rec, operation, value.contents, *args)
@@ -160,7 +160,7 @@ def _mutated(rec: Recording, operation: Any, contents: Expression, *args: Any) -
 
 
 def read_item(context: Context, container: Any, key: Any) -> Token | None:
-    """The completion of ``container[key]`` if a list of numbers, or the key, varies."""
+    """The token of ``container[key]`` if a list of numbers, or the key, varies; else None."""
     rec = context.recording
     if (
         type(container) not in KINDS
@@ -180,11 +180,11 @@ def read_item(context: Context, container: Any, key: Any) -> Token | None:
     if value is None or not -len(container) <= key < len(container):
         return None
     rec.inspections.visit(container, ValueRead.TYPE)
-    return _finish_take, (value.contents, container, key)
+    return _finish_element, (value.contents, container, key)
 
 
-def _finish_take(context: Context, taken: tuple[Expression, Any, int], result: Any) -> Any:
-    contents, container, key = taken
+def _finish_element(context: Context, payload: tuple[Expression, Any, int], result: Any) -> Any:
+    contents, container, key = payload
     item = LiftedCall(operator.getitem, (LIFTED, LIFTED), {}, type(result))
     return context.lifted.lift(
         result, context.lifted.arithmetic.expression(item, (container, key), (contents, key))
@@ -192,7 +192,7 @@ def _finish_take(context: Context, taken: tuple[Expression, Any, int], result: A
 
 
 def write_item(context: Context, target: Any, key: Any, number: Any) -> Token | None:
-    """The completion of ``target[key] = number`` in a list of numbers, at a key that varies."""
+    """The token of ``target[key] = number`` in a list of numbers, at a varying key; else None."""
     rec = context.recording
     if type(target) is not list or type(key) is not int or context.isolation.branch_run is not None:
         return None
@@ -205,9 +205,9 @@ def write_item(context: Context, target: Any, key: Any, number: Any) -> Token | 
     if value is None or node is None or not (varies or node.replays):
         return None
     assert value.contents is not None
-    given = target, key, number
+    operands = target, key, number
     value.contents = context.lifted.arithmetic.expression(
-        MutatedCopy(list.__setitem__), given, (value.contents, key, number)
+        MutatedCopy(list.__setitem__), operands, (value.contents, key, number)
     )
     rec.inspections.visit(target, ValueRead.TYPE)
     _repeat_mutation(rec, node, list.__setitem__, (key, number))
@@ -219,7 +219,7 @@ POPS = {list.pop: -1, deque.pop: -1, deque.popleft: 0}
 
 
 def pop(context: Context, operation: Any, container: Any, *keys: Any) -> Token | None:
-    """The completion of ``container.pop(…)``, of a list of numbers that varies."""
+    """The token of ``container.pop(…)`` for a varying list of numbers; else None."""
     rec = context.recording
     value, node = number_list_value(rec, container), rec.variables.node(container)
     key = keys[0] if keys else POPS[operation]
@@ -227,15 +227,15 @@ def pop(context: Context, operation: Any, container: Any, *keys: Any) -> Token |
         return None
     if not -len(container) <= key < len(container):
         return None
-    before, given = value.contents, (container, *keys)
+    before, operands = value.contents, (container, *keys)
     value.contents = context.lifted.arithmetic.expression(
-        MutatedCopy(operation), given, (before, *keys)
+        MutatedCopy(operation), operands, (before, *keys)
     )
     value.length = _length_expression(rec, operator.sub, (value.length, 1), len(container) - 1)
     value.added = 0
     rec.inspections.visit(container, ValueRead.TYPE)
     _repeat_mutation(rec, node, operation, keys)
-    return _finish_take, (before, copy.copy(container), key)
+    return _finish_element, (before, copy.copy(container), key)
 
 
 def _repeat_mutation(
@@ -252,7 +252,7 @@ def _finish_nothing(context: Context, _: None, top: Any) -> None:
 
 
 def read_length(context: Context, container: Any) -> Token | None:
-    """The completion of ``len(container)``, of one whose length varies."""
+    """The token of ``len(container)`` if the length varies; else None."""
     if context.isolation.branch_run is not None:
         return None
     value = list_value(context.recording, container)

@@ -1,7 +1,8 @@
 """Pure native calls with lifted numbers as arguments: the mock repeats them.
 
-Native code without effects computes the result again for other numbers and text. A number, text, or
-a tuple of those is lifted; a bool or ``None`` becomes a guard on the result, not on the numbers.
+The calls have no effects, so they can be repeated on other numbers and text. A result that is a
+number, text, or a tuple of these is lifted; a bool or ``None`` becomes a guard on the result, not
+on the numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class ResultTypeChanged(TypeError):
 class LiftedCall:
     """A call as a function of its lifted arguments.
 
-    ``args`` and ``kwargs`` have ``LIFTED`` in place of those, in the call's order. ``kind`` is the
-    required type of the result; None if the arguments' types determine it.
+    ``args`` and ``kwargs`` have ``LIFTED`` in place of lifted arguments, in the call's order.
+    ``kind`` is the required type of the result; None if the arguments' types determine it.
     """
 
     operation: Callable[..., Any]
@@ -46,19 +47,19 @@ class LiftedCall:
         Raises:
             ResultTypeChanged: the result has another type than before.
         """
-        given = iter(numbers)
-        args = [_filled(arg, given) for arg in self.args]
-        kwargs = {name: _filled(arg, given) for name, arg in self.kwargs.items()}
+        remaining = iter(numbers)
+        args = [_filled(arg, remaining) for arg in self.args]
+        kwargs = {name: _filled(arg, remaining) for name, arg in self.kwargs.items()}
         result = self.operation(*args, **kwargs)
         if self.kind is not None and type(result) is not self.kind:
-            raise ResultTypeChanged(f"{self.__name__} gives a {type(result).__name__}")
+            raise ResultTypeChanged(f"{self.__name__} returns a {type(result).__name__}")
         return result
 
 
 @dataclass(frozen=True, eq=False)
 class RaisingNumpyFunction:
-    """A NumPy function that raises where it would warn: a warning names a line of the program, so
-    the program must issue it itself."""
+    """A NumPy function that raises instead of warning: a warning names a line of the program, so
+    only the program can issue it."""
 
     operation: Callable[..., Any]
 
@@ -67,8 +68,8 @@ class RaisingNumpyFunction:
         return str(self.operation.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = np.geterr()
-        with np.errstate(**{kind: _STRICT[way] for kind, way in found.items()}):
+        settings = np.geterr()
+        with np.errstate(**{error: _STRICT[action] for error, action in settings.items()}):
             return self.operation(*args, **kwargs)
 
 
@@ -81,13 +82,13 @@ LIFTED = object()
 """Placeholder of a lifted argument."""
 
 
-def _filled(form: Any, given: Iterator[Any]) -> Any:
+def _filled(form: Any, numbers: Iterator[Any]) -> Any:
     if form is LIFTED:
-        return next(given)
+        return next(numbers)
     if type(form) is list or type(form) is tuple:
-        return type(form)([_filled(part, given) for part in form])
+        return type(form)([_filled(part, numbers) for part in form])
     if type(form) is dict:
-        return {key: _filled(part, given) for key, part in form.items()}
+        return {key: _filled(part, numbers) for key, part in form.items()}
     return form
 
 
@@ -104,8 +105,8 @@ def as_lifted_call(
 ) -> Function | None:
     """A call as a function of its lifted arguments.
 
-    None if no argument is lifted, or the call is not known to do no more than compute with numbers,
-    text and containers of them. ``lifted`` is true for lifted values.
+    None if no argument is lifted, or the call may do more than compute with numbers, text and
+    containers of these. ``lifted`` is true for lifted values.
     """
     if not _only_computes(annotation, operation):
         return None
@@ -129,7 +130,7 @@ def lifted_call(
     kwargs: Mapping[str, Any],
     lifted: Callable[[Any], bool],
 ) -> Function | None:
-    """The same for an operation known to do no more than compute."""
+    """As ``as_lifted_call``, for an operation that is known to be pure."""
     found: list[Any] = []
     if not _collect([*args, *kwargs.values()], lifted, found) or not found:
         return None
@@ -166,7 +167,7 @@ def _only_computes(annotation: Annotation, operation: Any) -> bool:
     if is_instance(operation, NUMPY_FUNCTIONS):
         return True  # it may change arrays, but no number
     inputs = (annotation.default_input, *annotation.inputs.values())
-    return not any(given.in_place for given in inputs)
+    return not any(properties.in_place for properties in inputs)
 
 
 NUMPY_FUNCTIONS = (np.ufunc, type(np.sum))
