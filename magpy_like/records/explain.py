@@ -30,7 +30,7 @@ def explain(
         if point not in report.split_points:
             report.split_points.append(point)
     report.learnt = [reason for d in dispatchers for reason in d.fast_paths.disproved]
-    report.generalised = dispatcher.varying.in_words()
+    report.generalised = dispatcher.varying.labels()
     found = [(record, d.name) for d in dispatchers for record in d.records]
     for record, name in sorted(found, key=lambda entry: entry[0].number):
         report.segments.append(Segment(name, record.graph, record.ends_at))

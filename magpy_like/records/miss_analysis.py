@@ -35,23 +35,28 @@ class Limits:
             ValueError: a limit is not a positive int.
         """
         rest = dict(options or {})
-        given = {
+        limits = {
             "records": rest.pop("record_limit", config.record_limit),
             "generalise_after": rest.pop("generalise_after", config.generalise_after),
         }
-        for name, value in given.items():
+        for name, value in limits.items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a positive int, not {value!r}")
-        return cls(**given), rest or None
+        return cls(**limits), rest or None
 
 
 class Varying:
     """The access paths at which values have varied between calls of one compiled function."""
 
     def __init__(self, dynamic: bool | None, *, is_continuation: bool) -> None:
-        """In a continuation, whose arguments are the contents of active frames, strings vary as
-        numbers do: they are intermediate results, whereas an argument of a program is most likely
-        a mode. And a list of varying length may split the program, which is split already."""
+        """
+        Args:
+            dynamic: The argument of ``compile``.
+            is_continuation: True if the arguments are the contents of active frames. Then strings
+                are lifted like numbers: they are intermediate results, whereas a string argument
+                of a program is probably a mode. And lists of varying length split the program,
+                which is split anyway.
+        """
         self.dynamic, self._is_continuation = dynamic, is_continuation
         self._splits_at_lists = is_continuation
         self.counts: set[Path] = set()
@@ -59,7 +64,7 @@ class Varying:
         self.lengths: set[Path] = set()
         """Lists of varying length at which the program is split."""
         self._new_lengths: set[Path] = set()
-        """The lengths that varied first in the last miss."""
+        """The lengths that varied for the first time in the last miss."""
         self.numbers: set[Path] = set()
         """Numbers that have varied."""
         self.dims: dict[Path, set[int]] = {}
@@ -68,12 +73,12 @@ class Varying:
         self._marked: dict[Path, Collection[int]] = {}
 
     def expect(self, path: Path) -> None:
-        """The number at a path is a result, which varies with every call."""
+        """Expect a number that varies with every call at a path: it is a result."""
         if self.dynamic is not False:
             self.numbers.add(path)
 
     def expect_sizes(self, path: Path, dims: Collection[int]) -> None:
-        """The tensor at a path is a result, whose size in these dimensions varies."""
+        """Expect a tensor whose sizes in these dimensions vary at a path: it is a result."""
         if self.dynamic is not False and dims:
             self.dims.setdefault(path, set()).update(dims)
 
@@ -83,7 +88,7 @@ class Varying:
         """Note how a call that missed differs from the records."""
         if self.dynamic is False:
             return
-        known = set(self.lengths)
+        before = set(self.lengths)
         for record in records:
             for path, dim in differences(record.expected, args, kwargs):
                 if dim is None and not self._may_vary(record.expected.numbers[path]):
@@ -97,13 +102,13 @@ class Varying:
             self.counts.update(other_lengths(found, found.counts, args, kwargs))
             if self._splits_at_lists:
                 self.lengths.update(other_lengths(found, found.lengths, args, kwargs))
-        self._new_lengths = self.lengths - known
+        self._new_lengths = self.lengths - before
 
     def outdates(self, record: Record) -> bool:
-        """True if a record relies on a length that varied first in the last miss.
+        """True if a record relies on a length that varied for the first time in the last miss.
 
-        The program is split there from now on. Where that fails, later records rely on the length
-        as well, and are kept.
+        The program is split at that list from now on. If that fails, later records rely on the
+        length as well; they are kept.
         """
         return not self._new_lengths.isdisjoint(record.expected.lengths)
 
@@ -113,7 +118,8 @@ class Varying:
         return varied
 
     def learn_from(self, record: Record, others: Iterable[Record]) -> None:
-        """Note how a new record differs from earlier ones, and which numbers it replaces itself."""
+        """Note the differences of a new record from earlier ones, and the numbers that it
+        overwrites."""
         if self.dynamic is False:
             return
         self.numbers |= record.rewritten
@@ -127,7 +133,7 @@ class Varying:
     def _may_vary(self, value: Any) -> bool:
         return self._is_continuation or type(value) is not str
 
-    def in_words(self) -> list[str]:
+    def labels(self) -> list[str]:
         """Labels of the numbers and sizes that have varied."""
         numbers = [self._names[path] for path in self.numbers if path in self._names]
         sizes = [

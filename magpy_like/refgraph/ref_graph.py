@@ -8,14 +8,14 @@ from typing import Any
 from magpy_like.refgraph.shadow_node import Relation, ShadowNode, ShadowVersion
 
 EXTERNAL = 0
-"""The id of the node that stands for everything outside the compiled region (SN #0)."""
+"""The id of the external node, the root of the graph (SN #0)."""
 
 ABSENT = -1
-"""The destination of an edge that was followed and led nowhere, such as a missing key."""
+"""The destination of an edge for a location without a value, such as a missing key."""
 
 
 class RefGraph:
-    """The runtime state of one monitor run, as far as the program has read it."""
+    """The part of the runtime state that the program has read or changed in one monitor run."""
 
     def __init__(self) -> None:
         self.nodes: list[ShadowNode] = [ShadowNode(EXTERNAL, None, existed=True)]
@@ -23,7 +23,7 @@ class RefGraph:
 
     @property
     def external(self) -> ShadowNode:
-        """The node of everything outside the region."""
+        """The external node, which refers to all external variables."""
         return self.nodes[EXTERNAL]
 
     def __iter__(self) -> Iterator[ShadowNode]:
@@ -48,7 +48,7 @@ class RefGraph:
         return node if node is not None and id(node.variable) == address else None
 
     def add(self, variable: Any, *, existed: bool, plain: bool = False) -> ShadowNode:
-        """Add a node. That of a plain value is not found by its ``id``."""
+        """Add a node; the node of a plain value cannot be looked up by ``id``."""
         node = ShadowNode(len(self.nodes), variable, existed=existed, plain=plain)
         self.nodes.append(node)
         if plain:

@@ -1,8 +1,8 @@
 """ShadowNode and ShadowVersion (MagPy, Figure 8): one variable, and its versions.
 
-A ShadowNode stands for one variable. Heap objects are found by their ``id``; the graph keeps them
-alive for as long as that matters. Plain values (numbers, strings, ...) have no identity: such a
-node is known by the location where the program read it, that is by the edge that leads to it.
+A ShadowNode represents one variable. Heap objects are looked up by ``id``; the graph keeps them
+alive until the record is synthesised. Plain values (numbers, strings, ...) have no identity: the
+edge along which the program read the value identifies its node.
 
 Guard and mock need only the first and the last version of a node, so the versions between them
 keep no edges.
@@ -28,7 +28,7 @@ MRO = "__mro__"
 
 
 class Fact(enum.Enum):
-    """A property of an external variable that the program relied on, besides its access path."""
+    """A property of an external variable that the guard checks, besides its access path."""
 
     TYPE = "type"
     VALUE = "value"
@@ -117,7 +117,7 @@ class ShadowNode:
     def __init__(self, node_id: int, value: Any, *, existed: bool, plain: bool = False) -> None:
         self.node_id = node_id
         self.existed = existed
-        """Whether it existed when the region was entered."""
+        """Whether the variable is external: it existed when the region was entered."""
         self.plain = plain
         """Whether it is compared by value."""
         self.type = type(value)

@@ -34,7 +34,7 @@ class GraphCompiler:
     interpret: Callable[[fx.GraphModule], Callable[..., Any]]
     """A callable that runs a graph operator by operator."""
     at_entry: Callable[[], contextlib.AbstractContextManager[Any]]
-    """Switches torch's global state to that at the entry of the region, where the graph runs."""
+    """Restores torch's global state at the entry of the region, where the graph runs."""
 
 
 def compile_graph(

@@ -34,21 +34,21 @@ class Record:
     """``guard(args, kwargs)`` returns the mock's arguments, or the number of a failed condition."""
     mock: Callable[..., Any]
     compiled: CompiledGraph | None
-    """None if the program runs no operators that anybody could notice."""
+    """None if the program runs no operator with an observable result or effect."""
     conditions: list[Condition]
     """All conditions of the guard, in order."""
     numbered: list[Condition]
     """The conditions by the number that the guard returns."""
     side_effects: list[str]
-    """In words, for ``explain``."""
+    """Side effects as text, for ``explain``."""
     guard_source: str
     mock_source: str
     expected: ExpectedValues
     """Sizes and numbers of the recorded run, and their ranges."""
     rewritten: frozenset[Path]
-    """Access paths of numbers that the program itself replaces by others."""
+    """Access paths of numbers that the program itself overwrites."""
     bound: frozenset[int]
-    """Ids of the fixed objects that a call must bring, such as the module of a loop's iteration."""
+    """Ids of the fixed objects that a call must pass, such as the module of a loop's iteration."""
     lifted: list[str]
     """Labels of the lifted sizes and numbers."""
     modes: tuple[int, ...]
@@ -66,7 +66,7 @@ class Record:
     watch_number: int = -1
     """The number of the condition that calls the watch; -1 if there is none."""
     speculates: frozenset[SourcePosition] = frozenset()
-    """Code locations where the mock may return a ``Misspeculation``."""
+    """Source positions for which the mock may return a ``Misspeculation``."""
 
     @property
     def graph(self) -> fx.GraphModule | None:
@@ -74,11 +74,11 @@ class Record:
 
     @property
     def guards(self) -> list[str]:
-        """The conditions in words."""
+        """The conditions as text."""
         return [sentence for condition in self.conditions for sentence in condition.sentences]
 
     def covers(self, other: Record) -> bool:
-        """True if the guards show that this record serves all calls that another one serves."""
+        """True if this record provably serves all calls that another one serves."""
         lifted = {s for c in self.conditions if c.is_about_lifted for s in c.sentences}
         sentences = set(self.guards) - lifted
         return (
@@ -86,13 +86,13 @@ class Record:
             and self.layout == other.layout
             and self.bound == other.bound
             and self.modes == other.modes
-            and {found for found in self.objects if found[0] in sentences} <= other.objects
+            and {pair for pair in self.objects if pair[0] in sentences} <= other.objects
             and sentences <= set(other.guards)
             and self.expected.admits(other.expected)
         )
 
     def why_not(self, number: int) -> str:
-        """The condition that failed for a call, in words."""
+        """The condition that failed for a call, as text."""
         if number == self.watch_number:
             return self.watch.why() or "a variable that the program read has changed since"
         return f"not {self.numbered[number].description}"
@@ -171,8 +171,8 @@ def _is_relied_on(node: ShadowNode) -> bool:
 def _rewritten(
     rec: Recording, guarded: GuardedVariables, numbers: dict[Path, Any]
 ) -> frozenset[Path]:
-    """Access paths of the numbers that the program has replaced by others."""
-    found = set()
+    """Access paths of the numbers that the program has overwritten."""
+    rewritten = set()
     for node in guarded.order:
         parent, relation = guarded.edges[node.node_id][0]
         path = rec.variables.location(parent, relation)
@@ -183,5 +183,5 @@ def _rewritten(
         except (LookupError, AttributeError, ValueError):
             continue
         if type(now) is type(numbers[path]) and now != numbers[path]:
-            found.add(path)
-    return frozenset(found)
+            rewritten.add(path)
+    return frozenset(rewritten)

@@ -1,8 +1,8 @@
 """Operator graphs shared between records of a program, so that equal graphs are compiled once.
 
-A loop with a split is entered at two locations: before its first iteration, and after one. Both
-record equal graphs. Where records differ in sizes that are specialized, such as 1, the backend
-compiles the graph for each.
+A loop with a split is entered at two positions, before its first iteration and after an iteration.
+The records of both have equal graphs. Where records differ in sizes that are specialized, such as
+1, the backend compiles the graph for each.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ Key = tuple[Any, ...]
 
 
 class SharedGraphs:
-    """The compiled graphs of one program, while a record refers to them."""
+    """The compiled graphs of one program, as long as a record refers to them."""
 
     def __init__(self) -> None:
         self._graphs: weakref.WeakValueDictionary[Key, fx.GraphModule]
         self._graphs = weakref.WeakValueDictionary()
-        self._known: weakref.WeakValueDictionary[Key, CompiledGraph] = weakref.WeakValueDictionary()
+        self._compiled: weakref.WeakValueDictionary[Key, CompiledGraph] = (
+            weakref.WeakValueDictionary()
+        )
 
     def compiled(
         self,
@@ -48,7 +50,7 @@ class SharedGraphs:
         inputs: Key | None,
         compile_graph: Callable[[], CompiledGraph],
     ) -> CompiledGraph:
-        """The compiled graph of an equal graph for such inputs, or else of this one.
+        """The compiled graph of an equal graph for equal inputs, or else of this one.
 
         ``inputs`` are the backend's further assumptions: see :func:`compile_assumptions`.
         """
@@ -56,13 +58,13 @@ class SharedGraphs:
         if key is None:
             return compile_graph()
         # The key names objects by their ids; the graph holds them as long as the entries live.
-        found = None if inputs is None else self._known.get((key, inputs))
-        if found is None:
-            found = compile_graph()
-            found.graph = self._graphs.setdefault(key, graph)
+        compiled = None if inputs is None else self._compiled.get((key, inputs))
+        if compiled is None:
+            compiled = compile_graph()
+            compiled.graph = self._graphs.setdefault(key, graph)
             if inputs is not None:
-                self._known[key, inputs] = found
-        return found
+                self._compiled[key, inputs] = compiled
+        return compiled
 
 
 class _NoDescription(Exception):

@@ -1,8 +1,8 @@
-"""The operator graph's values: which node computes each of the program's tensors.
+"""The operator graph's values: the node of each of the program's tensors.
 
-Each input tensor of an operator is external, and then an input of the graph, or the value of a
-node; one of any other origin splits the program. Nothing goes on the graph while an operator runs
-inside another one: the outer operator is the node.
+An input tensor of an operator is an external tensor, which becomes an input of the graph, or the
+value of a node. A tensor of any other origin splits the program. Operators inside another operator
+are not added: the outer operator is the node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hoo
 
 
 class GraphValues:
-    """The operator graph in the making, and the nodes of the program's tensors on it."""
+    """The operator graph under construction, and the nodes of the program's tensors."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class GraphValues:
         self.operators_as_is: list[str] = []
         """For each operator on the graph that a backend must not compile, the reason."""
         self.runs_as_is: str | None = None
-        """Why no part of the operator graph must be compiled."""
+        """The reason why no part of the operator graph may be compiled, if any."""
         self.stays_whole: str | None = None
-        """Why the operator graph must not be compiled in parts."""
+        """The reason why the operator graph may not be compiled in parts, if any."""
         self.kept_inputs: list[torch.Tensor] = []
         """The graph's inputs: the backend needs them even if the program drops them."""
 
@@ -54,9 +54,9 @@ class GraphValues:
         Raises:
             Split: the tensor is neither external nor an operator's result.
         """
-        known = self._operators.nodes.node_of(tensor)
-        if known is not None:
-            return known
+        existing = self._operators.nodes.node_of(tensor)
+        if existing is not None:
+            return existing
         node = self._variables.node(tensor)
         if node is None:
             raise Split(
@@ -132,14 +132,14 @@ class GraphValues:
         self.kept_inputs.append(tensor)
         self._operators.nodes.add_drawn(tensor, drawn)
 
-    def is_made_inside(self, tensor: torch.Tensor) -> bool:
+    def is_created_inside(self, tensor: torch.Tensor) -> bool:
         """True if a running operator created the tensor: it has no node on the graph."""
         return (
             self._variables.node(tensor) is None and self._operators.nodes.node_of(tensor) is None
         )
 
     def replace_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """``tensor.data = value``: from here on the tensor is another value of the graph.
+        """Record ``tensor.data = value``: the tensor is another value of the graph from now on.
 
         Raises:
             Split: the tensor is one of the program's own intermediate values.

@@ -64,9 +64,9 @@ class OperatorGraph:
         self.numbers = GraphNumbers(self.nodes)
         self.control = GraphControl(self.nodes, self.numbers)
         self.lists: dict[int, CarriedList | GraphList | LiftedRange] = {}
-        """By id, lists of tensors whose length is a loop's trip count, and such ranges."""
+        """By id, lists whose length depends on a loop's trip count, and lifted ranges."""
         self.is_isolated = False
-        """Whether the operators are those of an isolated run."""
+        """Whether an isolated run adds the operators."""
         self._data_shapes: set[fx.Node] = set()
         """Nodes whose sizes may depend on the data of tensors."""
         self.shared_arrays: list[tuple[Any, Any]] = []
@@ -91,7 +91,7 @@ class OperatorGraph:
         Args:
             resolve: returns the node of a tensor.
             shape: when the result's sizes depend on data.
-            repeatable: whether a second call does no more than to compute.
+            repeatable: whether a second call has no further effects.
 
         Raises:
             Split: the operator cannot be part of a graph with these arguments.
@@ -154,7 +154,7 @@ class OperatorGraph:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> fx.Node:
-        """The node of a call; the arguments are those of nodes."""
+        """Add the node of a call, with arguments as ``torch.fx`` writes them."""
         if is_instance(operation, types.GetSetDescriptorType):
             return self.nodes.graph.call_function(getattr, (args[0], name))
         if is_instance(operation, _METHODS) and issubclass(operation.__objclass__, TensorBase):
@@ -238,7 +238,7 @@ class OperatorGraph:
         return self.nodes.add_constant(value)
 
     def _register(self, node: fx.Node, result: Any) -> None:
-        """Map the tensors of an operator's result to nodes; a known tensor keeps its node."""
+        """Map the tensors of an operator's result to nodes; a tensor that has a node keeps it."""
         if is_instance(result, torch.Tensor):
             if self.nodes.node_of(result) is None:
                 self.nodes.set_node(result, node)
@@ -277,17 +277,17 @@ class OperatorGraph:
         is_lifted = self.numbers.expression(joined.count) is not None
         count = self.numbers.number_node(joined.count) if is_lifted else joined.count
         count = count.meta.get(TWIN) if is_instance(count, fx.Node) else count
-        known = self.nodes.twin is not None and self.nodes.twin.run_join(
+        has_twin = self.nodes.twin is not None and self.nodes.twin.run_join(
             node, operation, joined.twin, count, args, kwargs, result
         )
-        if not known and is_lifted:
+        if not has_twin and is_lifted:
             self.numbers.reads_data = True
             self._data_shapes.add(node)
         self._register(node, result)
         return node
 
     def inspect_list(self, value: Any) -> None:
-        """Specialize ``value`` if it is a loop's list: code that is not recorded inspects it.
+        """Specialize ``value`` if it is a list of the graph: unrecorded code inspects it.
 
         Raises:
             Split: its length depends on data.

@@ -20,7 +20,7 @@ from magpy_like.refgraph.plain_values import storage_of, tensor_version
 
 
 class TensorWrites:
-    """Which tensors the program has written to."""
+    """The tensors that the program has written to."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class TensorWrites:
         self.data_replaced: dict[int, None] = {}
         """The nodes of external tensors whose data the program replaced (``tensor.data = …``)."""
         self.written_memory: dict[int, fx.Node | None] = {}
-        """Storages that operators have written to, through whatever tensor, and the last node of
-        the graph before the first write."""
+        """Storages that operators have written to, through any tensor, with the last node of the
+        graph before the first write."""
         self.versions: dict[int, int] = {}
         """torch's version counters of external tensors when they were first read, by node."""
         self._counters = TensorCounters(variables, constants, operators)
@@ -70,7 +70,7 @@ class TensorWrites:
         """Note that an operator, not on the graph yet, has written to a tensor.
 
         Returns:
-            True if the tensor has memory of its own or shares some.
+            True if the tensor has memory.
         """
         memory = storage_of(tensor)
         if not memory:

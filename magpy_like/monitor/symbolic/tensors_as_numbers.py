@@ -1,7 +1,7 @@
 """Tensors as arguments where torch expects numbers, as in ``x[:n]`` and ``torch.zeros(n)``.
 
-Torch reads their value implicitly. The operator graph does so explicitly, because sizes of results
-follow from it.
+Torch reads their values implicitly. The operator graph reads them explicitly, because sizes of
+results depend on them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_number_arguments(
     operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: Read
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operator, with ``read(tensor)`` for tensors in place of numbers."""
-    if not any(map(_may_count, (*args, *kwargs.values()))):
+    if not any(map(_may_be_number, (*args, *kwargs.values()))):
         return args, kwargs
     if operation in _SUBSCRIPTS:
         target, key, *rest = args
@@ -54,7 +54,7 @@ def read_number_arguments(
 
     def convert(key: int | str, value: Any) -> Any:
         kinds = [str(p.type) for p in parameters.get(key, ())]
-        if not (kinds and _may_count(value)) or any("Tensor" in kind for kind in kinds):
+        if not (kinds and _may_be_number(value)) or any("Tensor" in kind for kind in kinds):
             return value
         if is_instance(value, torch.Tensor):
             return read(value)
@@ -68,9 +68,9 @@ def read_number_arguments(
 
 def dimension_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments of an operator that name dimensions: they decide the rank of its results."""
-    given = dict(inputs_of(args, kwargs))
+    arguments = dict(inputs_of(args, kwargs))
     parameters = _parameters(operation, args, kwargs)
-    return [given[key] for key, found in parameters.items() if any(map(_is_dimension, found))]
+    return [arguments[key] for key, found in parameters.items() if any(map(_is_dimension, found))]
 
 
 def _is_dimension(parameter: Any) -> bool:
@@ -78,12 +78,12 @@ def _is_dimension(parameter: Any) -> bool:
     return "dim" in name or name in ("axis", "axis0", "axis1", "source", "destination")
 
 
-def _may_count(value: Any) -> bool:
+def _may_be_number(value: Any) -> bool:
     if is_instance(value, torch.Tensor):
         with DisableTorchFunctionSubclass():  # uninitialized parameters would raise
             return value.numel() == 1 and value.dtype in REAL_NUMBERS and not value.requires_grad
     if type(value) in (tuple, list):
-        return any(map(_may_count, value))
+        return any(map(_may_be_number, value))
     return type(value) is slice and any(is_instance(b, torch.Tensor) for b in _bounds(value))
 
 
@@ -92,7 +92,8 @@ def _bounds(part: slice) -> tuple[Any, Any, Any]:
 
 
 def _with_bounds(part: Any, read: Read) -> Any:
-    """
+    """A slice with ``read(tensor)`` for tensors as bounds; any other index unchanged.
+
     Raises:
         Split: the operator graph cannot read a number from a bound of its dtype.
     """
@@ -101,7 +102,7 @@ def _with_bounds(part: Any, read: Read) -> Any:
     bounds = []
     for bound in _bounds(part):
         if is_instance(bound, torch.Tensor):
-            if not (_may_count(bound) or bound.dtype is torch.bool):
+            if not (_may_be_number(bound) or bound.dtype is torch.bool):
                 raise Split(
                     SplitReason.TENSOR_VALUE_READ, f"slices by a tensor of type {bound.dtype}"
                 )
@@ -147,26 +148,26 @@ def _parameters(
 
 def _bind(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
     """The parameter of each argument; none if the schema does not accept the arguments."""
-    places = [p for p in schema.arguments if not p.kwarg_only]
+    positional = [p for p in schema.arguments if not p.kwarg_only]
     names = {p.name: p for p in schema.arguments}
     found: dict[int | str, Any] = {}
     for i, value in enumerate(args):
-        if i >= len(places) and not (places and "List[int]" in str(places[-1].type)):
+        if i >= len(positional) and not (positional and "List[int]" in str(positional[-1].type)):
             return {}
-        found[i] = places[
-            min(i, len(places) - 1)
+        found[i] = positional[
+            min(i, len(positional) - 1)
         ]  # view(2, n): the numbers of a list as separate arguments
         if not _fits(str(found[i].type), value):
             return {}
     for name, value in kwargs.items():
-        known = names.get(name) or names.get(_OTHER_NAMES.get(name, ""))
-        if known is not None and _fits(str(known.type), value):
-            found[name] = known
-        elif known is not None or name not in _OF_CONSTRUCTORS:
+        parameter = names.get(name) or names.get(_OTHER_NAMES.get(name, ""))
+        if parameter is not None and _fits(str(parameter.type), value):
+            found[name] = parameter
+        elif parameter is not None or name not in _OF_CONSTRUCTORS:
             return {}
-    taken = {p.name for p in found.values()}
-    given = all(p.has_default_value() or p.name in taken for p in schema.arguments)
-    return found if given else {}
+    bound = {p.name for p in found.values()}
+    is_complete = all(p.has_default_value() or p.name in bound for p in schema.arguments)
+    return found if is_complete else {}
 
 
 _OTHER_NAMES = {"input": "self", "axis": "dim", "keepdims": "keepdim"}

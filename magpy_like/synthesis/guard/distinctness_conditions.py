@@ -122,15 +122,15 @@ class Distinctness:
             self._no_memory_of_fixed(written, nodes, others)
         if len(nodes) < 2 or not fetched:
             return
-        places = memory_of(*(n.variable for n in nodes))
-        storages = places[::2]
+        memory = memory_of(*(n.variable for n in nodes))
+        storages = memory[::2]
         shared = (
             storages.count(s) > 1 for s, n in zip(storages, nodes, strict=True) if n in changed
         )
         if any(shared):
             self._rec.graph.runs_as_is = "changes tensors that share memory with others"
         check = self._source.constant(memory_of, "memory_of")
-        expected = self._source.constant(places, "memory")
+        expected = self._source.constant(memory, "memory")
         test = f"{check}({', '.join(map(writer.name, nodes))}) == {expected}"
         writer.check(Kind.SHARED_MEMORY, test, "the tensors share memory as recorded")
 

@@ -1,6 +1,6 @@
 """Sizes and numbers that a record expects, by access path, for the analysis of misses.
 
-A later call that misses is compared with them, and so is a more general record with a special one.
+They are compared with calls that miss, and with the expected values of more general records.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class ExpectedValues:
     layouts: dict[Path, TensorLayout] = field(default_factory=dict)
     """Layouts of the tensors that the guard checks."""
     size_ranges: dict[Path, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    """By tensor, the dimensions that may vary with the least and the largest size of each."""
+    """By tensor, the least and the largest size of each dimension that may vary."""
     specialized_at: dict[tuple[Path, int], str] = field(default_factory=dict)
-    """Where the program relies on the size of a dimension that could vary otherwise."""
+    """By dimension, the position at which the program specializes its size."""
     lengths: dict[Path, int] = field(default_factory=dict)
     """Lengths of the fetched lists whose length the guard checks."""
     counts: dict[Path, int] = field(default_factory=dict)
     """Lengths of all lists and deques whose length the guard checks, fixed ones included."""
     names: dict[Path, str] = field(default_factory=dict)
-    """The access paths as a person would write them."""
+    """The access paths as Python text."""
     inner_dims: dict[Path, tuple[int, ...]] = field(default_factory=dict)
     """By dimension, the next inner one that determines its stride; -1: the stride is fixed."""
     number_ranges: dict[Path, tuple[int, int]] = field(default_factory=dict)
@@ -59,13 +59,13 @@ class ExpectedValues:
     paths: dict[int, Path] = field(default_factory=dict)
     """Access paths of the nodes in these expressions, by node id."""
     roots: dict[Relation, Any] = field(default_factory=dict)
-    """The fixed objects that access paths begin at."""
+    """The fixed objects at which access paths begin."""
 
     def current(self, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The value at an access path in this call.
 
         Raises:
-            LookupError, AttributeError, ...: the call has nothing there.
+            LookupError, AttributeError, ...: the call has no such value.
         """
         first, *rest = path
         if first.kind is not RelationKind.LOCAL:
@@ -85,12 +85,12 @@ class ExpectedValues:
             if layout is None or not _fits(layout, self.layouts[path], free, self.inner_dims[path]):
                 return False
         for path, value in self.lifted.items():
-            found = other.numbers.get(path, other.lifted.get(path))
-            if type(found) is not type(value):
+            number = other.numbers.get(path, other.lifted.get(path))
+            if type(number) is not type(value):
                 return False
             if path in self.number_ranges:
                 least, most = self.number_ranges[path]
-                if found is None or not least <= found <= most:
+                if number is None or not least <= number <= most:
                     return False
         try:
             return all(
@@ -132,23 +132,23 @@ def _evaluate(expression: Any, paths: dict[int, Path], sample: ExpectedValues) -
 
 
 def expected_values(rec: Recording, guarded: GuardedVariables) -> ExpectedValues:
-    """The sizes and numbers that a guard compares, as a recording found them."""
-    found = ExpectedValues()
+    """The sizes and numbers of a recording that a guard compares."""
+    expected = ExpectedValues()
     for node in guarded.order:
         if node.type in (list, deque) and Fact.LENGTH in node.facts:
             path = rec.variables.path(node)
             contents = node.variable if node.contents is None else node.contents
-            found.counts[path] = len(contents)
+            expected.counts[path] = len(contents)
             root = rec.variables.root(path[0])
             if root is not None:
-                found.roots.setdefault(path[0], root)
+                expected.roots.setdefault(path[0], root)
         if node.node_id in rec.reads.layouts and not guarded.is_fixed(node):
             path = rec.variables.path(node)
-            found.layouts[path] = TensorLayout(*rec.reads.layouts[node.node_id])
+            expected.layouts[path] = TensorLayout(*rec.reads.layouts[node.node_id])
         elif node.type is list and Fact.LENGTH in node.facts and not guarded.is_fixed(node):
             path = rec.variables.path(node)
             contents = node.variable if node.contents is None else node.contents
-            found.lengths[path] = list.__len__(contents)
+            expected.lengths[path] = list.__len__(contents)
         elif node.plain and (is_liftable(node.first.value) or type(node.first.value) is bool):
             parent, relation = guarded.edges[node.node_id][0]
             if relation.key == "training" and is_instance(parent.variable, torch.nn.Module):
@@ -159,30 +159,30 @@ def expected_values(rec: Recording, guarded: GuardedVariables) -> ExpectedValues
                 continue
             path = rec.variables.location(parent, relation)
             if Fact.VALUE in node.facts:
-                found.numbers[path] = node.first.value
+                expected.numbers[path] = node.first.value
             elif node.node_id in rec.lifted.external.nodes:
-                found.lifted[path] = node.first.value
+                expected.lifted[path] = node.first.value
             else:
                 continue
             if guarded.is_fixed(parent) and path[0].kind is not RelationKind.LOCAL:
-                found.roots[path[0]] = parent.variable
+                expected.roots[path[0]] = parent.variable
         else:
             continue
-        found.paths[node.node_id] = path
+        expected.paths[node.node_id] = path
         root = rec.variables.root(path[0])
         if root is not None:
-            found.roots.setdefault(path[0], root)
-    return found
+            expected.roots.setdefault(path[0], root)
+    return expected
 
 
 def other_lengths(
     record: ExpectedValues, lengths: dict[Path, int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Path]:
-    """Access paths at which a call has a list of another length than the recorded run."""
+    """Access paths at which the length of a call's list differs from the recorded run."""
     for path, length in lengths.items():
         try:
             found = record.current(path, args, kwargs)
-        except Exception:  # the call has nothing there
+        except Exception:  # the call has no such value
             continue
         if type(found) in (list, deque) and len(found) != length:
             yield path
@@ -191,15 +191,17 @@ def other_lengths(
 def differences(
     record: ExpectedValues, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Path, int | None]]:
-    """Access paths at which a call has another number, or a tensor of another size.
+    """Access paths at which a number, or the size of a tensor, differs from the recorded run.
 
-    Yields pairs of path and dimension (None for a number). Type and number of dimensions are those
-    of the recorded run.
+    Types and numbers of dimensions must agree.
+
+    Yields:
+        Pairs of access path and dimension (None for a number).
     """
     for path, value in record.numbers.items():
         try:
             found = record.current(path, args, kwargs)
-        except Exception:  # the call has nothing there
+        except Exception:  # the call has no such value
             continue
         if type(found) is type(value) and found != value:
             yield path, None

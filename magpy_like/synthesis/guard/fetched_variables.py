@@ -1,7 +1,7 @@
-"""Conditions on fetched variables: those that a call brings, along the program's access paths.
+"""Conditions on fetched variables: the variables of a call, along the program's access paths.
 
-Each is fetched once. Its own conditions are checked before anything beyond it is fetched: the rest
-of an access path presupposes its type.
+Each is fetched once. Its conditions are checked before the rest of an access path is followed,
+which presupposes its type.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FetchedVariables:
         self._rec, self._source = writer.rec, writer.source
         self._functions = functions
         self.dynamic: list[tuple[Condition, ShadowNode]] = []
-        """The conditions on tensors with dimensions that may vary."""
+        """The conditions on tensors with dynamic dimensions."""
 
     def fetch(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
         """Fetch a variable along an edge, or check it if it is a plain value."""
@@ -63,7 +63,7 @@ class FetchedVariables:
         self._contents(name, node)
 
     def alias(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        """A further edge leads to the same variable."""
+        """Check that a further edge leads to the same variable."""
         if node.plain:
             self._value(parent, relation, node)
             return
@@ -96,7 +96,7 @@ class FetchedVariables:
         writer.check(Kind.VALUE, test, f"{label} == {value!r}")
 
     def _contents(self, name: str, node: ShadowNode) -> None:
-        """Type and contents of a fetched variable, as far as the program relied on them."""
+        """Write the conditions on a fetched variable: the facts of its type and contents."""
         writer, constant = self._writer, self._source.constant
         value, label = node.variable, writer.label(node)
         if is_instance(node.type, type) and issubclass(node.type, torch.Tensor):
@@ -133,7 +133,7 @@ class FetchedVariables:
             self._array(name, node, label)
 
     def _extent(self, name: str, node: ShadowNode, label: str) -> None:
-        """Keys, members or length of a container."""
+        """Write the conditions on keys, members or length of a container."""
         writer, constant, value = self._writer, self._source.constant, node.variable
         before = value if node.contents is None else node.contents
         if is_instance(value, dict):

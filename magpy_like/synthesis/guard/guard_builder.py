@@ -37,9 +37,10 @@ class GuardBuilder:
         kwargs: dict[str, Any],
         functions: frozenset[int] | None = None,
     ):
-        """``functions`` is for continuations, whose calls always pass as many arguments.
-
-        It contains the positions of the functions among them, whose code is known.
+        """
+        Args:
+            functions: For a continuation, whose number of arguments is constant: the positions of
+                the functions among its arguments, whose code is known.
         """
         self._rec, self._guarded = rec, guarded
         self._positional, self._keywords = len(args), list(kwargs)
@@ -53,7 +54,7 @@ class GuardBuilder:
         self.watch_number = -1
         """The number of the condition that calls the native watch; -1 if it watches nothing."""
         self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
-        """Edges from variables that are fetched after the destination of the edge."""
+        """Edges whose source is fetched after their destination."""
         self._missing: list[tuple[ShadowNode, Relation]] = []
         """Absent keys compared by identity, whose variables may be fetched later."""
 
@@ -61,7 +62,7 @@ class GuardBuilder:
         """Write all conditions but the last ones.
 
         Raises:
-            Split: a later call could not check something that the program relied on.
+            Split: no guard can check a fact of the recording.
         """
         self.state.write_modes()
         if not self._is_continuation:
@@ -103,7 +104,7 @@ class GuardBuilder:
             )
 
     def _node(self, node: ShadowNode) -> None:
-        """The edges to a variable, its contents, and the absence of parts."""
+        """Write the conditions on the edges to a variable, its contents, and absent relations."""
         fixed = self._guarded.is_fixed(node)
         for i, (parent, relation) in enumerate(self._guarded.edges[node.node_id]):
             is_fetched = self._guarded.is_fixed(parent) or parent.node_id in self.writer.variables
@@ -123,7 +124,7 @@ class GuardBuilder:
         subject(parent, relation, node)
 
     def _absent(self, node: ShadowNode, relations: list[Relation]) -> None:
-        """There is nothing at these locations of a variable."""
+        """Check that these locations of a variable have no value."""
         writer = self.writer
         self._missing += [(node, r) for r in relations if is_instance(r.key, ByIdentity)]
         relations = [r for r in relations if not is_instance(r.key, ByIdentity)]
@@ -149,11 +150,11 @@ class GuardBuilder:
                 writer.check(Kind.ABSENT_ELSEWHERE, test, description)
 
     def _lacks_key(self, node: ShadowNode, relation: Relation) -> None:
-        """A dictionary has no entry for a key that is compared by identity."""
+        """Check that a dictionary has no entry for a key that is compared by identity."""
         key, writer = relation.key, self.writer
         assert is_instance(key, ByIdentity)
         if key.is_new:
-            return  # no dictionary from outside has it
+            return  # no external dictionary has it
         if self._guarded.is_fixed_location(node, relation):
             kind = Kind.ABSENT_IDENTITY_KEY_IN_FIXED
             self.fixed.location(kind, node, relation, NOTHING, equal=False)

@@ -1,4 +1,4 @@
-"""Functions that generated guards call: comparisons that are not worth native code."""
+"""Functions that generated guards call: comparisons that need not be native code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def returns_cached(call: Callable[[], Any], result: Any) -> bool:
 
 
 def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:
-    """A check that a location still holds a value: ``...`` is any, ``NOTHING`` none at all."""
+    """A check that a location still holds a value: ``...`` for any, ``NOTHING`` for none."""
 
     def check() -> bool:
         try:
@@ -107,9 +107,9 @@ def share_no_memory(changed: tuple[torch.Tensor, ...], fixed: tuple[torch.Tensor
 def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:
     """For each tensor, the index of the first one in the same storage, and the offset from it."""
     first: dict[int, tuple[int, int]] = {}
-    places: list[int] = []
+    positions: list[int] = []
     for i, t in enumerate(tensors):
         offset = t.storage_offset()
-        found, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
-        places += (found, offset - start)
-    return tuple(places)
+        index, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
+        positions += (index, offset - start)
+    return tuple(positions)

@@ -1,6 +1,6 @@
 """Variables that guard and mock refer to: fixed or fetched, and access paths to each.
 
-A variable is *fixed* if the record holds the very object: a class, a module, a submodule, a
+A variable is *fixed* if the record holds this one object: a class, a module, a submodule, a
 function. Any other variable is *fetched*: each call follows an access path to it, from its
 arguments or from a fixed object.
 """
@@ -59,7 +59,7 @@ class GuardedVariables:
     def _walk(self) -> None:
         """Breadth first over the first version, fixed variables before fetched ones.
 
-        An edge whose key is a variable waits until that variable is reached.
+        An edge whose key is a variable is followed after that variable.
         """
         refs = self.rec.refs
         first: deque[ShadowNode] = deque([refs.external])
@@ -105,7 +105,7 @@ class GuardedVariables:
         }
 
     def is_fixed(self, node: ShadowNode) -> bool:
-        """True if the record holds this very object."""
+        """True if the record holds the object itself."""
         return node.node_id in self.fixed
 
     def key_node(self, relation: Relation) -> ShadowNode | None:
@@ -159,12 +159,12 @@ def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> s
 
 
 def access_source(
-    parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]
+    parent: str, relation: Relation, owner_type: type, constant: Callable[[Any], str]
 ) -> str:
     """The source text that follows ``relation`` from the variable called ``parent``.
 
-    The expression calls no method in Python, and raises where the location is empty. ``kind_of`` is
-    the type of the parent, ``constant`` names an object.
+    The expression calls no method in Python, and raises if the location has no value.
+    ``owner_type`` is the type of the parent, ``constant`` names an object.
 
     Raises:
         Split: a later call cannot follow the relation.
@@ -173,14 +173,14 @@ def access_source(
     if kind is RelationKind.ATTRIBUTE:
         return f"{constant(attribute)}({parent}, {key!r})"
     if kind in (RelationKind.KEY, RelationKind.GLOBAL):
-        where = literal(key) or constant(key)
-        if kind_of is dict:
-            return f"{parent}[{where}]"
-        return f"{constant(dict_value)}({parent}, {where})"
+        subscript = literal(key) or constant(key)
+        if owner_type is dict:
+            return f"{parent}[{subscript}]"
+        return f"{constant(dict_value)}({parent}, {subscript})"
     if kind is RelationKind.ITEM:
-        if kind_of in (list, tuple):
+        if owner_type in (list, tuple):
             return f"{parent}[{key}]"
-        base = next((b.__name__ for b in (list, tuple) if issubclass(kind_of, b)), None)
+        base = next((b.__name__ for b in (list, tuple) if issubclass(owner_type, b)), None)
         return f"{base}.__getitem__({parent}, {key})" if base else f"{parent}[{key}]"
     if kind is RelationKind.CELL:
         return f"{parent}.cell_contents"
@@ -194,7 +194,7 @@ def access_source(
         store = "__defaults__" if is_instance(key, int) else "__kwdefaults__"
         return f"{parent}.{store}[{key!r}]"
     if kind is RelationKind.SLOT:
-        return f"{parent}()" if key == REFERENT else _slot(parent, str(key), kind_of, constant)
+        return f"{parent}()" if key == REFERENT else _slot(parent, str(key), owner_type, constant)
     if kind is RelationKind.DICT:
         return f"{constant(instance_dict)}({parent})"
     if kind is RelationKind.MAPPING:

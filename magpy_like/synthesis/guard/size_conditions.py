@@ -34,7 +34,7 @@ class Bounds(NamedTuple):
     least: int
     most: int
     reason: str
-    """Where the program relied on its value, if the range has one value."""
+    """The position at which the program specialized the number, if the range has one value."""
 
     @property
     def varies(self) -> bool:
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
 
 
 def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
-    """Bounds of every external size and number, and expressions that must be true as well.
+    """Bounds of every external size and number, and expressions that must be true.
 
     A size whose guards have no expression in Python is specialized.
     """
@@ -93,10 +93,10 @@ def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: SymbolicTwin) -> 
     if symbol not in ranges or _holds(guard, ranges):
         return
     lower, upper = ranges[symbol].lower, ranges[symbol].upper
-    first, seen = _whole(lower), hint(twin.numbers[twin.sources[symbol]])
-    if not 0 <= seen - first <= config.max_searched_sizes:
+    first, recorded = _whole(lower), hint(twin.numbers[twin.sources[symbol]])
+    if not 0 <= recorded - first <= config.max_searched_sizes:
         return
-    least = seen
+    least = recorded
     while least > first and guard.xreplace({symbol: sympy.Integer(least - 1)}) == sympy.true:
         least -= 1
     smaller = (guard.xreplace({symbol: sympy.Integer(n)}) for n in range(first, least))
@@ -142,15 +142,15 @@ def _conditions(twin: SymbolicTwin, ranges: dict[sympy.Symbol, Any]) -> list[Exp
 
 
 def _implies(guard: Any, other: Any, ranges: dict[sympy.Symbol, Any]) -> bool:
-    known, wanted = _never_negative(guard), _never_negative(other)
-    if len(known) != 1:  # of a disjunction, the true part is unknown
+    premises, conclusions = _never_negative(guard), _never_negative(other)
+    if len(premises) != 1:  # it is unknown which part of a disjunction is true
         return False
-    return any(bound_sympy(sympy.expand(e - known[0]), ranges).lower >= 0 for e in wanted)
+    return any(bound_sympy(sympy.expand(e - premises[0]), ranges).lower >= 0 for e in conclusions)
 
 
 def _never_negative(guard: Any) -> list[Any]:
     """Expressions for a relation of integers: it holds if one of them is not negative."""
-    if not all(side.is_integer for side in guard.args):
+    if not all(operand.is_integer for operand in guard.args):
         return []
     makers = _SLACK.get(type(guard), ())
     return [make(*guard.args) for make in makers]

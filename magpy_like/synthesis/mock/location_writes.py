@@ -54,7 +54,7 @@ def write_statement(
     """The statement that stores ``value`` at a location, or removes it (None).
 
     Raises:
-        Split: a mock cannot do that to such a location.
+        Split: a mock cannot write such a location.
     """
     kind = relation.kind
     assign, delete = _WRITES.get(kind, (None, None))

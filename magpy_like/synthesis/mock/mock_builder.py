@@ -120,7 +120,7 @@ class MockBuilder:
     def _draw(self) -> None:
         """Repeat draws of Python's random numbers, in order, and compute with the results.
 
-        Numbers from outside are computed with here, too.
+        Computations with external numbers are included.
         """
         for i, drawing in enumerate(self.rec.lifted.draws):
             function = self.source.constant(drawing.operation, drawing.operation.__name__)
@@ -138,7 +138,7 @@ class MockBuilder:
     def _compute_after_graph(self) -> tuple[list[str], bool]:
         """Statements that compute with results of the operator graph, and whether they may raise.
 
-        Includes numbers that are computed only because that may raise.
+        Includes numbers that are computed only because their computation may raise.
         """
         raising = self.rec.lifted.arithmetic.may_raise
         for number in raising:

@@ -125,7 +125,7 @@ class Reconstruction:
         """Register gradient hooks in the program's order.
 
         Raises:
-            Split: a hook refers to the handle that removes it, or its tensor has changed since.
+            Split: a hook refers to the handle that removes it, or its tensor was changed later.
         """
         if self._emitting_hooks:
             raise Split(
@@ -197,7 +197,7 @@ class Reconstruction:
         return self.instances.make_instance(value)
 
     def frozen(self, value: Any, text: Callable[[], str]) -> str:
-        """Emit an object whose parts are created before it, as those of a tuple are."""
+        """Emit an object whose parts are created before it, such as a tuple."""
         self.unfinished.add(id(value))
         try:
             return self.bind(value, text())

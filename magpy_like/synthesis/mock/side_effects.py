@@ -36,7 +36,7 @@ from magpy_like.synthesis.mock.reconstruction import Reconstruction
 from magpy_like.torch_compat.autograd import set_grad_enabled
 
 _ORDERED = (RelationKind.KEY, RelationKind.ATTRIBUTE, RelationKind.GLOBAL)
-"""Locations in dictionaries, whose order is that of insertion."""
+"""Locations in dictionaries, which keep the order of insertion."""
 
 
 class SideEffects:
@@ -49,12 +49,12 @@ class SideEffects:
         nodes: Sequence[ShadowNode],
         label: Callable[[ShadowNode], str],
     ) -> None:
-        """``nodes`` are the external variables, ``label`` describes one in words."""
+        """``nodes`` are the external variables; ``label`` returns the label of one."""
         self._rec: Recording = values.rec
         self._source, self._values, self._interface = values.source, values, interface
         self._nodes, self._label = nodes, label
         self.descriptions: list[str] = []
-        """The side effects in words, for ``explain``."""
+        """The side effects as text, for ``explain``."""
 
     def write(self) -> None:
         """Emit all side effects but those on torch's modes, after the objects that they refer to.
@@ -99,7 +99,7 @@ class SideEffects:
         return lines
 
     def _replayed_calls(self) -> list[str]:
-        """Changes of containers that depend on nothing in them, as ``append`` does."""
+        """Changes of containers that do not depend on their contents, such as ``append``."""
         lines = []
         for node, operation, args in self._rec.effects.replays:
             if node.rewritten:
@@ -155,7 +155,7 @@ class SideEffects:
         return lines
 
     def _location(self, node: ShadowNode, relation: Relation) -> list[str]:
-        """The value that the program left at one location, if it is another one."""
+        """The statements that restore the final value of one location, if it has changed."""
         owner = self._interface.existing(node)
         before = node.first.refs.get(relation)
         try:
@@ -190,15 +190,15 @@ class SideEffects:
         does not switch threads between such a read and the write: it only does at the ends of
         calls and of loop iterations.
         """
-        found = node.first.refs.get(relation, ABSENT)
+        initial = node.first.refs.get(relation, ABSENT)
         number = self._rec.lifted.expression(value)
         if (
             not is_read_atomically(relation, node.type)
-            or found == ABSENT
+            or initial == ABSENT
             or not number_source.is_short(number)
         ):
             return text
-        before = self._rec.refs.get_node_by_id(found)
+        before = self._rec.refs.get_node_by_id(initial)
         parts = [part.node if is_instance(part, EntryValue) else None for part in leaves_of(number)]
         if before not in parts or None in parts:
             return text
@@ -236,13 +236,13 @@ class SideEffects:
         self.descriptions.append(f"contents of {self._label(node)}")
         base = self._source.constant(native_base(node.type), native_base(node.type).__name__)
         if is_instance(value, dict):
-            entries, known = items_of(value), len(before)
-            if not same_keys([key for key, _ in entries[:known]], list(before)):
+            entries, initial_count = items_of(value), len(before)
+            if not same_keys([key for key, _ in entries[:initial_count]], list(before)):
                 text = containers.dict_text(value)
                 return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
             kept = zip(entries, before.values(), strict=False)
-            changed = [item for item, found in kept if item[1] is not found]
-            text = containers.dict_text(value, [*changed, *entries[known:]])
+            changed = [item for item, initial in kept if item[1] is not initial]
+            text = containers.dict_text(value, [*changed, *entries[initial_count:]])
             return [f"{base}.update({name}, {text})"]
         if is_instance(value, set):
             fill, text = "update", containers.members_text(value)
@@ -267,15 +267,15 @@ class SideEffects:
     def _switched_modes(self) -> list[str]:
         if self._rec.effects.modes_left is None:
             return []
-        found, left = self._rec.effects.modes_left
-        if found.grad is not left.grad:
-            self.descriptions.append(f"grad mode = {left.grad}")
-        if left == replace(found, grad=left.grad):
+        initial, final = self._rec.effects.modes_left
+        if initial.grad is not final.grad:
+            self.descriptions.append(f"grad mode = {final.grad}")
+        if final == replace(initial, grad=final.grad):
             setter = self._source.constant(set_grad_enabled, "set_grad_enabled")
-            return [f"{setter}({left.grad})"]
+            return [f"{setter}({final.grad})"]
         self.descriptions.append("autocast modes")
         self._source.lines.insert(0, f"begin = {self._source.constant(Modes.now, 'modes_now')}()")
-        names = [self._source.constant(m, n) for m, n in ((left, "left"), (found, "found"))]
+        names = [self._source.constant(m, n) for m, n in ((final, "final"), (initial, "initial"))]
         return [f"{names[0]}.switch_from({names[1]}, begin)"]
 
 

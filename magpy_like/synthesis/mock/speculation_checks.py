@@ -2,7 +2,7 @@
 
 A training step may read whether its gradients are too large, and then changes parameters. If all
 speculated values are computed before the first change, the graph itself compares them, and raises
-after a misspeculation: only random generators have to be restored then.
+after a misspeculation: then only random generators must be restored.
 """
 
 from __future__ import annotations

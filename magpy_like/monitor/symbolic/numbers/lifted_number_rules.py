@@ -119,10 +119,10 @@ def restore_originals(context: Context, step: Step, count: int) -> None:
     """Replace the topmost operands by the external objects of their numbers: the program compares
     identities. Such numbers are specialized."""
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
-        found = context.lifted.external.original(value)
-        if found is not value:
-            context.recording.inspections.rely_on_identity(value, found)
-            frame_set_operand(step.frame, depth, found)
+        original = context.lifted.external.original(value)
+        if original is not value:
+            context.recording.inspections.rely_on_identity(value, original)
+            frame_set_operand(step.frame, depth, original)
 
 
 def _branch(context: Context, step: Step) -> Token:
@@ -173,7 +173,7 @@ def _index(container: int, *keys: int) -> Callable[[Context, Step], Token]:
 
 
 def _read_item(context: Context, step: Step) -> Token:
-    """An item at a lifted key: a number of a list or tuple varies with it."""
+    """Read an item at a lifted key: a number of a list or tuple varies with the key."""
     container, key = step.stack[-2:]
     rows = context.recording.operators.lists.get(id(container))
     if is_instance(rows, GraphList) or (rows is not None and type(key) is int):
@@ -189,15 +189,15 @@ def _read_item(context: Context, step: Step) -> Token:
     if node is not None and context.lifted.is_computable_before_graph(key) and not node.changed:
         context.recording.inspections.visit(container, ValueRead.TYPE)
         return _finish_item, (node, key)
-    taken = varying_lists.read_item(context, container, key)
-    if taken is not None or (node is not None and node.changed):
-        return taken or _index(2, 1)(context, step)
+    token = varying_lists.read_item(context, container, key)
+    if token is not None or (node is not None and node.changed):
+        return token or _index(2, 1)(context, step)
     function = _repeated(context, operator.getitem, (container, key))
     return (finish_computed, function) if function else _index(2, 1)(context, step)
 
 
 def _write_item(context: Context, step: Step) -> Token:
-    """An item is stored at a lifted key."""
+    """Store an item at a lifted key."""
     value, target, key = step.stack[-3:]
     stored = varying_lists.write_item(context, target, key, value)
     return _index(2, 1)(context, step) if stored is None else stored
@@ -210,8 +210,8 @@ def _item(container: Any, key: Any) -> Any:
     return container[key] if -len(container) <= key < len(container) else None
 
 
-def _finish_item(context: Context, taken: tuple[ShadowNode, Any], result: Any) -> Any:
-    return context.lifted.arithmetic.read_item(*taken, result)
+def _finish_item(context: Context, payload: tuple[ShadowNode, Any], result: Any) -> Any:
+    return context.lifted.arithmetic.read_item(*payload, result)
 
 
 def _format(context: Context, step: Step) -> Token:
@@ -272,7 +272,7 @@ _ITERATIONS = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTE
 
 
 def _lifted_number_rules() -> dict[int, Callable[[Context, Step], Token]]:
-    """The rules of instructions that do more with lifted numbers than to move them, by opcode."""
+    """By opcode, the rules of instructions that do not only move lifted numbers."""
     table: dict[str, Callable[[Context, Step], Token]] = {
         "BINARY_OP": _compute_binary,
         "UNARY_POSITIVE": _compute_unary,

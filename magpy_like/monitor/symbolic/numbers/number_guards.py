@@ -1,7 +1,7 @@
-"""Guards on lifted numbers: what the program's control flow relied on.
+"""Guards on lifted numbers that decide control flow.
 
-A condition that a guard can compute at entry is recorded; a value known only when operators have
-run is speculated on; where neither is possible, the program splits.
+A condition that a guard can compute at entry is recorded. A value that only operators compute is
+speculated on. If neither is possible, the program splits.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class NumberGuards:
         self.lower_bounds = LowerBounds()
 
     def specialize(self, values: Any) -> None:
-        """Turn the lifted numbers in ``values`` into constants: they are inspected by code that is
-        not recorded.
+        """Turn the lifted numbers in ``values`` into constants: unrecorded code inspects them.
 
         Raises:
             Split: a value is only known when the region runs, and cannot be speculated on.
@@ -62,11 +61,11 @@ class NumberGuards:
             twin = self._identities.twin(value)
             if is_instance(twin, torch.SymInt):
                 self.require_symbolic(twin == value)
-            elif not any(known is expression for known, _ in self.conditions):
+            elif not any(guarded is expression for guarded, _ in self.conditions):
                 self.conditions.append((expression, value))
 
     def require_symbolic(self, condition: Any) -> bool:
-        """The truth of a symbolic condition, which the shape environment guards from here on.
+        """The truth of a symbolic condition, which the shape environment guards from now on.
 
         Raises:
             Split: it depends on data.
@@ -83,7 +82,7 @@ class NumberGuards:
         return truth
 
     def require_truth(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
-        """Control flow depends on the truth of ``operation(*operands)``, of plain values.
+        """Guard the truth of ``operation(*operands)``, which decides control flow.
 
         Raises:
             Split: an operand is only known when the region runs, and cannot be speculated on.
@@ -111,9 +110,10 @@ class NumberGuards:
         value: Any,
         parts: tuple[Any, ...] | None = None,
     ) -> None:
-        """The program relies on ``operation(*operands)`` being ``value``.
+        """Guard that ``operation(*operands)`` is ``value``.
 
-        ``parts`` are the operands as expressions; None for those of the operands themselves.
+        ``parts`` are the expressions of the operands; by default those that are registered for
+        them.
 
         Raises:
             Split: an operand is only known when the region runs, and cannot be speculated on.
@@ -143,6 +143,6 @@ class NumberGuards:
         return True
 
     def are_computable_at_entry(self, values: tuple[Any, ...]) -> bool:
-        """True if a guard can compute all numbers among these values and in containers there."""
+        """True if a guard can compute all numbers in these values and their contents."""
         expression = self._identities.expression
         return all(is_computable_at_entry(expression(number)) for number in numbers_in(values))

@@ -46,11 +46,11 @@ class TensorNumbers:
     def lift_item(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """The lifted number that ``operation(*args)`` reads from the tensor ``args[0]``.
 
-        It is a number of the operator graph, unless the tensor's value is known otherwise.
+        It is a number of the operator graph, unless there is a symbolic expression for it.
         """
-        known = self._rec.operators.numbers.symbolic_value(args[0])
-        if is_instance(known, torch.SymInt) and type(value) is int:
-            return self._symbolic.lift(value, known)
+        symbolic = self._rec.operators.numbers.symbolic_value(args[0])
+        if is_instance(symbolic, torch.SymInt) and type(value) is int:
+            return self._symbolic.lift(value, symbolic)
         counted = None
         if not self._rec.operators.is_isolated:
             counted = self._rec.writes.counted_value(args[0])
@@ -75,11 +75,12 @@ class TensorNumbers:
     def lift_metadata(
         self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any
     ) -> Any:
-        """The lifted form of ``value``: a tensor's sizes, or a consequence of them, as read by
-        ``operation(*args)``. None if it is the same at every call.
+        """The lifted form of ``value``, sizes of a tensor or metadata that follows from them.
+
+        ``operation(*args)`` has returned ``value``. None if it is the same at every call.
 
         Raises:
-            Split: it depends on data, and no number of the graph can stand for it.
+            Split: it depends on data, and no number of the graph represents it.
         """
         tensor, *rest = args
         if self._rec.operators.has_data_dependent_shape(tensor):
@@ -90,15 +91,15 @@ class TensorNumbers:
             return None
         try:
             if operation in _LENGTH:
-                seen = twin.shape[0]
+                symbolic = twin.shape[0]
             elif is_instance(operation, types.GetSetDescriptorType):
-                seen = bind(operation, twin)
+                symbolic = bind(operation, twin)
             else:
-                seen = operation(twin, *rest)
+                symbolic = operation(twin, *rest)
         except Exception:  # fake tensors refuse unsupported queries by many exceptions
             self.specialize_sizes(tensor)
             return None
-        return self._symbolic.lift(value, seen)
+        return self._symbolic.lift(value, symbolic)
 
     def _lift_data_dependent_shape(
         self, operation: Callable[..., Any], tensor: torch.Tensor, rest: list[Any], value: Any
@@ -136,7 +137,7 @@ class TensorNumbers:
         Raises:
             Split: they depend on data.
         """
-        if self._rec.running.depth and self._rec.graph.is_made_inside(tensor):
+        if self._rec.running.depth and self._rec.graph.is_created_inside(tensor):
             for argument in self._rec.running.inputs.values():
                 self._specialize_sizes(argument)
         else:
