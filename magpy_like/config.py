@@ -30,7 +30,7 @@ class Config:
     """Changed objects of one type up to which a guard compares each with all others by identity;
     beyond, it counts distinct ids."""
     max_searched_sizes: int = 1 << 12
-    """Values below that of the recorded run which are tried for a lower bound of a size."""
+    """Number of values below the recorded one that are tried as lower bounds of a size."""
     max_guarded_array_bytes: int = 1 << 16
     """Bytes of the largest NumPy array whose contents a guard compares at every call."""
     max_tolist_numbers: int = 16
@@ -38,7 +38,7 @@ class Config:
     max_nested_branches: int = 12
     """Depth of data-dependent branches inside branches that become operators."""
     max_branch_visits: int = 32
-    """How often isolated paths may come to one branch within one path of the program itself. Where
+    """How often isolated paths may reach one branch within one path of the program itself. Where
     the join point lies after a loop, as with ``continue`` in ``while``, both branches run through
     the rest of the loop, and each iteration doubles the visits."""
     min_loop_iterations: int = 8

@@ -29,7 +29,7 @@ class AnnotationError(MagpyError):
 
 
 class FullGraphError(MagpyError):
-    """The program splits, and ``fullgraph=True`` asked for one operator graph.
+    """The program splits, although ``fullgraph=True`` requires one operator graph.
 
     Attributes:
         function, filename, lineno: where the program splits first.

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 @enum.unique
 class SplitReason(enum.Enum):
-    """Why a program splits. One member stands for all splits that one change removes.
+    """The reason why a program splits. One member covers all splits that one change removes.
 
     Attributes:
         title: a noun phrase for reports.
         remedy: the change to the program that removes such a split, or ``""`` if there is none.
-            ``{subject}`` stands for the subject of the split (see ``SplitCause``).
+            ``{subject}`` is replaced by the subject of the split (see ``SplitCause``).
     """
 
     title: str

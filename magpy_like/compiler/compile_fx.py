@@ -1,8 +1,8 @@
 """``compile_fx``: from a captured FX graph and example inputs to a fast callable.
 
-The whole flow of PyTorch 2, section 4, in one file: passes over the captured graph, AOTAutograd,
-and for each ATen graph passes, lowering, scheduling, printing. Any stage that cannot go on falls
-back to ATen with one warning.
+The whole pipeline of PyTorch 2, section 4, in one file: passes over the captured graph,
+AOTAutograd, and for each ATen graph passes, lowering, scheduling, printing. A stage that fails
+falls back to ATen with one warning.
 """
 
 from __future__ import annotations
@@ -140,11 +140,11 @@ def compile_untransformed(
         if isinstance(error, RestartAnalysis) and TracingContext.try_get() is not None:
             raise  # Dynamo handles it
         if isinstance(error, GuardOnDataDependentSymNode) and floats:
-            known = {k: e.node.hint for k, e in floats.items()}
-            if None not in known.values():
-                baked = [known.get(k, e) for k, e in enumerate(example_inputs)]
-                call = compile_untransformed(gm, baked, options=options)
-                return runtime_scalars.guard_float_values(known, call, gm)
+            values = {k: e.node.hint for k, e in floats.items()}
+            if None not in values.values():
+                constants = [values.get(k, e) for k, e in enumerate(example_inputs)]
+                call = compile_untransformed(gm, constants, options=options)
+                return runtime_scalars.guard_float_values(values, call, gm)
         # If the program itself is wrong, eager raises its own error when the graph runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
         return cast(Callable[..., Any], gm.forward)  # the module's own call prints errors
@@ -157,7 +157,7 @@ def _input_tensors(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterato
 
 
 def _describe_unusual(tensor: torch.Tensor) -> str | None:
-    """The tensor's storage format in words, if no loop over strides can read it; else None."""
+    """The tensor's storage format as text, if no loop over strides can read it; else None."""
     if tensor.is_nested:
         return "nested"
     if tensor.is_quantized:
@@ -187,7 +187,7 @@ def _compile_captured(
 
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = inline_checkpoints(captured)
-    gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
+    gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # its source is never run
     cached = kernel_build.find_captured(key) if key is not None else None
     if cached is not None:
         _, restore = _flatten_outputs(gm)
@@ -280,7 +280,7 @@ def compile_aten(
 
 
 def _first_line(error: Exception) -> str:
-    """The reason of a fallback, for people: the first line of an error, or of its compiler's."""
+    """The reason of a fallback as text: the first line of an error, or of its compiler's error."""
     if isinstance(error, Unsupported):
         return error.reason if error.subject == "a graph" else str(error)
     if isinstance(error, cpp_compiler.CppCompileError):
@@ -305,9 +305,9 @@ def _interpret_if_possible(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]
 
 def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]], Any]:
     key = kernel_build.key(gm, kind, trace)
-    found = None if key is None else kernel_build.find(key, gm, kind)
-    if found is not None:
-        return found
+    cached = None if key is None else kernel_build.find(key, gm, kind)
+    if cached is not None:
+        return cached
     stage = "aten_backward" if kind == "backward" else "aten_forward"
     trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
     output = gm.graph.output_node()

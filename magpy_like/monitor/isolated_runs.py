@@ -81,7 +81,7 @@ class TensorEffects(TorchDispatchMode):
         return is_instance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._own
 
     def own(self, tensor: torch.Tensor) -> None:
-        """Allow writes to a fake tensor that stands for another one."""
+        """Allow writes to a fake tensor that represents another one."""
         storage = tensor.untyped_storage()
         self._own[storage._cdata] = storage
 

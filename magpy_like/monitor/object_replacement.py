@@ -22,15 +22,15 @@ class OriginalNumbers:
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[Any, Any]] = {}
         self._substituted: list[tuple[Any, Any, Any]] = []
-        """External containers, each with a key and the lifted number that is there now."""
+        """External containers, each with a key and the lifted number that it holds there now."""
 
-    def note(self, number: Any, found: Any) -> None:
-        """Note that the program has ``number`` in place of ``found``."""
-        self._pairs[id(number)] = number, self.original(found)
+    def note(self, number: Any, original: Any) -> None:
+        """Note that ``number`` replaces ``original`` in the program."""
+        self._pairs[id(number)] = number, self.original(original)
 
     def substitute(self, container: Any, key: Any, number: Any) -> None:
-        """Put ``number`` into a container while the program is monitored: whatever iterates over
-        it, native code too, returns an object that the monitor knows."""
+        """Put ``number`` into a container while the program is monitored: iterations over it, also
+        by native code, then yield an object that the monitor can identify."""
         _put(container, key, number)
         self._substituted.append((container, key, number))
 
@@ -43,10 +43,10 @@ class OriginalNumbers:
                 self._substituted.append((container, key, number))
                 continue
             try:
-                found = container[key]
+                current = container[key]
             except LookupError:  # the program has removed the element
                 continue
-            if found is number:
+            if current is number:
                 _put(container, key, self.original(number))
 
     def original(self, value: Any) -> Any:
@@ -65,7 +65,7 @@ class OriginalNumbers:
         numbers = [number for number, _ in self._pairs.values()]
         held = [number for number in numbers if sys.getrefcount(number) > _OURS]
         if held:
-            originals = {key: found for key, (_, found) in self._pairs.items()}
+            originals = {key: original for key, (_, original) in self._pairs.items()}
             ours = {id(numbers), id(held), *map(id, self._pairs.values())}
             # The collector tracks no dictionaries of numbers alone, and no frozen objects.
             more = (*changed, *_dictionaries((result, *changed)))

@@ -24,11 +24,13 @@ class TensorRestoration:
         self._waited_for: set[int] = set()
         """Ids of active frames that have not resumed yet."""
         self.over = False
-        """Whether the recording has ended, and the run only waits for these frames."""
+        """Whether the recording has ended and monitoring continues for these frames only."""
 
     def restore(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
-        """Restore the tensors at the end of a recording that has ``changed`` these objects;
-        ``frame`` stands before an instruction."""
+        """Restore the tensors at the end of a recording that has ``changed`` these objects.
+
+        ``frame`` is about to execute an instruction.
+        """
         if self._branching is None or not self._branching.has_substitutes():
             return
         self._waited_for.clear()

@@ -40,7 +40,7 @@ _IF_FALSE = next(n for n in ("POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE") i
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the prefix does once the frame is restored."""
+    """The end of a prefix, which runs after it has restored the frame."""
 
     name: str
     """A key of ``_ENDINGS``."""

@@ -39,7 +39,7 @@ class UnresumableState(Exception):
 
 
 Slot = bool | str
-"""Whether a slot holds a value. A name stands for the native method of that name, bound to the
+"""Whether a slot holds a value. A name denotes the native method of that name, bound to the
 value: such a method, like ``file.__exit__`` in a ``with``, is a new object at each call."""
 
 

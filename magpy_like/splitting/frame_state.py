@@ -228,7 +228,7 @@ def pushes_two_entries(instruction: Instruction) -> bool:
 
 
 def unresumable_reason(state: FrameState, generator: bool = False) -> str | None:
-    """The reason for which no continuation can start from this state; None if one can.
+    """The reason why no continuation can start from this state; None if one can.
 
     Args:
         generator: whether the frame belongs to a generator and is resumed as one.

@@ -1,4 +1,4 @@
-"""Pending operators with two operands: the second one's method is called after the first one's."""
+"""Pending operators with two operands, whose methods Python calls one after the other."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def _match_candidate(
     for number, (value, method, argument) in enumerate(candidates):
         if not calls_method(value, method, callee):
             continue
-        # `a == b` of one type calls the same function twice: the first argument tells which call.
+        # `a == b` of one type calls the same function twice: the first argument distinguishes the
+        # calls.
         same = [c for c in candidates if calls_method(c[0], c[1], callee)]
         if len(same) > 1 and (value is argument or unchanged_self(callee) is NULL):
             return None
@@ -125,7 +126,7 @@ def _match_candidate(
 
 
 def _try_rest(rest: list[Candidate], last: Callable[[], Any], result: Any) -> Any:
-    """An operator's result: the first one that is not NotImplemented."""
+    """The result of an operator: the first result that is not NotImplemented."""
     for value, method, argument in rest:
         if result is not NotImplemented:
             return result

@@ -1,4 +1,4 @@
-"""Pending calls: which function a call runs in Python, and how the call completes."""
+"""Pending calls: the Python function that a call runs, and the completion of the call."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _initialised(instance: Any, result: Any) -> Any:
     return instance
 
 
-def _initialise(cls: type, args: tuple[Any, ...], keywords: dict[str, Any], made: Any) -> Any:
-    if is_instance(made, cls):
-        _initialised(made, type(made).__init__(made, *args, **keywords))
-    return made
+def _initialise(cls: type, args: tuple[Any, ...], keywords: dict[str, Any], new: Any) -> Any:
+    if is_instance(new, cls):
+        _initialised(new, type(new).__init__(new, *args, **keywords))
+    return new

@@ -130,7 +130,7 @@ def _attribute(state: FrameState, instruction: Instruction, callee: FrameState) 
 
 
 def get_attribute(value: Any, name: str, getter: Callable[[], Any]) -> Any:
-    """The value of an attribute whose getter has been suspended: ``getter`` runs the rest of it."""
+    """The value of an attribute whose getter was active at a split; ``getter`` runs its rest."""
     try:
         return getter()
     except AttributeError:
@@ -155,14 +155,13 @@ def _gets(descriptor: Any, callee: FrameState) -> bool:
 def _changed_attribute(special: str, accessor: str, descriptor_method: str, operands: int) -> Any:
     def match(state: FrameState, instruction: Instruction, callee: FrameState) -> Suspended | None:
         below, values = split_stack(state.stack, operands)
-        held_by = type(values[-1])
-        found = lookup_in_type(held_by, state.code.co_names[instruction.arg])
-        known = calls_method(values[-1], special, callee)
+        found = lookup_in_type(type(values[-1]), state.code.co_names[instruction.arg])
+        is_callee = calls_method(values[-1], special, callee)
         if is_instance(found, property):
-            known = known or getattr(found, accessor) is callee.function
+            is_callee = is_callee or getattr(found, accessor) is callee.function
         elif found is not NULL:
-            known = known or calls_method(found, descriptor_method, callee)
-        return (below, PendingInstruction(ResultUse.DROP)) if known else None
+            is_callee = is_callee or calls_method(found, descriptor_method, callee)
+        return (below, PendingInstruction(ResultUse.DROP)) if is_callee else None
 
     return match
 
@@ -196,8 +195,8 @@ def _contains(state: FrameState, instruction: Instruction, callee: FrameState) -
     )
 
 
-def _lacks(found: Any) -> bool:
-    return not found
+def _lacks(contained: Any) -> bool:
+    return not contained
 
 
 def _iterator(result: Any) -> Any:

@@ -34,6 +34,6 @@ __all__ = [
 
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:
-    """Options of Inductor that a ``mode`` of ``torch.compile`` stands for."""
+    """Options of Inductor that a ``mode`` of ``torch.compile`` selects."""
     options: dict[str, Any] = torch._inductor.list_mode_options(mode)  # torch loads it lazily
     return options

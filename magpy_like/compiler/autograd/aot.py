@@ -65,7 +65,8 @@ def aot_compile(
 
 
 class _AotCompilation:
-    """One call of AOTAutograd: its compilers and partitioner, and what they learn of the graph."""
+    """One call of AOTAutograd: its compilers and partitioner, and their findings about the
+    graph."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class _AotCompilation:
         """The program operator by operator; None if it must not run a second time."""
 
     def build(self) -> Callable[..., Any]:
-        # Nobody runs the intermediate graphs: lazy modules save printing their source ten times.
+        # Intermediate graphs are never run: lazy modules save printing their source ten times.
         with use_lazy_graph_module(True):
             wrapped = aot_module_simplified(
                 self._gm,
@@ -173,8 +174,13 @@ _UNIQUE = {
 
 
 def _check_sizes(gm: fx.GraphModule) -> None:
-    """Raise Unsupported where torch has assumed a data-dependent size: torch 2.11 takes the result
-    of each ``unique`` that is followed by a gradient to have one element."""
+    """Check that torch has not assumed a data-dependent size.
+
+    Torch 2.11 assumes one element for the result of a ``unique`` whose gradient is computed.
+
+    Raises:
+        Unsupported: it has.
+    """
     for node in gm.graph.nodes:
         if node.target in _UNIQUE and not node.meta.get("unbacked_bindings"):
             raise Unsupported(
@@ -187,10 +193,13 @@ _DRAWN_IN_PLACE = {_aten.bernoulli.p, _aten.bernoulli.Tensor}
 
 
 def _check_draws(gm: fx.GraphModule) -> None:
-    """Raise Unsupported where the order of eager's random draws is lost.
+    """Check that the order of eager's random draws is kept.
 
     ``x.bernoulli_(0.5)`` draws in the order of the memory of ``x``; the functional form draws row
     by row, for a new tensor.
+
+    Raises:
+        Unsupported: it is lost.
     """
     for node in gm.graph.nodes:
         if node.target in _DRAWN_IN_PLACE and not is_in_order(node.args[0].meta["val"]):
@@ -209,7 +218,7 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 SMALL_RESULT_RATIO = 64
-"""How many times fewer elements than the largest input a small result has."""
+"""The minimal ratio of the largest input's number of elements to a small result's."""
 
 
 def _is_small(node: fx.Node) -> bool:
@@ -261,7 +270,7 @@ def _needs_no_wrapper(
 ) -> bool:
     """True if the ATen graph takes and returns exactly the inputs and results of ``gm``.
 
-    AOTAutograd's runtime wrapper costs microseconds. It has work to do only when an output or a
+    AOTAutograd's runtime wrapper costs microseconds. It is needed only when an output or a
     changed shape of an input must be regenerated from the input, when inputs were merged, split or
     lifted out of the module, and under autocast, which the caller checks.
     """
@@ -278,7 +287,7 @@ def _needs_no_wrapper(
             if (value.dim(), value.dtype) != (example.dim(), example.dtype):
                 return False
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
-    # The value written to an input at the end has stood for that input in the program.
+    # The value written to an input at the end represents that input in the graph.
     tensors += [n.args[1].meta["val"] for n in graph.graph.nodes if _writes_input(n)]
     memory = {v.untyped_storage()._cdata for v in tensors}
     for node in results:

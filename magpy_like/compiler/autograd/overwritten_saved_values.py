@@ -1,10 +1,10 @@
 """Writes of one part of a graph to tensors that another part may have saved: an alias analysis.
 
-A compiled part has one node in autograd's graph. It leads back to all inputs of the part, and
-unpacks all saved tensors of the part, even those that the operators on a gradient's path do not
-need. So autograd would refuse gradients that eager mode computes, where an unneeded saved tensor
-was written to. Within a part that shows when it is compiled; between the parts of a graph it is
-predicted here, from the memory that each value may share, as far as the names of operators tell.
+A compiled part has one node in autograd's graph. The node leads to all inputs of the part and
+unpacks all its saved tensors, even tensors that the operators on a gradient's path do not need. So
+autograd would refuse a gradient that eager mode computes if an unneeded saved tensor was written
+to. Within a part, compilation detects that. Between the parts of a graph this module predicts it,
+from the memory that each value may share according to the names of operators.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class _MemoryWalk:
     ) -> list[_MemorySet]:
         """The memory that each result of a graph may share.
 
-        ``input_memory`` is that of each input; ``within`` are the control-flow operators around the
-        graph, outermost first.
+        ``input_memory`` is the memory of each input; ``within`` are the control-flow operators
+        around the graph, outermost first.
         """
         loops = tuple(node for node in within if body_of(node) is not None)
         inputs = iter(input_memory)

@@ -204,7 +204,7 @@ class Graph:
         return found
 
     def bytes_of(self, name: str) -> int:
-        """Bytes of a buffer for the example inputs. Cached: fusion asks for many pairs of few
+        """Bytes of a buffer for the example inputs. Cached: fusion queries it for many pairs of few
         buffers."""
         found = self._bytes.get(name)
         if found is None:

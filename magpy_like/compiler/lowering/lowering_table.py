@@ -75,7 +75,7 @@ def const(number: float, like: Value) -> Value:
 
 
 def scalar_dtype_like(number: Any) -> Any:
-    """A stand-in of the same kind for type promotion: 1, 1.0 or True."""
+    """A representative of the same kind for type promotion: 1, 1.0 or True."""
     if isinstance(number, bool) or number in (sympy.true, sympy.false):
         return True
     if isinstance(number, int) or (isinstance(number, sympy.Basic) and number.is_integer):

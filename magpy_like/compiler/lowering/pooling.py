@@ -52,7 +52,7 @@ def _integer(e: Any) -> Value:
 
 
 def _conjunction(tests: Sequence[Value]) -> Value | None:
-    """The conjunction of tests; None stands for no test."""
+    """The conjunction of tests; None denotes no test."""
     result: Value | None = None
     for test in tests:
         result = test if result is None else ops.logical_and(result, test)

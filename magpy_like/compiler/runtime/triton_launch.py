@@ -120,8 +120,8 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
 
     namespace = {"triton": triton, "tl": tl, "libdevice": libdevice, "prelude": triton_prelude}
     # Triton 3.6 caches machine code under a key that does not cover changes to the PTX.
-    told = re.sub(r"^(def .*)$", r"\1\n    # one addition at a time", source.text, flags=re.M)
-    functions = define(replace(source, text=told), wide, namespace)
+    annotated = re.sub(r"^(def .*)$", r"\1\n    # one addition at a time", source.text, flags=re.M)
+    functions = define(replace(source, text=annotated), wide, namespace)
     memory = [*source.pointers, *(dtype for dtype, _ in source.workspace)]
     kinds = [_POINTER[dtype] for dtype in memory]
     kinds += ["i64" if wide else "i32"] * len(source.sizes)

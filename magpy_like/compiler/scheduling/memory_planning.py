@@ -82,7 +82,7 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
                 )
             else:
                 step.free.append(b)
-    # A buffer whose memory nobody reused is freed where it died.
+    # A buffer whose memory is not reused is freed after its last use.
     for k, names in dying.items():
         for b in names:
             if b in present and b not in taken and b not in steps[k].free:

@@ -35,7 +35,7 @@ class TopologicalOrder:
         )
 
     def _ancestors_after(self, b: int, position: int) -> set[int]:
-        """Transitive predecessors of ``b`` that stand after a position in the order."""
+        """Transitive predecessors of ``b`` after a position in the order."""
         found: set[int] = set()
         pending = [b]
         while pending:

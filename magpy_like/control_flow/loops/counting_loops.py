@@ -32,7 +32,7 @@ def for_loop_offsets(head: Instruction) -> LoopOffsets:
 
 def while_loop_offsets(code: CodeType, offset: int) -> tuple[LoopOffsets, bool] | None:
     """The offsets of the loop whose condition is the comparison at ``offset``, and the truth with
-    which the loop goes on; None if the comparison is not such a condition."""
+    which the loop continues; None if the comparison is not such a condition."""
     table = instructions(code)
     at = table[offset]
     targets = _jump_targets(table, table[at.end])

@@ -1,10 +1,10 @@
 """Loops over a ``range`` or the rows of tensors, as one operator of the graph: ``for_loop``.
 
 Before such a loop, one iteration runs in isolation on fake tensors, for any index and any carried
-values. If it leaves all else unchanged, every iteration records the same graph, and the operator
-serves every trip count. Then the program runs through its loop unreported, and its values after the
-loop are the operator's results. Lists that nothing else refers to may change: their elements are
-carried, and the elements that iterations append to a list are gathered; so is the list that a
+values. If it changes nothing else, every iteration records the same graph, and the operator is
+valid for every trip count. Then the program runs through its loop unreported, and its values after
+the loop are the operator's results. Lists that nothing else refers to may change: their elements
+are carried, and the elements that iterations append to a list are gathered; so is the list that a
 comprehension builds on the operand stack. Any other loop is recorded iteration by iteration.
 """
 
@@ -57,7 +57,7 @@ class ForLoop:
         """Add the operator to the graph.
 
         Raises:
-            Split: the iterations differ, or do something that the operator cannot.
+            Split: the iterations differ, or no operator expresses them.
         """
         for _ in range(config.max_isolated_iterations):
             try:
@@ -100,10 +100,10 @@ class ForLoop:
             iteration.discard()
 
     def receive(self, frame: FrameType) -> None:
-        """Publish the operator's results in ``frame``, which has come to the end of the loop.
+        """Publish the operator's results in ``frame``, which has reached the end of the loop.
 
         Raises:
-            Split: the program's values are not as the isolated iteration has left them.
+            Split: the program's values differ from those of the isolated iteration.
         """
         assert self._iteration is not None
         if self.exits is not None:

@@ -35,8 +35,8 @@ def check_iteration(iteration: Iteration) -> None:
     """Find the changes of an iteration, and check that the next one records the same graph.
 
     Raises:
-        Split: it may not.
-        PlanGrew: it may, with more values carried or others that require gradients.
+        Split: the graphs may differ.
+        PlanGrew: the graphs agree if more values are carried or require gradients.
     """
     _collect_changes(iteration)
     _check_carried(iteration)
@@ -55,21 +55,21 @@ def _collect_changes(iteration: Iteration) -> None:
         _check_count(iteration, plan.counter)
     if not all(map(operator.is_, end.stack[:below], iteration.begun.stack[:below])):
         raise LoopNotMergeable("an iteration changes operands below its iterator")
-    left_there: list[int] = []
-    left = (*end.locals, *plan.comprehension_list(end.stack), *iteration.location_results)
+    final_containers: list[int] = []
+    final = (*end.locals, *plan.comprehension_list(end.stack), *iteration.location_results)
     for slot in plan.live_at_head:
         if plan.counter is not None and slot == plan.counter.slot:
             continue
         if slot not in plan.live_in:
-            for path, result in _final_values(iteration, left[slot], ()):
+            for path, result in _final_values(iteration, final[slot], ()):
                 iteration.final_values.append(CarriedValue(slot, path, NULL, result=result))
-        elif not _carry_changes(iteration, slot, left[slot]):
+        elif not _carry_changes(iteration, slot, final[slot]):
             continue
-        left_there += map(id, containers(left[slot]))
+        final_containers += map(id, containers(final[slot]))
     changed = {leaf.slot for leaf in plan.carried.values() if not leaf.is_list_tail}
     if changed & {appended_list.slot for appended_list in iteration.lists}:
         raise LoopNotMergeable("iterations change elements of a list that they append to")
-    if len(set(left_there)) < len(left_there):
+    if len(set(final_containers)) < len(final_containers):
         raise LoopNotMergeable("an iteration leaves one container in two variables")
     if any(leaf.symbol and leaf.result is None for leaf in plan.carried.values()):
         raise LoopNotMergeable("iterations alternate in the values they carry")
@@ -115,8 +115,8 @@ def _check_count(iteration: Iteration, counter: Counter) -> None:
     """Find the counter of a ``while`` loop, and by how much an iteration advances it.
 
     Raises:
-        Split: it does not count towards a limit that stays.
-        PlanGrew: the counter, or its bounds, have been found now.
+        Split: it does not count towards a constant limit.
+        PlanGrew: the plan has the counter or its bounds only now.
     """
     plan, operands = iteration.plan, iteration.end.stack[-2:]
     context, first = plan.context, plan.state.stack[-2:]
@@ -152,7 +152,7 @@ def _check_carried(iteration: Iteration) -> None:
     """Check that the carried values may start the next iteration.
 
     Raises:
-        Split: they may not.
+        Split: they cannot.
         PlanGrew: other values than planned are carried or require gradients.
     """
     plan, end = iteration.plan, iteration.end
@@ -200,7 +200,11 @@ def _drop_unread(iteration: Iteration) -> None:
 
 
 def _check_sizes(iteration: Iteration, leaf: CarriedValue) -> None:
-    """Raises Split: an iteration changes sizes of a carried tensor that vary between calls."""
+    """Check the sizes of a carried tensor that vary between calls.
+
+    Raises:
+        Split: an iteration changes them.
+    """
     rec = iteration.plan.context.recording
     if rec.sizes.twin is None:
         return

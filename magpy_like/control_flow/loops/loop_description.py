@@ -23,7 +23,7 @@ class LoopOffsets:
     head: int
     """Where an iteration ends, and another one follows or none."""
     exit: int
-    """Where the program goes on after the last iteration."""
+    """The offset at which the program continues after the last iteration."""
     operands: int
     """How many operands on the stack at ``head`` are gone at ``exit``."""
     branch: int
@@ -35,7 +35,7 @@ class Counter:
     """The comparison of a ``while`` loop that counts."""
 
     holds: Comparison
-    """The comparison under which the loop goes on, with the counter as its first operand."""
+    """The comparison under which the loop continues, with the counter as its first operand."""
     at: int
     """The counter's position among the two operands; the other one is its limit."""
     slot: int | None = None

@@ -189,8 +189,8 @@ class LoopExits:
             def specialize_length(number: int = number) -> None:
                 context.lifted.specialize((number,))
 
-            alike = len(appended_list.appended) == 1 and not appended_list.initial
-            twin = self.element_twins[first] if alike else None
+            is_uniform = len(appended_list.appended) == 1 and not appended_list.initial
+            twin = self.element_twins[first] if is_uniform else None
             first += len(appended_list.appended)
             graph_list = GraphList(
                 value, node, number, twin, specialize_length, has_data_dependent_length=True

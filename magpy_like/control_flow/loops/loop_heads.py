@@ -1,4 +1,4 @@
-"""Loop heads: where it is decided whether the iterations of a loop become one operator.
+"""Loop heads: the decision whether the iterations of a loop become one operator.
 
 If the first iteration differs from the others, as in ``h = None`` or ``if t == 0``, the program
 runs it natively, and the iterations after it may become an operator.
@@ -55,7 +55,7 @@ class _PeeledLoop:
     over ``rows``."""
     rows: list[GraphList | LiftedRange]
     head_visits: int = 0
-    """How often the program has come to the loop's head."""
+    """Number of times that the program has reached the loop's head."""
 
     def has_unread_rows(self, context: Context) -> bool:
         """True if the program has not inspected the rows as a list."""
@@ -121,7 +121,7 @@ class LoopHeads:
         if not may_peel or rows is None:
             return False
         key = id(step.frame), head.state.offset + shift_of(step.frame)
-        if key in self._peeled:  # the program has left it in its first iteration, and begins anew
+        if key in self._peeled:  # the program left it in its first iteration, and begins again
             self._peeled.pop(key).abandon(context)
         self._peeled[key] = _PeeledLoop(space, rows)
         context.watch_iterators()

@@ -54,7 +54,7 @@ class LoopOutputs:
         locations; each with the original, whose id must stay unique."""
 
     def receive(self, frame: FrameType) -> None:
-        """Publish the results in ``frame``, which has come to the end of the loop.
+        """Publish the results in ``frame``, which has reached the end of the loop.
 
         Raises:
             Split: the program's values are not as the isolated iteration has left them.
@@ -166,14 +166,14 @@ class LoopOutputs:
             count = compute_lifted(context, operator.add, count, len(found.initial))
         if len(value) != count:
             raise LoopNotMergeable("a loop leaves a list of another length than its isolated run")
-        alike = added == 1 and not found.initial
+        is_uniform = added == 1 and not found.initial
 
         bounds = self._bounds
 
         def specialize_length() -> None:
             context.lifted.specialize(bounds)
 
-        twin = twin_of(inner) if alike else None
+        twin = twin_of(inner) if is_uniform else None
         add_gathered(
             context.recording, GraphList(value, node, count, twin, specialize_length), found
         )

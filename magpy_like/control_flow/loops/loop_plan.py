@@ -37,7 +37,7 @@ class CarriedValue:
     requires_grad: bool = False
     """Whether it requires gradients in any iteration but the first."""
     symbol: Any = None
-    """The node that stands for it in the body."""
+    """Its node in the body."""
     result: Any = None
     """The value after an iteration."""
     in_place: bool = False

@@ -1,8 +1,8 @@
 """Tensors that iterations write into.
 
 The program has created such a tensor before the loop, and nothing else refers to it or to a view of
-it. So it can be carried like a new tensor of each iteration. Where each iteration only writes its
-own row, the rows are gathered instead, and written together after the loop.
+it. So it can be carried as if each iteration created a new tensor. If each iteration only writes
+its own row, the rows are gathered instead, and written together after the loop.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class RowWrite:
     iteration's."""
 
     def iterations_ago(self, offset: int, step: int) -> int:
-        """How many iterations ago the row at an ``offset`` was written; -1 if none has before."""
+        """Number of iterations since the row at ``offset`` was written; -1 if none has written
+        it."""
         ago, rest = divmod(self.offset - offset, step)
         return -1 if rest else max(ago, -1)
 
@@ -85,7 +86,7 @@ class CarriedRow:
     initial: fx.Node
     """The row before the loop."""
     symbol: fx.Node
-    """The node that stands for it in the body."""
+    """Its node in the body."""
     result: Any = None
     """The node that the next iteration receives."""
 
@@ -133,10 +134,10 @@ def _sum(context: Context, number: int, more: int) -> int:
 
 def written_row(symbol: fx.Node, index: fx.Node) -> RowWrite | None:
     """The one row of a tensor that an iteration writes, at a constant distance from its ``index``;
-    None if it uses the tensor in another way than to write that row and to read such rows.
+    None if it has other uses of the tensor than writing that row and reading such rows.
 
     Args:
-        symbol: the node that stands for the tensor in the body.
+        symbol: the node of the tensor in the body.
     """
     rows: dict[fx.Node, tuple[int, int] | None] = {}
     for user in symbol.users:
@@ -188,7 +189,11 @@ def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None
 
 
 def check_distinct(written: Iterable[torch.Tensor], carried: Iterable[object]) -> None:
-    """Raises Split: a carried tensor shares memory with a written one."""
+    """Check that carried tensors share no memory with written ones.
+
+    Raises:
+        Split: one of them does.
+    """
     memory = {t.untyped_storage()._cdata for t in carried if is_instance(t, torch.Tensor)}
     if any(tensor.untyped_storage()._cdata in memory for tensor in written):
         raise LoopNotMergeable("iterations carry a tensor that they write to, or a view of it")

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 
 def written_rows(iteration: Iteration) -> list[tuple[CarriedValue, RowWrite, slice]]:
-    """The tensors of which each iteration writes but one row, that row, and the indices of the rows
-    of all iterations. The tensors are carried no longer.
+    """The tensors that each iteration writes in one row only, and stop carrying them.
+
+    Returns:
+        Triples: the tensor as a carried value, its row, and the indices of all iterations' rows.
 
     Raises:
-        Split: iterations write to a part of a tensor in another way.
+        Split: iterations make another partial write to a tensor.
     """
     found: list[tuple[CarriedValue, RowWrite, slice]] = []
     plan, end = iteration.plan, iteration.end
@@ -69,7 +71,8 @@ def written_rows(iteration: Iteration) -> list[tuple[CarriedValue, RowWrite, sli
 
 
 def _check_reads(iteration: Iteration, leaf: CarriedValue, row: RowWrite, size: int) -> None:
-    """
+    """Check the reads of a tensor that iterations write row by row.
+
     Raises:
         Split: an iteration reads more than rows that stay unchanged while it runs, or gradients
             flow through the rows, which eager mode may refuse.

@@ -1,7 +1,7 @@
 """Loops on a tensor's value, as one operator of the graph: ``while_loop`` (MagPy, section 6.2.2).
 
-One iteration runs in isolation, for any tensors and numbers that the iteration before may have
-left, and its nodes become the operator's body.
+One iteration runs in isolation, on placeholders for all values that the previous iteration may
+leave, and its nodes become the operator's body.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def find_loop(
         until: the branch's join point.
 
     Returns:
-        The truth with which the loop goes on, and the operator's results. None if neither branch
-        leads back, or if the iterations differ.
+        The value of the condition with which the loop continues, and the operator's results. None
+        if neither branch leads back, or if the iterations differ.
     """
     at = state.instruction
     for stays in (True, False):
@@ -85,7 +85,7 @@ def _iterate(
         ``carried``.
 
     Raises:
-        Split: the branch is not the condition of a loop whose iterations are alike.
+        Split: the branch is not the condition of a loop whose iterations record the same graph.
     """
     rec = context.recording
     first = [value_at(state, location) for location in carried]
@@ -172,9 +172,9 @@ def _add_while_loop(
     """Add the operator to the graph.
 
     Args:
-        stays: the truth of the condition with which the loop goes on.
+        stays: the value of the condition with which the loop continues.
         first: the carried values before the loop; the condition comes first.
-        symbols: the nodes that stand for them in the body.
+        symbols: the nodes of these values in the body.
         results: the carried values after one iteration.
 
     Returns:

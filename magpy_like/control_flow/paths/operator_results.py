@@ -1,4 +1,4 @@
-"""Publication of an operator's results in the frame that has come to its join point."""
+"""Publication of an operator's results in the frame that has reached its join point."""
 
 from __future__ import annotations
 

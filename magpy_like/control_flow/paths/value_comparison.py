@@ -1,4 +1,4 @@
-"""Comparison of the values that paths of a branch or iterations of a loop leave."""
+"""Comparison of the final values of a branch's paths or a loop's iterations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_like(left: Any, right: torch.Tensor, but: str = "") -> None:
     after the operator is recorded once, for either.
 
     Args:
-        but: the one property that may differ, a key of ``_OBSERVED``.
+        but: the property that may differ, a key of ``_OBSERVED``.
 
     Raises:
         Split: they differ in another property.

@@ -278,7 +278,7 @@ def _partial(given: functools.partial[Any]) -> Callable[..., Any]:
 
 
 def variadic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` behind ``*args``, for arguments that an iterable is yet to yield."""
+    """``function`` called by ``*args``, for arguments that an iterable has not yielded yet."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -134,8 +134,8 @@ def _frozen_copy(shown: Any) -> Any:
         return type(shown)(_frozen_copy(item) for item in shown)
     if type(shown) is dict:
         return {_frozen_copy(key): _frozen_copy(value) for key, value in shown.items()}
-    told = shown.args if is_instance(shown, BaseException) else (shown,)
-    if not all(is_plain(value) or is_instance(value, _IMMUTABLE_TYPES) for value in told):
+    arguments = shown.args if is_instance(shown, BaseException) else (shown,)
+    if not all(is_plain(value) or is_instance(value, _IMMUTABLE_TYPES) for value in arguments):
         raise Split(
             SplitReason.WARNING_OR_LOG,
             f"shows or logs a {type(shown).__qualname__}, which may change later",

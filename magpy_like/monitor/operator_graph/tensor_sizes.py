@@ -37,7 +37,7 @@ class TensorSizes:
         Args:
             dynamic_dims: Returns the dimensions that may vary of a tensor at an external location.
             account: Called after each operator that the twin runs.
-            locate: Returns the source line at which the program stands.
+            locate: Returns the program's present source line.
         """
         self._dynamic_dims = dynamic_dims
         self.twin = self._operators.nodes.twin = SymbolicTwin(

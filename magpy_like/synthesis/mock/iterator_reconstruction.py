@@ -32,7 +32,7 @@ class Iterators:
         self._values, self._rec, self._source = values, values.rec, values.source
 
     def make_iterator(self, iterator: Any) -> str:
-        """Create an iterator as its ``__reduce__`` tells; advance one of a dictionary.
+        """Create an iterator as its ``__reduce__`` states; advance an iterator of a dictionary.
 
         Raises:
             Split: the mock changes its dictionary after that.

@@ -1,4 +1,4 @@
-"""Identities of lifted numbers: which object stands for which expression.
+"""Identities of lifted numbers: the expression of each object.
 
 A lifted number is distinguished from equal numbers by identity. The monitor puts a new ``int``,
 ``float`` or ``str`` object of the same value on the operand stack, which no cache of small numbers

@@ -62,7 +62,7 @@ class NumberArithmetic:
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
         """The lifted result of ``operation(*operands)``, which is ``value`` in this run.
 
-        None if the result is the same whatever the operands are.
+        None if the result does not depend on the operands.
         """
         if operation in SELECTIONS and len(set(map(type, operands))) > 1:
             return self._require_selection(operation, operands)

@@ -89,7 +89,7 @@ class SymbolicNumbers:
         """``operation`` on the operands' twins, whose result in this run is ``value``.
 
         None if a lifted operand has no twin or the operation no symbolic form. A plain number if
-        the result is the same whatever the operands are.
+        the result does not depend on the operands.
         """
         twins = self._identities.twins_of(operands)
         symbolic = operation if operation in ARITHMETIC else _SYMBOLIC.get(operation)
