@@ -405,8 +405,8 @@ def _to_traced_layout(gradient: Any, traced: Any) -> Any:
     kind = type(gradient)
     if kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise RuntimeError(
-            f"a magpy-compiled function received a {kind.__qualname__} as a gradient, and was compiled "
-            "for plain tensors"
+            f"a magpy-compiled function received a {kind.__qualname__} as a gradient, "
+            "and was compiled for plain tensors"
         )
     if traced.memory_format is torch.contiguous_format and gradient.is_contiguous():
         return gradient
