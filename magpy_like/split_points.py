@@ -18,7 +18,7 @@ AUTOGRAD = "runs or changes the autograd graph"
 
 
 class Split(Exception):
-    """The program does something that cannot be part of a record.
+    """The program has a behaviour that cannot be part of a record.
 
     Attributes:
         cause: the reason, the detail and the subject; ``str()`` of the exception is the detail.
@@ -30,14 +30,14 @@ class Split(Exception):
 
 
 class UnguardableRead(Split):
-    """The program has read something that a guard cannot check in advance, and changed nothing.
+    """The program has read a value that a guard cannot check in advance, and changed nothing.
 
     So the program can still be cut before the instruction that read it.
     """
 
 
 class EffectInsideOperator(Split):
-    """The Python code of an operator changes something outside: a second run changes it twice."""
+    """The Python code of an operator has an external effect, which a second run would repeat."""
 
 
 class SpeculationRefused(Split):
@@ -49,21 +49,21 @@ class BranchRefused(Split):
 
 
 class BranchNotMergeable(Split):
-    """No operator expresses the branch; the detail says why."""
+    """No operator expresses the branch; the detail states the reason."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(SplitReason.BRANCH_NOT_MERGEABLE, detail)
 
 
 class LoopNotMergeable(Split):
-    """No operator expresses the loop; the detail says why."""
+    """No operator expresses the loop; the detail states the reason."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(SplitReason.LOOP_NOT_MERGEABLE, detail)
 
 
 def unknown_value_split(value: Any, reason: SplitReason, detail: str, subject: str = "") -> Split:
-    """The split for an operation on a value about which nothing is known.
+    """The split for an operation on a value of unknown behaviour.
 
     The nodes of an autograd graph are instances of classes that torch creates, one per operator:
     an operation on one has the reason ``AUTOGRAD_GRAPH`` for all of them.
@@ -90,7 +90,7 @@ def source_position(frame: FrameType) -> SourcePosition:
 
 @dataclass(frozen=True)
 class SplitPoint:
-    """Where a program was cut, and why.
+    """The position and the cause of a split.
 
     Attributes:
         lineno: the line in the file, from 1; 0 if there is no source.

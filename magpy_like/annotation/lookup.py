@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Null:
-    """Stands for the receiver of a call without one."""
+    """The receiver of a call without a receiver."""
 
     def __repr__(self) -> str:
         return "NULL"
@@ -52,8 +52,8 @@ _PROPERTY = (types.GetSetDescriptorType, types.MemberDescriptorType, property)
 class Table:
     """Annotations by the identity of the operation; keeps the operations alive.
 
-    A name that does not exist is an error in a ``strict`` table. The process's own table is not
-    strict with the shipped files: another version of a library may lack a function.
+    A name that does not exist is an error in a ``strict`` table. The process's table is not strict
+    with the shipped files: another version of a library may lack a function.
     """
 
     def __init__(self, strict: bool = True) -> None:
@@ -236,9 +236,9 @@ class Table:
         if key in self._replaced:
             return
         if key in self._bound and (self._bound[key] or not exact):
-            known = entries[id(operation)][1]
-            if exact and not _same(known, rule.properties):
-                raise rule.error(f"duplicate: also annotated at {known.source}", name, line)
+            earlier = entries[id(operation)][1]
+            if exact and not _same(earlier, rule.properties):
+                raise rule.error(f"duplicate: also annotated at {earlier.source}", name, line)
             return
         self._bound[key] = exact
         annotation = rule.annotation(name, line)
@@ -321,8 +321,8 @@ def annotate(
         fn: a function, method or class.
         pure_closure: the call has no effects besides its output and in-place inputs.
         as_op_node: the call is a node of the operator graph.
-        inputs: by position (the receiver is 0) or keyword, how much is read and whether the input
-            is changed: ``{0: "ELEMENTS in_place", 1: "NONE"}``.
+        inputs: by position (the receiver is 0) or keyword, the depth of the read, and whether the
+            input is changed: ``{0: "ELEMENTS in_place", 1: "NONE"}``.
         outputs: properties of the result: ``{"relation": {"kind": "KEY", "of": 0, "key": 1}}``.
         properties: further properties, as in the annotation files.
 
@@ -336,13 +336,13 @@ def annotate(
     refuse = functools.partial(AnnotationError, file=frame.f_code.co_filename, line=frame.f_lineno)
     if not callable(fn) and not is_instance(fn, _PROPERTY):
         raise refuse("expected a function, method or class", key=name)
-    given = {
+    declared = {
         "pure_closure": pure_closure,
         "as_op_node": as_op_node,
         "inputs": None if inputs is None else dict(inputs),
         "output": outputs,
     }
-    raw = {key: value for key, value in given.items() if value is not None} | properties
+    raw = {key: value for key, value in declared.items() if value is not None} | properties
     try:
         annotation = build(name, raw, source)
     except SchemaError as error:

@@ -24,14 +24,14 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 
 
 class ValueRead(enum.Enum):
-    """How much of an input an operation reads, from nothing to everything."""
+    """The depth to which an operation reads an input, in ascending order."""
 
     NONE = "none"  # moves the reference only
-    IDENTITY = "identity"  # which object it is (id, weak references)
+    IDENTITY = "identity"  # its identity (id, weak references)
     TYPE = "type"  # its type; of a tensor: its metadata
     LENGTH = "length"  # its type and len()
     KEYS = "keys"  # the keys of a mapping or members of a set, in order
-    ELEMENTS = "elements"  # which objects it holds directly, in order; plain values by value
+    ELEMENTS = "elements"  # the objects that it holds directly, in order; plain values by value
     PAIRS = "pairs"  # its elements and theirs: a mapping, or a sequence of keys and values
     ALL = "all"  # its value, to any depth; of a tensor: its data
 
@@ -140,18 +140,20 @@ class Annotation:
 
     def changes(self, position: int | str, value: object) -> bool:
         """True if a call may change this input, in place or as an iterator that advances."""
-        given = self.input(position)
-        return given.in_place or (given.value_read in _ITERATING and isinstance(value, Iterator))
+        properties = self.input(position)
+        return properties.in_place or (
+            properties.value_read in _ITERATING and isinstance(value, Iterator)
+        )
 
     def writes_to(self, position: int | str, args: Sequence[Any]) -> bool:
         """True if a call with these arguments may write to the tensor at a position."""
-        decides = self.changes_if
-        spared = decides is not None and decides < len(args) and args[decides] is False
-        return self.input(position).in_place and not spared
+        switch = self.changes_if
+        is_off = switch is not None and switch < len(args) and args[switch] is False
+        return self.input(position).in_place and not is_off
 
     @property
     def dynamic(self) -> bool:
-        """Whether every call splits the program."""
+        """True if every call splits the program."""
         return not self.pure_closure and not (self.as_op_node or self.random or self.replay)
 
     def split_cause(self, name: str, otherwise: SplitReason, detail: str = "") -> SplitCause:

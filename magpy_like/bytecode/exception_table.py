@@ -18,7 +18,7 @@ class Handler:
     end: int
     target: int
     depth: int
-    """How many operands are kept."""
+    """Number of operands that stay on the stack."""
     lasti: bool
     """Whether the offset of the raising instruction is pushed before the exception."""
 

@@ -13,10 +13,10 @@ _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLA
 
 def current_opname(frame: types.FrameType) -> str:
     """The name of the instruction that a frame is executing."""
-    code, at = frame.f_code.co_code, frame.f_lasti
-    while opcode.opname[code[at]] == "CACHE":  # it has entered a Python function without C code
-        at -= 2
-    return opcode.opname[code[at]]
+    code, offset = frame.f_code.co_code, frame.f_lasti
+    while opcode.opname[code[offset]] == "CACHE":  # it has entered a Python function without C code
+        offset -= 2
+    return opcode.opname[code[offset]]
 
 
 @functools.cache
@@ -29,7 +29,7 @@ def runs_cleanup(code: types.CodeType, offset: int) -> bool:
     """True if code of the program runs when a generator suspended at ``offset`` is closed."""
     for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
         if row.start <= offset < row.end:
-            # Python 3.12 covers all of a generator, but only to convert StopIteration.
+            # In Python 3.12 a handler covers every generator, but it only converts StopIteration.
             return opcode.opname[code.co_code[row.target]] != "CALL_INTRINSIC_1"
     return False
 
@@ -54,15 +54,15 @@ def keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
     names: tuple[str, ...] = ()
     start: int | None = None
     for instruction in dis.get_instructions(code):
-        at = instruction.offset
+        offset = instruction.offset
         if instruction.opname == "EXTENDED_ARG":
-            start = at if start is None else start
+            start = offset if start is None else start
             continue
         if instruction.opname == "KW_NAMES":
             names = code.co_consts[instruction.arg or 0]
         elif instruction.opname == "CALL":
             if names:
-                found[at if start is None else start] = names
+                found[offset if start is None else start] = names
             names = ()
         start = None
     return found

@@ -19,15 +19,15 @@ class Instruction:
     name: str
     arg: int
     offset: int
-    """Of its first EXTENDED_ARG, if it has one: the target of jumps to it."""
+    """The offset of its first EXTENDED_ARG, if it has one: the target of jumps to it."""
     at: int
-    """Of the operation itself, as in the exception table."""
+    """The offset of the operation itself, as in the exception table."""
     end: int
-    """Behind its inline caches: where the next instruction starts."""
+    """The offset after its inline caches, at which the next instruction starts."""
 
     @property
     def target(self) -> int | None:
-        """Where it may jump; None if it never jumps."""
+        """The offset to which it may jump; None if it never jumps."""
         if dis.opmap[self.name] not in dis.hasjrel:
             return None
         distance = 2 * self.arg
@@ -40,9 +40,9 @@ class Instruction:
 
     @property
     def exhaustion_target(self) -> int:
-        """Where FOR_ITER jumps when its iterator is exhausted; it pops the iterator."""
+        """The offset at which FOR_ITER continues when its iterator is exhausted and popped."""
         assert self.target is not None
-        return self.target + (2 if "END_FOR" in dis.opmap else 0)  # 3.12 jumps behind the END_FOR
+        return self.target + (2 if "END_FOR" in dis.opmap else 0)  # 3.12 jumps over the END_FOR
 
 
 _NEVER_FALLS_THROUGH = frozenset(

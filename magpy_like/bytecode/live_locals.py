@@ -74,9 +74,9 @@ def live_locals(code: CodeType, offset: int) -> frozenset[int]:
     """The slots of ``frame_locals`` that may be read before they are written, from ``offset`` on.
 
     A cell is live where an instruction of this frame still opens it or passes it to a closure;
-    existing closures keep it alive themselves. In a function that mentions ``locals``, ``eval`` or
-    the like, all slots are live. A caller that drops a dead slot releases its value earlier than
-    the program would.
+    existing closures keep it alive themselves. In a function that uses a name of
+    ``FRAME_INSPECTORS``, all slots are live. A caller that drops a dead slot releases its value
+    earlier than the program would.
     """
     bits = _live(code).get(instructions(code)[offset].offset, 0)
     return frozenset(slot for slot in range(slot_count(code)) if bits >> slot & 1)

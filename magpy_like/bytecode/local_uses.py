@@ -1,4 +1,4 @@
-"""Uses of locals: the instructions that consume the values which loads of locals push.
+"""Uses of locals: the consumers of the values that loads of locals push.
 
 Only straight-line bytecode is followed. A local is not tracked if a jump, or an instruction that is
 not in the tables below, lies between a load and its consumer.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 class LocalUses:
     """The locals of one code object that can be followed from load to use.
 
-    ``tracked`` locals are never stored to, and each of their loads goes straight to an instruction
-    in ``consumers``. ``consumers`` maps an instruction's offset (bytes) to the locals among its
+    ``tracked`` locals are never stored to, and an instruction in ``consumers`` consumes each of
+    their loads. ``consumers`` maps an instruction's offset (bytes) to the locals among its
     operands, each with its depth on the operand stack (1: the topmost).
     """
 
@@ -30,7 +30,7 @@ class LocalUses:
     stores to them."""
     reads: dict[int, tuple[int, int]]
     """By the offset of an instruction that reads a value from outside the frame: the offset of the
-    instruction that consumes the value, or stores it to a local, and the value's depth there."""
+    instruction that consumes the value or stores it to a local, and the value's depth there."""
 
 
 @functools.cache
@@ -38,29 +38,29 @@ def local_uses(code: types.CodeType) -> LocalUses:
     """The uses of a code object's locals."""
     listing = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
     cells = {slot for slot, name in enumerate(code.co_varnames) if name in code.co_cellvars}
-    lost = set(range(code.co_nlocals)) if FRAME_INSPECTORS & {*code.co_names} else cells
+    untracked = set(range(code.co_nlocals)) if FRAME_INSPECTORS & {*code.co_names} else cells
     consumers: dict[int, list[tuple[int, int]]] = {}
     reads: dict[int, tuple[int, int]] = {}
     stores: dict[int, int] = {}
-    for at, instruction in enumerate(listing):
+    for position, instruction in enumerate(listing):
         name, slot = instruction.opname, instruction.arg
         assert slot is not None or not name.endswith("_FAST")
         if name in _LOADS:
-            found = _consumer(listing, at)
+            found = _consumer(listing, position)
             if found is None:
-                lost.add(slot or 0)
+                untracked.add(slot or 0)
             else:
                 offset, depth = found
                 consumers.setdefault(offset, []).append((depth, slot or 0))
         elif name == "STORE_FAST":
             stores[slot or 0] = stores.get(slot or 0, 0) + 1
         elif "_FAST" in name:
-            lost.add(slot or 0)
+            untracked.add(slot or 0)
         elif name in _READS:
-            found = _consumer(listing, at) or _storing(listing[at + 1])
+            found = _consumer(listing, position) or _storing(listing[position + 1])
             if found is not None:
-                reads[_begin(listing, at)] = found
-    clear = frozenset(range(code.co_nlocals)) - lost
+                reads[_begin(listing, position)] = found
+    clear = frozenset(range(code.co_nlocals)) - untracked
     arguments = code.co_argcount + code.co_kwonlyargcount
     arguments += bool(code.co_flags & inspect.CO_VARARGS)
     arguments += bool(code.co_flags & inspect.CO_VARKEYWORDS)
@@ -72,14 +72,14 @@ def local_uses(code: types.CodeType) -> LocalUses:
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK")
 _READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR")
 FRAME_INSPECTORS = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
-"""Names through which a function commonly reads its own locals without an instruction for it."""
+"""Names of functions by which code reads its own locals without instructions for it."""
 
 
-def _begin(listing: list[dis.Instruction], at: int) -> int:
-    """The offset with which the monitor reports an instruction: that of its first EXTENDED_ARG."""
-    while at and listing[at - 1].opname == "EXTENDED_ARG":
-        at -= 1
-    return listing[at].offset
+def _begin(listing: list[dis.Instruction], position: int) -> int:
+    """The offset with which the monitor reports an instruction: its first EXTENDED_ARG, if any."""
+    while position and listing[position - 1].opname == "EXTENDED_ARG":
+        position -= 1
+    return listing[position].offset
 
 
 def _storing(instruction: dis.Instruction) -> tuple[int, int] | None:
@@ -114,7 +114,7 @@ def _consumer(listing: list[dis.Instruction], load: int) -> tuple[int, int] | No
 
 
 def _is_consumer(name: str) -> bool:
-    """True for the instructions that a use of a local is reported for."""
+    """True for instructions whose operands are reported as uses of locals."""
     return name in ("BINARY_OP", "COMPARE_OP", "IS_OP", "CALL") or _is_jump(name)
 
 
@@ -123,7 +123,7 @@ def _is_jump(name: str) -> bool:
 
 
 def _pops(name: str, arg: int) -> int | None:
-    """How many operands an instruction pops; None for an instruction not in the tables."""
+    """Number of operands that an instruction pops; None for an instruction not in the tables."""
     if _is_jump(name):
         return 1
     if name == "CALL":

@@ -8,12 +8,12 @@ from magpy_like.bytecode.instruction_stream import Instruction, instruction_list
 from magpy_like.bytecode.per_code_cache import per_code
 
 RETURN = -1
-"""In place of an offset: the end of the frame, at any of its returns."""
+"""An offset that denotes the end of the frame, at any of its returns."""
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
 
 def join_point(code: CodeType, offset: int) -> int | None:
-    """The offset at which both paths from the branch at ``offset`` meet first.
+    """The first offset at which both paths from the branch at ``offset`` meet.
 
     Exceptions are not paths: a branch that raises never reaches the join point.
 
@@ -66,15 +66,15 @@ def _join_points(code: CodeType) -> dict[int, int]:
             common = everything
             for successor in successors[i.offset]:
                 common &= post_dominators[successor]
-            found = common | bit[i.offset] if successors[i.offset] else everything
-            if found != post_dominators[i.offset]:
-                post_dominators[i.offset], changed = found, True
+            updated = common | bit[i.offset] if successors[i.offset] else everything
+            if updated != post_dominators[i.offset]:
+                post_dominators[i.offset], changed = updated, True
     joins = {}
     for i in order:
-        found = post_dominators[i.offset]
-        if len(successors[i.offset]) < 2 or found == everything:
+        dominators = post_dominators[i.offset]
+        if len(successors[i.offset]) < 2 or dominators == everything:
             continue
-        further = [offset for offset in offsets if offset != i.offset and found & bit[offset]]
+        further = [offset for offset in offsets if offset != i.offset and dominators & bit[offset]]
         # The nearest one is post-dominated by all the others.
         joins[i.offset] = max(further, key=lambda offset: post_dominators[offset].bit_count())
     return joins

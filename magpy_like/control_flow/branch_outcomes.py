@@ -37,7 +37,7 @@ from magpy_like.torch_compat.fake_tensors import FakeTensor
 
 @dataclass
 class Outcomes:
-    """Two branches that begin with ``state`` and meet at the join point ``until``."""
+    """The ends of two branches that begin in ``state`` and meet at the join point ``until``."""
 
     context: Context
     state: FrameState
@@ -47,13 +47,13 @@ class Outcomes:
     results: OperatorResults
     """The results of earlier operators."""
     _tuples: set[tuple[int, int]] = field(default_factory=set)
-    """The ids of differing pairs of tuples found so far."""
+    """The ids of pairs of tuples that differ."""
 
     def compare(self, ignored: Collection[int]) -> list[OperatorOutput]:
         """The tensors and numbers that differ, except in the ``ignored`` locals.
 
         Raises:
-            Split: something else differs.
+            Split: other values differ.
         """
         return list(self._differences(ignored))
 
@@ -81,14 +81,14 @@ class Outcomes:
             sources = [*self._sources(left, self.true), *self._sources(right, self.false)]
             yield OperatorOutput(location, (left, right), sources)
         elif type(left) is tuple and type(right) is tuple and len(left) == len(right):
-            found: list[OperatorOutput] = []
+            outputs: list[OperatorOutput] = []
             for i, (one, other) in enumerate(zip(left, right, strict=True)):
-                found += self._compare(replace(location, path=(*location.path, i)), one, other)
-            if found and (id(left), id(right)) in self._tuples:
-                # Each location would get a tuple of its own.
+                outputs += self._compare(replace(location, path=(*location.path, i)), one, other)
+            if outputs and (id(left), id(right)) in self._tuples:
+                # Each variable would receive a tuple of its own.
                 raise BranchNotMergeable("the branches leave one tuple in two variables")
             self._tuples.add((id(left), id(right)))
-            yield from found
+            yield from outputs
         elif (
             is_plain(left)
             and is_plain(right)
@@ -103,8 +103,8 @@ class Outcomes:
             )
 
     def _sources(self, tensor: torch.Tensor, end: PathEnd) -> list[torch.Tensor]:
-        """The tensors created before the branch that this one may be; none for one that the path
-        has created."""
+        """The tensors created before the branch that ``tensor`` may alias; none if the path has
+        created it."""
         sources = self.results.sources(tensor)
         if sources or end.created(tensor):
             return sources
@@ -147,13 +147,13 @@ class Outcomes:
         ]
         numbers = [is_number(output.values[0]) for output in outputs]
         before, after = (add_test(),), (tuple(outside),)
-        found = operators.control.add_control(
+        nodes = operators.control.add_control(
             torch.ops.higher_order.cond, before, graphs, after, numbers
         )
-        for node, twin in zip(found, twins, strict=True):
+        for node, twin in zip(nodes, twins, strict=True):
             if twin is not None:
                 node.meta[TWIN] = twin
-        return found
+        return nodes
 
 
 def _common_twin(context: Context, left: Any, right: Any) -> torch.Tensor | None:

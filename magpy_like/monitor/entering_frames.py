@@ -1,7 +1,7 @@
-"""Entering frames: which frames are followed, and the facts relied on for their functions.
+"""Entering frames: the decision which frames are followed, and the facts of their functions.
 
 A frame that is not followed counts as native code: a frame of this package or of torch's own
-tracer, a frame below a call that is an operator, and code that the interpreter runs amid any
+tracer, a frame below a call that is an operator, and code that the interpreter may run during any
 operation.
 """
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
-"""Files whose code is no part of a program: this package, and torch's own tracer. Its callees
-are."""
+"""Files whose code does not belong to a program, unlike its callees: this package, and torch's own
+tracer."""
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _WEAK_CONTAINERS = (
     weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
@@ -50,8 +50,8 @@ _FORGETTING = {
     for constant in container.__init__.__code__.co_consts
     if is_instance(constant, types.CodeType)
 }
-"""Callbacks of weak containers at the death of objects, which may be amid any operation. The keys
-of torch's weak containers are hashed in Python for it."""
+"""Callbacks of weak containers at the destruction of objects, which may happen during any
+operation. They hash the keys of torch's weak containers in Python."""
 _HIDDEN_CODE = _FORGETTING | {
     torch.nn.Module.__getattr__.__code__,
     copyreg._slotnames.__code__,  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ class Entering:
     """The functions and generators that a recording has entered."""
 
     def __init__(self, cut: Cut | None) -> None:
-        """``cut`` knows with which function the program begins, and its continuations."""
+        """``cut`` identifies the program's first function and its continuations."""
         self._cut = cut
         self._entered: set[int] = set()
         self._keep: list[Any] = []

@@ -65,16 +65,16 @@ def rebuilt(value: Any, leaves: Mapping[Path, Any], path: Path = ()) -> Any:
         return [*items.values()]
     if type(value) is dict:
         return items
-    made = object.__new__(type(value))
-    instance_dict(made).update(items)
-    return made
+    instance = object.__new__(type(value))
+    instance_dict(instance).update(items)
+    return instance
 
 
 def differences(before: Any, after: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The paths at which tensors or numbers differ, with the values afterwards.
 
     Raises:
-        Split: something else differs.
+        Split: other values differ.
     """
     if is_unchanged(before, after):
         return
@@ -103,7 +103,10 @@ def containers(value: Any) -> Iterator[Any]:
 
 
 def check_depth(path: Path) -> None:
-    """Raises Split: containers are nested too deeply, or in themselves."""
+    """
+    Raises:
+        Split: containers are nested too deeply, or in themselves.
+    """
     if len(path) > config.max_carried_nesting:
         raise LoopNotMergeable("deeply nested containers differ between iterations")
 

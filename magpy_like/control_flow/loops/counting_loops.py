@@ -1,8 +1,8 @@
 """``while`` loops that count: ``while t < n: ...; t += 1`` is a loop over a range of ``t``.
 
 Python compiles the condition of such a loop twice, before the first iteration and after each one.
-So an iteration goes from one comparison to the other, and both lead to the same body. An isolated
-iteration shows how it advances the counter.
+Both comparisons lead to the same body, and each iteration ends at the second one. An isolated
+iteration shows by how much it advances the counter.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def while_loop_offsets(code: CodeType, offset: int) -> tuple[LoopOffsets, bool] 
 
 
 def _jump_targets(table: dict[int, Instruction], jump: Instruction) -> tuple[int, int] | None:
-    """Where a conditional jump leads if its operand is false, and if it is true; None for another
+    """The targets of a conditional jump for a false and a true operand; None for any other
     instruction."""
     if not jump.name.startswith("POP_JUMP") or "NONE" in jump.name or jump.target is None:
         return None
@@ -78,7 +78,7 @@ def _skip_jumps(table: dict[int, Instruction], offset: int) -> int:
 
 
 def step_of(index: Any, counter: Any) -> int:
-    """By how much an iteration advances its counter.
+    """The constant by which an iteration advances its counter.
 
     Args:
         index: the node of the counter before the iteration.

@@ -1,7 +1,6 @@
-"""The plan of a ``for_loop`` operator: the values that iterations carry, as known so far.
+"""The plan of a ``for_loop`` operator: the values that iterations are known to carry.
 
-Each isolated iteration may show that more is carried than planned; the plan then grows and the next
-attempt runs with it.
+An isolated iteration may carry more values than planned; the plan then grows for the next attempt.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class LoopPlan:
         """Whether the carried values' ``requires_grad`` has been adapted to an iteration."""
         code = self.state.code
         self.join = join_point(code, self.offsets.branch) if self.list_operand is None else None
-        """Where all exits of the loop meet; None if the loop has only one exit."""
+        """The join point of all exits of the loop; None if the loop has only one exit."""
         self.live_at_head = sorted(live_locals(code, self.offsets.head))
         self.live_in = live_locals(code, self.offsets.body)
         """The slots that an iteration may read before it writes them."""
@@ -156,8 +155,8 @@ class LoopPlan:
 
     def location_of(self, slot: int) -> Location | None:
         """The one of ``locations`` that has a slot; None for a local variable."""
-        at = slot - self.first_location
-        return self.locations[at] if at >= 0 else None
+        position = slot - self.first_location
+        return self.locations[position] if position >= 0 else None
 
     @property
     def shared_slots(self) -> range:
@@ -165,7 +164,7 @@ class LoopPlan:
         return range(-1, -1 - len(self.shared), -1)
 
     def tail_length(self, slot: int) -> int:
-        """How many of a list's last elements are carried."""
+        """Number of a list's last elements that are carried."""
         return sum(leaf.is_list_tail and leaf.slot == slot for leaf in self.carried.values())
 
     @property
@@ -182,7 +181,7 @@ class LoopPlan:
     # --- extension -------------------------------------------------------------------------------
 
     def carry(self, slot: int, path: Path, result: Any) -> None:
-        """An iteration has left ``result`` there."""
+        """Note that an iteration has left ``result`` at a path in a slot."""
         if any(leaf.slot == slot for leaf in self.written):
             raise LoopNotMergeable("iterations write to a tensor and replace it by another one")
         leaf = self.carried.get((slot, path))
@@ -198,21 +197,21 @@ class LoopPlan:
             leaf.result = result
 
     def write_in_place(self, refused: ExternalWrite) -> None:
-        """An iteration was refused a write into a tensor from before the loop: plan for it.
+        """Plan writes into a tensor from before the loop, after an iteration was refused one.
 
         Raises:
             ExternalWrite: iterations must not write into this tensor.
         """
-        known = [leaf.slot for leaf in self.written]
+        planned = [leaf.slot for leaf in self.written]
         for slot in self._writable:
             first = self.values[slot]
-            if slot not in known and self.tools.placeholders.share_memory(first, refused.tensor):
+            if slot not in planned and self.tools.placeholders.share_memory(first, refused.tensor):
                 self.written.append(CarriedValue(slot, (), first, in_place=True))
                 return
         raise refused
 
     def carry_locations(self, substituted: SubstitutedLocations) -> None:
-        """An iteration has written to the locations and lists that ``substituted`` has collected.
+        """Carry the locations and lists that an iteration has written to.
 
         Raises:
             PlanGrew: some of them are new.

@@ -3,7 +3,7 @@
 ``cls.name`` is looked up in the classes of the MRO. Most look-ups are one edge, TYPE, to the
 result, as the interpreter has one cache for them. Numbers, which may be counters, and names that
 the program sets on some class need more: each class of the MRO is read, and the location is the
-entry in the dictionary of the class that has it, whichever class or instance it was reached from.
+entry in the dictionary of the class that defines it, for all classes and instances that inherit it.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ def _look_up(
 def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -> None:
     """Record the reads of the dictionaries of classes, up to the first that has the name."""
     for i, base in enumerate(bases):
-        there = name in _dict_of(base)
+        is_defined = name in _dict_of(base)
         if base.__flags__ & HEAP_TYPE:  # others cannot be changed
             node, relation = entries_of(rec, base), Relation(RelationKind.KEY, name)
-            if there:
+            if is_defined:
                 rec.reads.record(node, relation, _dict_of(base)[name])
             else:
                 rec.reads.record_absent(node, relation)
-        if (there and (i or base is not cls)) or (not there and base is bases[-1]):
+        if (is_defined and (i or base is not cls)) or (not is_defined and base is bases[-1]):
             node, relation = rec.variables.constant(cls), Relation(RelationKind.SLOT, MRO)
             rec.reads.record(node, relation, _mro_of(cls))
-        if there:
+        if is_defined:
             return
 
 
@@ -123,8 +123,8 @@ def location_of_store(
 
 
 def _follow_entries(rec: Recording, name: str) -> None:
-    """Replace recorded look-ups of ``name`` by reads of the dictionaries: from now on the program
-    may find a value that it has set itself."""
+    """Replace recorded look-ups of ``name`` by reads of the dictionaries: from now on a look-up
+    may return a value that the program has set itself."""
     if name in rec.classes.names_set:
         return
     rec.classes.names_set.add(name)

@@ -98,7 +98,7 @@ def hashes_in_python(key: Any) -> bool:
         if any(map(hashes_in_python, elements(key))):
             return True
     elif is_plain(key):
-        return False  # some of those have methods in Python without effects
+        return False  # methods in Python of plain values have no effects
     methods = (lookup_in_type(type(key), name) for name in ("__hash__", "__eq__"))
     return any(is_instance(m, types.FunctionType) and m not in _QUIET for m in methods)
 
@@ -139,7 +139,7 @@ def plain_key(key: Any) -> Any:
 
 
 def is_compared_by_identity(key: Any) -> bool:
-    """True if a key is equal to itself alone."""
+    """True if a key equals only itself."""
     if is_instance(key, torch.Tensor):
         return type(key).__hash__ is torch.Tensor.__hash__ and not overrides_torch_function(key)
     if is_plain(key) or is_identity(key):

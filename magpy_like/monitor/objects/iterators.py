@@ -1,7 +1,7 @@
-"""External native iterators, such as that of a loop that is under way after a split.
+"""External native iterators, for example of a loop that was running at a split.
 
 The next elements of such an iterator can be read without advancing it, so they are variables that
-a guard finds: the edge ITERATION n leads to the n-th element after the state at entry. The mock
+a guard can fetch: the edge ITERATION n leads to the n-th element after the state at entry. The mock
 advances the iterator by the number of elements that the program has taken.
 """
 
@@ -49,7 +49,7 @@ def external_advance_split(iterator: Any) -> Split:
 
 
 def peek(iterator: Any, count: int) -> Any:
-    """The element of an iterator after ``count`` others; NOTHING if it is exhausted by then.
+    """The element of an iterator after ``count`` others; NOTHING if there are fewer.
 
     Raises:
         Split: the element cannot be read without advancing the iterator.
@@ -74,11 +74,11 @@ def peek(iterator: Any, count: int) -> Any:
 
 def _peek_container(iterator: Any, count: int) -> Any:
     maker, (container, *_), *state = iterator.__reduce__()
-    at = state[0] if state and state[0] is not None else 0
+    position = state[0] if state and state[0] is not None else 0
     if maker is reversed:
-        return container[at - count] if at >= count else NOTHING
-    at += count
-    return container[at] if at < len(container) else NOTHING
+        return container[position - count] if position >= count else NOTHING
+    position += count
+    return container[position] if position < len(container) else NOTHING
 
 
 def advance(iterator: Any, count: int) -> None:
@@ -112,7 +112,7 @@ def container_of(iterator: Any) -> Any:
 
 
 def peekable_node(rec: Recording, value: Any) -> ShadowNode | None:
-    """The node of an external iterator whose elements a guard can find; None for any other."""
+    """The node of an external iterator whose elements a guard can fetch; None for any other."""
     return rec.variables.node(value) if type(value) in PEEKABLE else None
 
 
