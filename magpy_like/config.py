@@ -38,9 +38,9 @@ class Config:
     max_nested_branches: int = 12
     """Depth of data-dependent branches inside branches that become operators."""
     max_branch_visits: int = 32
-    """How often isolated paths may reach one branch within one path of the program itself. Where
-    the join point lies after a loop, as with ``continue`` in ``while``, both branches run through
-    the rest of the loop, and each iteration doubles the visits."""
+    """Number of times that isolated paths may reach one branch within one path of the program
+    itself. Where the join point lies after a loop, as with ``continue`` in ``while``, both branches
+    run through the rest of the loop, and each iteration doubles the visits."""
     min_loop_iterations: int = 8
     """Trip count from which a loop becomes an operator although the count is constant."""
     min_loop_operators: int = 4000
@@ -51,7 +51,7 @@ class Config:
     max_isolated_iterations: int = 7
     """Isolated iterations of a loop until its plan of carried values is complete."""
     max_while_loop_attempts: int = 2
-    """How often a ``while`` loop in one frame is tried as an operator."""
+    """Number of attempts to make an operator of a ``while`` loop in one frame."""
     max_carried_nesting: int = 8
     """Depth of containers whose elements differ between iterations of a loop."""
 

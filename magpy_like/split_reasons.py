@@ -215,7 +215,7 @@ class SplitReason(enum.Enum):
 
 
 class SplitCause(NamedTuple):
-    """Why one split, or one operator that was not made of a branch or loop, came about.
+    """The cause of one split, or of one branch or loop that did not become an operator.
 
     Attributes:
         reason: the category.

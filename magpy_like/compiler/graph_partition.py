@@ -248,7 +248,7 @@ class _LoopBody(_FunctionModule):
 
 
 MAX_COMPILED = 8
-"""How often one part is compiled. Inputs of further forms run operator by operator."""
+"""Number of times that one part is compiled. Inputs of further forms run operator by operator."""
 
 
 class Part(torch.nn.Module):

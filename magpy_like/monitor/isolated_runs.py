@@ -327,7 +327,7 @@ class BranchRun(IsolatedRun):
         super().__init__()
         self.code, self._begin = code, begin
         self.refused: SplitCause | None = None
-        """Why the branch cannot be part of a record."""
+        """The reason why the branch cannot be part of a record, if any."""
         self.reads: IndexedReads | None = None
         """Reads by the loop index, if this run is an iteration or part of one."""
         self._abandon = abandon

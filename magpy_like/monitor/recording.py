@@ -107,7 +107,7 @@ class Recording:
         self.checkpointed: CheckpointRun | None = None
         """The innermost checkpointed call that is running."""
         self.split: SplitPoint | None = None
-        """Where the recording ended before the program did."""
+        """The split at which the recording ended, if it ended before the program."""
         self.continues = False
         """Whether the program continues after the end of the record."""
 

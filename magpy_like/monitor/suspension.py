@@ -16,7 +16,7 @@ Finish = tuple[Callable[..., Any], Any]
 
 
 class Suspension:
-    """How often the monitor is suspended; a context manager suspends it once more."""
+    """Nested suspensions of the monitor; as a context manager it adds one."""
 
     def __init__(self) -> None:
         self.depth = 0

@@ -10,7 +10,7 @@ class EagerSwitch:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        """Why the function runs eagerly from now on; None if it does not."""
+        """The reason why the function runs eagerly from now on; None if it does not."""
         self._unrecorded = 0
 
     def __bool__(self) -> bool:

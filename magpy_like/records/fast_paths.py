@@ -15,7 +15,7 @@ class FastPaths:
         self.merges_branches = True
         """Whether branches on tensors become operators."""
         self.disproved: list[str] = []
-        """Why runs were not recorded; later recordings skip the fast path."""
+        """The reasons why fast paths were disproved; later recordings skip them."""
 
     def skip(self, obstacle: SpeculationRefused | BranchRefused) -> None:
         """Skip the fast path that kept a program from being recorded."""

@@ -30,7 +30,7 @@ class ProgramState:
         """The dispatchers of the continuations."""
         self.graphs = SharedGraphs()
         self.misspeculations: set[SourcePosition] = set()
-        """Where values were misspeculated."""
+        """Source positions at which values were misspeculated."""
         self.reports_compiling = True
         """Whether ``is_compiling`` returns True to the program in monitor runs."""
         self.exposes_autograd_graph = False

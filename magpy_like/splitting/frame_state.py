@@ -38,7 +38,7 @@ class ResultUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PendingInstruction:
-    """How the instruction by which a frame has called another one continues.
+    """The continuation of the instruction by which a frame has called another one.
 
     ``complete`` computes the instruction's result from the callee's; None if they are the same.
     """

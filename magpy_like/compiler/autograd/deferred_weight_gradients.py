@@ -172,7 +172,8 @@ def _hint(size: Any) -> Any:
 
 
 def _max_deferred_rows(m: Any, n: Any) -> int:
-    """How many rows of both factors take a quarter of the memory of their m x n product."""
+    """The number of rows of both factors that take a quarter of the memory of their m x n
+    product."""
     return int(m * n // (4 * max(m + n, 1)))
 
 
@@ -187,7 +188,7 @@ class _DeferredSum:
         self._count, self._used = 0, 0  # rows in a block, rows not multiplied yet
 
     def block(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Where to write the rows of ``a.t()`` and ``b``, to add ``a @ b``: m x k by k x n."""
+        """The memory for the rows of ``a.t()`` and ``b``, to add ``a @ b``: m x k by k x n."""
         (m, count), n = a.shape, b.shape[1]
         if not self._blocks or count != self._count:
             if self._used:

@@ -41,7 +41,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one dimension of ``size`` elements is sampled."""
+    """The sampling of one dimension of ``size`` elements."""
 
     size: int
     mode: int

@@ -65,7 +65,7 @@ AxisMap = Callable[[Expr, int | Expr], tuple[Expr, list[Value]]]
 
 @dataclass(frozen=True)
 class PoolingAxis:
-    """How one spatial dimension of ``size`` is pooled to ``out``.
+    """The pooling of one spatial dimension of ``size`` to ``out``.
 
     ``element(o, k)``: the k-th input position in the window of output ``o``, with tests that it
     exists. ``covering(h, j)``: the j-th output whose window may cover input position ``h``, with

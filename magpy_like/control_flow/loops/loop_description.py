@@ -19,13 +19,13 @@ class LoopOffsets:
     """Bytecode offsets of a loop, and its operands on the stack."""
 
     body: int
-    """Where an iteration begins."""
+    """The offset at which an iteration begins."""
     head: int
-    """Where an iteration ends, and another one follows or none."""
+    """The offset at which an iteration ends and the loop continues or ends."""
     exit: int
     """The offset at which the program continues after the last iteration."""
     operands: int
-    """How many operands on the stack at ``head`` are gone at ``exit``."""
+    """Number of operands on the stack at ``head`` that are popped at ``exit``."""
     branch: int
     """The instruction at ``head`` that leads to ``body`` or ``exit``."""
 

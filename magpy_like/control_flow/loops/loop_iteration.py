@@ -67,7 +67,7 @@ class Iteration:
         self._received: dict[int, dict[Path, Any]] = {}
         """The placeholders of carried values, by slot and path."""
         self._of_shared: list[dict[Path, Any]] = []
-        """The same for ``plan.shared``."""
+        """The placeholders in the lists of ``plan.shared``."""
 
     @property
     def input_symbols(self) -> list[fx.Node]:

@@ -32,7 +32,11 @@ def capture_state(context: Context, step: Step) -> FrameState:
 
 
 def check_resumable(state: FrameState) -> None:
-    """Raises Split: no continuation can start from this state."""
+    """Check that a continuation can start from a state.
+
+    Raises:
+        Split: none can.
+    """
     if state.handled_exception is not None:
         raise LoopNotMergeable("an exception is being handled")
     if reason := unresumable_reason(state):

@@ -19,8 +19,11 @@ def twin_of(node: Any) -> torch.Tensor | None:
 
 
 def check_twins(context: Context, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Raises Split: two symbolic tensors differ in sizes or strides for some values of the
-    symbols."""
+    """Guard that two symbolic tensors have equal sizes and strides.
+
+    Raises:
+        Split: they differ in this call.
+    """
     for one, other in zip(
         (*left.shape, *left.stride()), (*right.shape, *right.stride()), strict=True
     ):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def call(
     context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
-    """``function(*args, **kwargs)`` is about to run (Figure 12).
+    """Record ``function(*args, **kwargs)``, which is about to run (Figure 12).
 
     Returns:
         The function that receives the result, with its payload; None for a call that continues in
@@ -70,7 +70,7 @@ def call(
             class_lookup.read_class(rec, kind, "__call__")
             return _call_annotated(context, operation, args, kwargs)
         if operation is type.__call__ and args and is_instance(args[0], type):
-            function = operation = args[0]  # the metaclass calls type.__call__ in the end
+            function = operation = args[0]  # the metaclass delegates to type.__call__
             args, annotation = args[1:], lookup(operation)
         elif operation is not function:
             annotation = lookup(operation)
@@ -106,7 +106,7 @@ def _call_function(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Token | None:
-    """A call of a function in Python, which is followed unless it has an annotation or a rule."""
+    """Record a call of a Python function: it is followed unless it has an annotation or a rule."""
     rec = context.recording
     if is_disabled(function):
         raise Split(
@@ -145,7 +145,11 @@ def _read_receiver(rec: Recording, function: Any, operation: Any, receiver: Any)
 def _call_unannotated(
     rec: Recording, function: Any, operation: Any, args: tuple[Any, ...]
 ) -> Token | None:
-    """Raises Split, except for native code that implements a running operator."""
+    """Allow a call of native code without an annotation inside a running operator of torch.
+
+    Raises:
+        Split: no operator is running, or the code does not belong to torch.
+    """
     if is_instance(function, torch.jit.ScriptModule):
         raise Split(SplitReason.TORCHSCRIPT, "calls a TorchScript module")
     if rec.running.depth and str(getattr(function, "__module__", "")).startswith("torch."):
@@ -183,7 +187,7 @@ def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
 def instantiate(
     context: Context, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token:
-    """A call of a class without an annotation.
+    """Record a call of a class without an annotation.
 
     The monitor follows ``__new__`` and ``__init__`` in Python. A native one reads its arguments as
     the annotation of the class that defines it states.

@@ -54,7 +54,7 @@ class CheckpointRun(IsolatedRun):
         of tensors saved for the backward pass at that time."""
 
     def refuse(self) -> None:
-        """Do not follow the function any more, nor the checkpointed function that calls it."""
+        """Stop following the function and the checkpointed function that calls it."""
         self._call.refuse()
         if self._outer is not None:
             self._outer.refuse()
@@ -81,7 +81,8 @@ class CheckpointRun(IsolatedRun):
         """Record that an operator, not yet on the graph, has written to a tensor.
 
         Raises:
-            Split: this checkpoint is inside another one, so the number of later writes is unknown.
+            Split: this checkpoint is inside another one, so the number of repeated writes is
+                unknown.
         """
         memory, own = storage_of(tensor), set(self._nodes(rec))
         known = ((t, node) for t, node in rec.operators.nodes.live_tensors() if node not in own)
@@ -97,7 +98,7 @@ class CheckpointRun(IsolatedRun):
         """Mark the nodes of the function, which has returned ``result``.
 
         Raises:
-            Split: it has done more than a graph can express.
+            Split: no graph expresses the function.
         """
         nodes = self._nodes(rec)
         switched = torch.is_grad_enabled() is self._call.reentrant
@@ -116,15 +117,19 @@ class CheckpointRun(IsolatedRun):
         for last, saved_tensor_count in self._writes:
             begin = 0 if last is self._last else nodes.index(last) + 1
             # The backward pass recomputes up to the last saved tensor.
-            again = self._call.is_recomputed(saved_tensor_count)
-            next(filter(_may_write, nodes[begin:])).meta[WRITES] = again
+            is_repeated = self._call.is_recomputed(saved_tensor_count)
+            next(filter(_may_write, nodes[begin:])).meta[WRITES] = is_repeated
         # A reentrant function returns a tensor or a tuple of tensors; others any structure.
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
                 rec.graph.value(tensor).meta[TRIGGERS_RECOMPUTATION] = True
 
     def _check_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
-        """Raises Split: the checkpoint returns other tensors than its function."""
+        """Check the results of a reentrant checkpoint.
+
+        Raises:
+            Split: the checkpoint returns other tensors than its function.
+        """
         own = set(nodes)
         outside = [tensor for tensor, node in rec.operators.nodes.live_tensors() if node not in own]
         memory = set(map(storage_of, [*outside, *self._call.tensor_arguments]))
@@ -146,10 +151,10 @@ class CheckpointRun(IsolatedRun):
         if not self._call.reentrant:
             known = {rec.operators.nodes.node_of(tensor) for tensor in self._call.tensor_arguments}
             return CheckpointedFunction([node for node in known if node is not None])
-        given = dict.fromkeys(map(rec.graph.value, self._call.tensor_arguments))
+        arguments = dict.fromkeys(map(rec.graph.value, self._call.tensor_arguments))
         found = {source for node in nodes for source in node.all_input_nodes} - {
             *nodes,
-            *given,
+            *arguments,
         }
         # All of them are alive: the function has not changed any container of them.
         pairs = [pair for pair in rec.operators.nodes.live_tensors() if pair[1] in found]
@@ -160,7 +165,7 @@ class CheckpointRun(IsolatedRun):
                 "a reentrant checkpoint computes gradients of tensors that are not its arguments"
             )
         results = map(rec.graph.value, tensors_in(result))
-        return ReentrantCheckpoint(list(given), list(results), {node for _, node in learned})
+        return ReentrantCheckpoint(list(arguments), list(results), {node for _, node in learned})
 
     def _leads_to_statistics(self, node: Any) -> bool:
         """True if an autograd node leads to a batch norm of this function.

@@ -42,7 +42,7 @@ def unwrap(function: Any) -> Any:
 
 
 def read_wrapped(rec: Recording, function: Any) -> Any:
-    """The same for a callee of the program: the read of the attribute is recorded."""
+    """As ``unwrap``, for a callee of the program: the read of the attribute is recorded."""
     attribute, node = _attribute(function), rec.variables.node(function)
     if attribute is None or node is None:
         return function

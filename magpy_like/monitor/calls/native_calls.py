@@ -114,12 +114,12 @@ _UNCOMPILABLE = {
         "changes a tensor's storage",
     ),
 }
-"""Operators that need state of earlier operators which no compiled graph keeps, and the reason.
+"""Operators that need state of earlier operators, which no compiled graph keeps, and the reason.
 
-The graph is interpreted, operator by operator."""
+A graph with one of them is interpreted, operator by operator."""
 
 _CALLS_ARGUMENTS_LATER = {torch.autograd.grad, *_UNCOMPILABLE, *_FOLLOWED_OPERATORS}
-"""Operators that may call their arguments whenever the graph runs."""
+"""Operators that may call their arguments in every run of the graph."""
 
 _REPEATABLE_CHANGES = {
     list.append,
@@ -138,13 +138,13 @@ def begin_native_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Token | None:
-    """An annotated operation is about to run (section 5.3.1).
+    """Record an annotated operation that is about to run (section 5.3.1).
 
     Returns:
         As ``call_dispatch.call``.
 
     Raises:
-        Split: the operation is dynamic, or reads something that a guard cannot check.
+        Split: the operation is dynamic, or reads a value that a guard cannot check.
         EffectInsideOperator: it has an effect inside an operator.
     """
     rec = context.recording
@@ -177,8 +177,8 @@ def begin_native_call(
         for value in (*args, *kwargs.values()):
             read_attributes_inside(rec, operation, value)
     changed = _read_inputs(context, call)
-    # Effects come last: if the program splits at this call, the mock must not repeat its effects,
-    # which the native call after the mock has.
+    # Effects come last: if the program splits at this call, the call runs natively after the mock,
+    # which must not repeat its effects.
     _record_effects(context, call, changed)
     if relation is not None and relation.access == "read":
         record_read_call(context, annotation, args, kwargs)
@@ -197,8 +197,8 @@ def begin_native_call(
 def _is_redundant_set_call(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
     """True if ``set.add`` or ``set.discard`` changes nothing in an external set.
 
-    Then it is a membership test. A module calls it so for the name of a buffer whenever the buffer
-    is replaced by another tensor.
+    Then it is only a membership test. Modules call it with the name of a buffer whenever they
+    replace the buffer.
     """
     if operation not in _MEMBERSHIP_AFTER or len(args) != 2 or type(args[1]) is not str:
         return False
@@ -265,24 +265,24 @@ def _read_inputs(context: Context, call: NativeCall) -> list[Any]:
     )
     is_of_sets = getattr(operation, "__objclass__", None) in (set, frozenset) or operation is bool
     for position, value in inputs_of(call.args, call.kwargs):
-        wanted = call.annotation.input(position)
+        properties = call.annotation.input(position)
         if (
             context.lifted
             and not (on_graph or moves_elements)
             and position not in SHOWN_ARGUMENTS.get(operation, ())
         ):
-            specialize_input(context, operation, wanted.value_read, value)
+            specialize_input(context, operation, properties.value_read, value)
         elif on_graph and type(value) is str and context.lifted:
             context.lifted.specialize(value)  # an operator's mode, not a value
         if is_plain(value):
             if operation in DISTINGUISHES_EQUAL_OBJECTS:
                 rec.inspections.rely_on_identity(value)
             continue
-        if operation is set.pop or (wanted.value_read in READS_ELEMENTS and not is_of_sets):
+        if operation is set.pop or (properties.value_read in READS_ELEMENTS and not is_of_sets):
             object_addresses.guard_set_order(rec, value)
-        if wanted.value_read not in CALLS_NO_METHODS:
+        if properties.value_read not in CALLS_NO_METHODS:
             special_methods.read_special_methods(rec, value)
-        if wanted.in_place and not is_instance(value, torch.Tensor):
+        if properties.in_place and not is_instance(value, torch.Tensor):
             changed.append(value)
         elif on_graph:
             if has_conversion_methods(value):
@@ -298,8 +298,8 @@ def _read_inputs(context: Context, call: NativeCall) -> list[Any]:
         elif by_key and position != "key":
             rec.inspections.visit(value, ValueRead.ELEMENTS)
         else:
-            rec.inspections.visit(value, wanted.value_read)
-        if not on_graph and wanted.value_read in COMPARES_OBJECTS:
+            rec.inspections.visit(value, properties.value_read)
+        if not on_graph and properties.value_read in COMPARES_OBJECTS:
             rec.inspections.record_comparison(value)
     return changed
 
@@ -361,7 +361,7 @@ def record_change(
 
 
 def _begin_operator(context: Context, call: NativeCall) -> Token:
-    """An operator is about to run. It becomes a node of the graph unless it is inside another."""
+    """Begin an operator, which becomes a node of the graph unless it is inside another one."""
     rec, operation = context.recording, call.operation
     if not call.on_graph:
         rec.running.enter()
@@ -393,7 +393,7 @@ def _tensor_inputs(call: NativeCall) -> Iterator[torch.Tensor]:
 
 
 def _begin_plain_call(context: Context, call: NativeCall) -> Token:
-    """An annotated call of no operator is about to run.
+    """Begin an annotated call other than an operator.
 
     Python code in it is not followed: the annotation describes it completely.
     """
@@ -429,8 +429,8 @@ def _runs_program_code(
     """True if an operation calls code of the program, which the monitor has to follow."""
     if is_instance(operation, ARRAY_FUNCTION):
         return any(map(_may_be_called, (*args, *kwargs.values())))
-    given = dict(inputs_of(args, kwargs))
-    return any(is_followed(given.get(position)) for position in annotation.calls)
+    inputs = dict(inputs_of(args, kwargs))
+    return any(is_followed(inputs.get(position)) for position in annotation.calls)
 
 
 def _may_be_called(value: Any) -> bool:
@@ -442,7 +442,7 @@ def _may_be_called(value: Any) -> bool:
 def finish_raising(
     context: Context, finish: Callable[..., None], payload: Any
 ) -> SplitCause | None:
-    """A native call has raised: reset the state that its beginning has set.
+    """Reset the state that the beginning of a native call has set, after the call has raised.
 
     Returns:
         The cause of a split if the exception depends on values that the guard does not check. An

@@ -77,7 +77,7 @@ UNARY = {
 
 
 def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | None:
-    """An operator instruction such as ``a + b`` is about to run.
+    """Record an operator instruction, such as ``a + b``, that is about to run.
 
     On tensors it becomes a node of the graph. The monitor follows special methods in Python.
 

@@ -86,7 +86,7 @@ def read_special_methods(rec: Recording, value: Any) -> None:
 
 
 def read_special_methods_of_class(rec: Recording, cls: type) -> None:
-    """The same for all instances of a class."""
+    """As ``read_special_methods``, for all instances of a class."""
     if cls.__flags__ & HEAP_TYPE and cls not in rec.classes.inspected:
         rec.classes.inspected.add(cls)
         if not issubclass(cls, torch.Tensor):  # the guard checks tensor classes as a whole
@@ -95,7 +95,7 @@ def read_special_methods_of_class(rec: Recording, cls: type) -> None:
 
 
 def read_compared_special_methods(rec: Recording) -> None:
-    """The same for the objects that native code has compared or hashed."""
+    """As ``read_special_methods``, for the objects that native code has compared or hashed."""
     for node_id in rec.inspections.compared:
         read_special_methods_of_class(rec, rec.refs.get_node_by_id(node_id).type)
 

@@ -24,7 +24,7 @@ class RunningOperator:
         self.is_dynamic = False
         """Whether the operator does something dynamic: running it twice has effects."""
         self.as_is: str | None = None
-        """Why a backend must not compile the operator: it does more than compute."""
+        """The reason why a backend must not compile the operator, if any."""
 
     def begin(self, inputs: Iterable[torch.Tensor]) -> None:
         """An operator of the graph begins, inside no other one, with these tensor arguments."""
@@ -37,7 +37,7 @@ class RunningOperator:
         self.depth += 1
 
     def leave(self) -> None:
-        """The operator that began last has returned or raised."""
+        """Leave the innermost operator, which has returned or raised."""
         self.depth -= 1
 
     def keep_as_is(self, reason: str) -> None:

@@ -17,7 +17,7 @@ from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
 
 
 class TensorSizes:
-    """Which sizes of the program's tensors are symbolic."""
+    """The symbolic sizes of the program's tensors."""
 
     def __init__(self, variables: Variables, operators: OperatorGraph) -> None:
         self._variables, self._operators = variables, operators

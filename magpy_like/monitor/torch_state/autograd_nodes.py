@@ -38,7 +38,7 @@ _OF_NODES = {"register_hook", "register_prehook"}
 
 
 def read_node(context: Context, tensor: torch.Tensor) -> Token:
-    """The program is about to read ``tensor.grad_fn``, which is not None.
+    """Record a read of ``tensor.grad_fn``, which is not None.
 
     Raises:
         Split: the tensor is not the result of an operator on the graph.
@@ -131,7 +131,7 @@ def _tensors(rec: Recording) -> list[tuple[fx.Node, int]]:
 def call_node_method(
     context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token:
-    """A native method of a node, which comes first in ``args``, is about to run.
+    """Record a call of a native method of a node, the first of ``args``.
 
     Raises:
         Split: it does more than register a hook.
@@ -158,7 +158,7 @@ def _finish_name(context: Context, _: None, result: Any) -> None:
 def register_hook(
     context: Context, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token:
-    """One of :data:`GRADIENT_HOOKS` is about to run.
+    """Record a call of one of :data:`GRADIENT_HOOKS`.
 
     Raises:
         Split: the tensor is of unknown origin, or the call has an unusual form.

@@ -45,7 +45,7 @@ class TensorCounters:
     ) -> None:
         self._variables, self._constants, self._operators = variables, constants, operators
         self._writes: dict[int, int] = {}
-        """How often operators have written to each storage."""
+        """Number of writes by operators, by storage."""
         self._sums: dict[int, tuple[int, int, Computed]] = {}
         """By ShadowNode id: torch's version counter, the number of writes, and the sum."""
 

@@ -122,6 +122,6 @@ class Condition:
     source: str = ""
     """Python expression over variables of the guard; "" if native code checks the condition."""
     sentences: tuple[str, ...] = ()
-    """The same in words for ``explain``, which also decide whether one record covers another."""
+    """Its text for ``explain``, which also decides whether one record covers another."""
     is_about_lifted: bool = False
     """Whether it constrains a lifted value, so that a more general record need not share it."""

@@ -148,14 +148,14 @@ def _widest_forwarding(a: str | None, b: str) -> str:
 
 
 def _forwarding(source: tuple[int, bool], reader: tuple[int, bool]) -> str:
-    """How a value written at (phase, is per element) reaches a reader."""
+    """The kind of forwarding from a store at (phase, is per element) to a reader."""
     if source == reader:
         return "value"
     return "row" if source[1] else "outer"
 
 
 def _find_stores(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
-    """Where each buffer is written: (phase, is the store per element)."""
+    """The position of each buffer's store: (phase, is the store per element)."""
     stored_at: dict[str, tuple[int, bool]] = {}
     for k, phase in enumerate(phases):
         for node in (*phase.inner, *phase.outer):

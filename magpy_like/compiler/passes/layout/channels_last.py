@@ -60,7 +60,7 @@ MIN_PIXELS = 64 * 64
 MAX_WEIGHTS_PER_ELEMENT = 2
 """Weights of a convolution per element of its input and output images."""
 MAX_TRAINED_WEIGHTS_PER_ELEMENT = 0.5
-"""The same for weights that have gradients."""
+"""As above, for weights that have gradients."""
 _BY_STRIDES = {
     aten.as_strided.default,
     aten.as_strided_copy.default,

@@ -41,7 +41,7 @@ class LowerBounds:
         return _have_one_answer(question, parts, self._least)
 
     def is_decided_after_first(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
-        """The same from the second iteration on."""
+        """The lower bounds from the second iteration on."""
         return _have_one_answer(question, parts, self._later)
 
 
