@@ -4,8 +4,8 @@ A graph is cut at its branches and loops (``graph_operators.control_operators``)
 that run as they were recorded. Each part between two of them is a graph of its own for a backend,
 and is compiled when it is first reached; branch bodies and loop bodies are partitioned likewise. A
 plain ``if`` chooses the branch, a plain ``while`` or ``for`` repeats the body, and numbers and
-lists are Python's. Gradients flow as in eager mode: inputs of the branch that was not taken get
-none. A branch that returns a tensor from outside returns the very same tensor object.
+lists are Python objects. Gradients flow as in eager mode: inputs of the branch that was not taken
+receive none. A branch that returns an external tensor returns the tensor object itself.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Partitioner:
         self._numbers = itertools.count()
         self._execution = self._whole.placeholder("execution") if is_loop_body else None
         self._constant = set() if _may_write_inside(gm) else set(inputs) - self._varying
-        """Inputs that are the very same tensors in all iterations."""
+        """Inputs that are the same tensor objects in all iterations."""
 
     def build(self) -> Callable[..., Any]:
         part: list[fx.Node] = []
@@ -275,20 +275,20 @@ class Part(torch.nn.Module):
         if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
             return self._graph(*args)  # a backend would make a number a constant
         key: Any = tuple(input_form(args[i]) for i in self._varying)
-        known: dict[Any, Callable[..., Any]] = self._compiled
+        table: dict[Any, Callable[..., Any]] = self._compiled
         if self._writes and (shared := _find_aliases(args)):
-            key, known = (shared, key), self._of_shared
-        found = known.get(key)
-        if found is None:
+            key, table = (shared, key), self._of_shared
+        call = table.get(key)
+        if call is None:
             with TRACING_LOCK:
-                found = known.get(key)
-                if found is None:
-                    general = known is self._compiled
-                    found = self._compile(key, args) if general else self._call_backend(args)
-                    known[key] = found
+                call = table.get(key)
+                if call is None:
+                    general = table is self._compiled
+                    call = self._compile(key, args) if general else self._call_backend(args)
+                    table[key] = call
         if self._varying and not self._writes:
-            self._last = _same_forms([args[i] for i in self._varying]), found
-        return found(*args)
+            self._last = _same_forms([args[i] for i in self._varying]), call
+        return call(*args)
 
     def _call_backend(self, args: Sequence[Any]) -> Callable[..., Any]:
         if not self._left:
@@ -316,8 +316,8 @@ class Part(torch.nn.Module):
         self, key: tuple[InputForm, ...], args: tuple[Any, ...]
     ) -> list[InputForm | None]:
         """The form of each varying input, None for the others."""
-        known = dict(zip(self._varying, key, strict=True))
-        return [known.get(i) for i in range(len(args))]
+        forms = dict(zip(self._varying, key, strict=True))
+        return [forms.get(i) for i in range(len(args))]
 
 
 def _requires_grad(value: Any) -> bool:
@@ -338,7 +338,7 @@ class _LoopBodyPart(torch.nn.Module):
         backend: Backend,
         constant: Sequence[int],
     ) -> None:
-        """``constant`` are the indices of inputs that are the very same in all iterations."""
+        """``constant`` are the indices of inputs that are the same tensors in all iterations."""
         super().__init__()
         self._constant = constant
         self._part = Part(gm, varying, backend)

@@ -536,7 +536,11 @@ ATOMIC_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 def check_accumulating(buffer: Buffer, mode: str) -> None:
-    """Raise Unsupported if threads cannot combine values atomically in ``buffer``."""
+    """Check that threads can combine values atomically in ``buffer``.
+
+    Raises:
+        Unsupported: they cannot.
+    """
     if buffer.device.type == "cpu":
         return
     if mode != "add" or buffer.dtype not in ATOMIC_DTYPES:

@@ -99,7 +99,11 @@ def _is_empty(a: Box, dims: Sequence[int]) -> bool:
 
 
 def _check_not_empty(graph: Graph, kind: str, a: Box, dims: Sequence[int]) -> None:
-    """Raise Unsupported for an extremum over no elements, which eager refuses at every call."""
+    """Check that an extremum is over some elements.
+
+    Raises:
+        Unsupported: there are none, which eager refuses at every call.
+    """
     if _is_empty(a, dims):
         raise Unsupported(kind, "over no elements")
     for d in dims:

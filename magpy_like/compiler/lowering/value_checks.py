@@ -22,15 +22,23 @@ _NO_PROBABILITY = "all elements of {} should be between 0 and 1"
 
 
 def _indices(a: Tensor, count: int, besides: int = 0) -> Tensor:
-    """Raises IndexError unless each element is in [0, count) or equals ``besides``."""
-    known = (a == besides) | ((a >= 0) & (a < count))
-    if not known.all():
+    """A copy of indices.
+
+    Raises:
+        IndexError: an element is neither in [0, count) nor equal to ``besides``.
+    """
+    valid = (a == besides) | ((a >= 0) & (a < count))
+    if not valid.all():
         raise IndexError(_OUTSIDE)
     return a.clone()
 
 
 def _probabilities(a: Tensor, what: str) -> Tensor:
-    """Raises RuntimeError naming ``what`` unless each element is in [0, 1]."""
+    """A copy of probabilities.
+
+    Raises:
+        RuntimeError: an element is not in [0, 1]; the message names ``what``.
+    """
     if not ((a >= 0) & (a <= 1)).all():
         raise RuntimeError(_NO_PROBABILITY.format(what))
     return a.clone()
@@ -53,8 +61,8 @@ def indices(graph: Graph, a: Box, count: Any, besides: int = 0) -> Box:
     def inner(index: Index) -> Value:
         at = ops.to_dtype(a.load(index), torch.int64)
         zero, extent = ops.constant(0, torch.int64), ops.index_expr(count, torch.int64)
-        known = ops.logical_and(ops.ge(at, zero), ops.lt(at, extent))
-        ops.check(ops.logical_or(known, ops.eq(at, ops.constant(besides, at.dtype))), _OUTSIDE)
+        valid = ops.logical_and(ops.ge(at, zero), ops.lt(at, extent))
+        ops.check(ops.logical_or(valid, ops.eq(at, ops.constant(besides, at.dtype))), _OUTSIDE)
         return ops.to_dtype(at, a.dtype)
 
     return loop_ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a])

@@ -61,8 +61,8 @@ def is_checkpoint_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         return False
     if has_global_options():
         return False
-    found = refusal_key(args[0])
-    return found is not None and found not in _refused[reentrant]
+    key = refusal_key(args[0])
+    return key is not None and key not in _refused[reentrant]
 
 
 def _can_be_reentrant(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -70,8 +70,8 @@ def _can_be_reentrant(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
     Torch warns if no argument requires gradients, and raises for keyword arguments of the function.
     """
-    known = {"use_reentrant", *_SUPPORTED_OPTIONS}
-    return kwargs.keys() <= known and any(tensor.requires_grad for tensor in _tensors(args))
+    supported = {"use_reentrant", *_SUPPORTED_OPTIONS}
+    return kwargs.keys() <= supported and any(tensor.requires_grad for tensor in _tensors(args))
 
 
 def _tensors(args: Iterable[Any]) -> list[torch.Tensor]:
@@ -91,7 +91,7 @@ def refusal_key(function: Any) -> Any:
             receiver if is_instance(receiver, torch.nn.Module) else function.__func__
         )
     if is_instance(function, torch.nn.Module):
-        # Torch's own containers do only what their parts do.
+        # Torch's own containers only call their parts.
         is_own = not type(function).__module__.startswith("torch.")
         return refusal_key(type(function).forward) if is_own else function
     return function.__code__ if is_instance(function, types.FunctionType) else None
@@ -114,11 +114,11 @@ class CheckpointCall:
         )
 
     def refuse(self) -> None:
-        """Do not follow the function any more."""
+        """Stop following the function."""
         _refused[self.reentrant].add(self._owner)
 
     def saved_tensor_count(self) -> int:
-        """The number of tensors saved for the backward pass so far, while the function runs."""
+        """The number of tensors that the running function has saved for the backward pass."""
         return len(self._generator.gi_frame.f_locals["new_frame"].weak_holders)
 
     def is_recomputed(self, saved_tensor_count: int) -> bool:
@@ -168,8 +168,8 @@ class ReentrantCheckpointCall(CheckpointCall):
     reentrant = True
 
     def _perform(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
-        drawn = torch.get_rng_state()
-        devices, drawn_there = get_device_states(*args)
+        cpu_state = torch.get_rng_state()
+        devices, device_states = get_device_states(*args)
         kind = device_type_of_arguments(*args)
         with torch.no_grad(), _under_reentrant():
             returned = [(yield)]
@@ -179,10 +179,10 @@ class ReentrantCheckpointCall(CheckpointCall):
 
         with torch.random.fork_rng(devices, device_type=kind):
             # The random states at the beginning of the function, which its second run needs.
-            torch.set_rng_state(drawn)
-            set_device_states(devices, drawn_there, device_type=kind)
-            found = CheckpointFunction.apply(run, True, *args)
-        yield found
+            torch.set_rng_state(cpu_state)
+            set_device_states(devices, device_states, device_type=kind)
+            result = CheckpointFunction.apply(run, True, *args)
+        yield result
 
     def saved_tensor_count(self) -> int:
         return 0
@@ -197,17 +197,17 @@ class ReentrantCheckpointCall(CheckpointCall):
 def begin_checkpoint(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reentrant: bool
 ) -> CheckpointCall:
-    """The part of ``checkpoint`` before the call of ``function``."""
+    """Perform ``checkpoint`` up to the call of ``function``."""
     return (ReentrantCheckpointCall if reentrant else CheckpointCall)(function, args, kwargs)
 
 
 def end_checkpoint(call: CheckpointCall, result: Any) -> Any:
-    """The part after the call; returns the result of ``checkpoint``."""
+    """Perform ``checkpoint`` after the call; returns its result."""
     return call.end(result)
 
 
 def fail_checkpoint(call: CheckpointCall, error: BaseException) -> None:
-    """The part after an exception in the function."""
+    """Perform ``checkpoint`` after an exception in the function."""
     call.fail(error)
 
 

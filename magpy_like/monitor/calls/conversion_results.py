@@ -1,4 +1,4 @@
-"""Native calls that return the result of a Python function, as ``str(x)`` that of ``__str__``.
+"""Native calls that return the result of a Python function, as ``str(x)`` calls ``__str__``.
 
 Any other native caller reads the result, so lifted numbers in it are specialized.
 """
@@ -20,7 +20,7 @@ _CONVERTERS: dict[Callable[..., Any], tuple[tuple[str, ...], type]] = {
     str: (_STR, str), repr: (_REPR, str), format: (_FORMAT, str),
     float: (("__float__",), float), int: (("__int__",), int),
 }  # fmt: skip
-"""Functions of one object that return the result of a method if it has this type."""
+"""Functions of one object that return the result of a method unchanged if it has this type."""
 _METHODS_OF_CONVERSION = (_FORMAT, _STR, _REPR)
 """The methods for a field of an f-string, by its conversion."""
 
@@ -30,7 +30,8 @@ def is_passed_through(
 ) -> bool:
     """True if the current instruction of ``caller`` returns ``value`` unchanged.
 
-    A function with this code has returned ``value``; ``operands`` are those of the instruction.
+    A function with this code has returned ``value``; ``operands`` are the operands of the
+    instruction.
     """
     names, receiver = _methods_called(caller, operands, type(value))
     for name in names:
@@ -47,7 +48,7 @@ def _methods_called(
     if instruction == "FORMAT_VALUE" and kind is str and argument < len(_METHODS_OF_CONVERSION):
         return _METHODS_OF_CONVERSION[argument], operands[-1]
     if instruction == "CALL" and argument == 1 and len(operands) > 2 and operands[-3] is NULL:
-        for function, (names, given) in _CONVERTERS.items():
-            if operands[-2] is function and kind is given:
+        for function, (names, required) in _CONVERTERS.items():
+            if operands[-2] is function and kind is required:
                 return names, operands[-1]
     return (), None

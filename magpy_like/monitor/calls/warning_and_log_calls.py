@@ -43,7 +43,7 @@ def repeatable_call(
     passes the position in the program.
 
     Raises:
-        Split: the mock would show it under other filters, or raise it; or it would show another
+        Split: the mock would show the warning under other filters, raise it, or show another
             text.
     """
     repeated = {call[0] for call in rec.effects.calls}
@@ -59,15 +59,17 @@ def repeatable_call(
         return _repeatable_log(*args, **kwargs)
     if operation is not warnings.warn:
         return operation, args, kwargs
-    given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
-    message = _frozen_copy(given["message"])
-    category = type(message) if is_instance(message, Warning) else given.get("category")
+    arguments = (
+        dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
+    )
+    message = _frozen_copy(arguments["message"])
+    category = type(message) if is_instance(message, Warning) else arguments.get("category")
     if _may_raise(category or UserWarning):
         raise Split(
             SplitReason.WARNING_OR_LOG, "shows a warning that a filter may turn into an exception"
         )
     rec.state.queries.append((_may_raise, (category or UserWarning,), {}, False))
-    frame = _program_frame(int(given.get("stacklevel", 1)))
+    frame = _program_frame(int(arguments.get("stacklevel", 1)))
     if frame is None:
         return operation, args, kwargs
     names = frame.f_globals
@@ -80,16 +82,18 @@ def repeatable_call(
 def reports_caller(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """True if a call reports the position of a caller further out.
+    """True if a call reports the position of an outer caller, not of the calling frame.
 
-    Frames of this package lie between the two.
+    Frames of this package may lie between them.
     """
-    at = _STACKLEVEL_POSITIONS.get(operation)
-    return at is not None and (args[at] if len(args) > at else kwargs.get("stacklevel", 1)) != 1
+    position = _STACKLEVEL_POSITIONS.get(operation)
+    if position is None:
+        return False
+    return (args[position] if len(args) > position else kwargs.get("stacklevel", 1)) != 1
 
 
 def fixed_call(call: Call) -> Callable[..., Any]:
-    """A function that makes this call, whatever its own arguments are."""
+    """A function that makes this call and ignores its own arguments."""
     operation, args, kwargs = call
     return lambda *_, **__: operation(*args, **kwargs)
 

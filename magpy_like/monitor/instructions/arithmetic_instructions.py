@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def binary(context: Context, step: Step) -> Token:
-    """``left + right`` and the like, in place or not."""
+    """A binary operator such as ``left + right``, in place or not."""
     operation = python_operators.BINARY[step.oparg]
     if operation in python_operators.FORMATS and (
         text := tensor_formatting.format_percent(context, step)
@@ -45,7 +45,7 @@ def binary(context: Context, step: Step) -> Token:
 
 
 def compare(context: Context, step: Step) -> Token:
-    """``left < right`` and the like."""
+    """A comparison such as ``left < right``."""
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
     return python_operators.operate(
         context, python_operators.OPERATORS[dis.cmp_op[index]], step.stack[-2:]

@@ -1,4 +1,4 @@
-"""Attributes, read, stored and deleted: the reads are those of Python's own look-up."""
+"""Attributes, read, stored and deleted: the reads follow Python's own look-up."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def add_entry(context: Context, step: Step) -> Token:
 
 
 def extend(context: Context, step: Step) -> Token:
-    """``[*a, *b]`` and the like: the elements of an iterable are added to the new container."""
+    """The elements of an iterable that are added to a new container, as in ``[*a, *b]``."""
     if opcode.opname[step.opcode] != "LIST_EXTEND":
         context.recording.inspections.record_comparison(step.stack[-1])
     _put_into(context, step.stack[-step.oparg - 1])

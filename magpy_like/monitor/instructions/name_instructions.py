@@ -1,6 +1,7 @@
 """Names: arguments of the compiled function, globals, and the variables of closures.
 
-A local of any other frame is the region's own, and no instruction that moves one is told to a rule.
+The locals of all other frames are created inside the region, and instructions that move them are
+not reported.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def read_global(context: Context, step: Step) -> Token:
 def _read_name(
     context: Context, name: str, names: dict[str, Any], builtins: dict[str, Any]
 ) -> None:
-    known = (id(names), name)
+    entry = (id(names), name)
     rec = context.recording
-    known_before = known in context.recording.reads.globals_read and not rec.running.depth
-    if known_before and not is_number_or_flag(names.get(name)):
+    is_recorded = entry in context.recording.reads.globals_read and not rec.running.depth
+    if is_recorded and not is_number_or_flag(names.get(name)):
         return
-    context.recording.reads.globals_read.add(known)
+    context.recording.reads.globals_read.add(entry)
     node = rec.variables.constant(names)
     relation = Relation(RelationKind.GLOBAL, name)
     if name in names:
