@@ -1,8 +1,8 @@
 """Polyfills: Python functions in place of native code that would run tensor operators unseen.
 
-``sum`` over a generator adds tensors in C, one by one. When such a function is about to be called
-on arguments that may yield tensors, the monitor replaces it on the operand stack by a function of
-the same behaviour from this module, and follows that like any Python code.
+For example, ``sum`` over a generator adds tensors in C, one by one. Before a call of such a
+function on arguments that may yield tensors, the monitor replaces the function on the operand stack
+by its polyfill and follows it like any Python code.
 """
 
 from __future__ import annotations
@@ -270,9 +270,9 @@ def _methodcaller(caller: operator.methodcaller) -> Callable[[Any], Any]:
     return methodcaller
 
 
-def _partial(given: functools.partial[Any]) -> Callable[..., Any]:
+def _partial(original: functools.partial[Any]) -> Callable[..., Any]:
     def partial(*args: Any, **kwargs: Any) -> Any:
-        return given.func(*given.args, *args, **{**given.keywords, **kwargs})
+        return original.func(*original.args, *args, **{**original.keywords, **kwargs})
 
     return partial
 

@@ -131,8 +131,10 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
         return
     if is_instance(source, weakref.ref) and name == "__call__":
         found, name = source(), REFERENT
-        known = is_plain(found) or is_identity(found) or rec.variables.node(found) is not None
-        if not (known or rec.variables.is_new_object(found)):
+        is_reachable = (
+            is_plain(found) or is_identity(found) or rec.variables.node(found) is not None
+        )
+        if not (is_reachable or rec.variables.is_new_object(found)):
             raise Split(
                 SplitReason.WEAK_REFERENCE, "reaches an object through a weak reference only"
             )
@@ -200,7 +202,7 @@ def read_membership(rec: Recording, source: Any, key: Any) -> None:
 
 
 def iterate(rec: Recording, source: Any) -> None:
-    """Record that a call is about to iterate over ``source``.
+    """Record that a call iterates over ``source``.
 
     Raises:
         Split: it is an external iterator, whose state no guard can check.

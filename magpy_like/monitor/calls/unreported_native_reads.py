@@ -73,15 +73,18 @@ def _has_plain_elements(value: Any) -> bool:
 
 
 def _only_reads(function: Any) -> bool:
-    """True if native code is known to depend on the contents of its arguments only."""
+    """True if a native function depends on the contents of its arguments only."""
     if is_instance(function, operator.itemgetter):
         return True
-    found = lookup(function)
-    if found is None or not found.pure_closure or found.state_read or found.calls:
-        return found is not None and found.as_op_node
-    if any(given.in_place for given in (found.default_input, *found.inputs.values())):
+    annotation = lookup(function)
+    if annotation is None:
         return False
-    relation = found.output.relation
+    if not annotation.pure_closure or annotation.state_read or annotation.calls:
+        return annotation.as_op_node
+    inputs = (annotation.default_input, *annotation.inputs.values())
+    if any(properties.in_place for properties in inputs):
+        return False
+    relation = annotation.output.relation
     return relation is None or (relation.access == "read" and relation.kind not in ATTRIBUTES)
 
 
@@ -144,7 +147,7 @@ _READS_SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
 
 
 def guard_numpy_error_state(rec: Recording) -> None:
-    """Guard the state of `np.seterr`: by it NumPy's functions raise or warn."""
+    """Guard the state of `np.seterr`: it decides whether NumPy's functions raise or warn."""
     if not any(operation is np.geterr for operation, *_ in rec.state.queries):
         rec.state.queries.append((np.geterr, (), {}, np.geterr()))
 
