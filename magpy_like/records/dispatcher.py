@@ -228,8 +228,8 @@ class Dispatcher:
         self._graph_failures += 1
         if self._graph_failures == 2:
             warnings.warn(
-                f"magpy_like: a record of {self.name} keeps raising where the program itself does "
-                f"not, so such calls run eagerly: {failure.why}",
+                f"magpy_like: a record of {self.name} keeps raising where the program itself "
+                f"continues, so such calls run eagerly: {failure.why}",
                 stacklevel=4,
             )
         return result
