@@ -1,4 +1,4 @@
-"""Isolation: whether the program runs as usual, or a part of it without external effects."""
+"""Isolation: the part of the program that runs without external effects, if any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Isolation:
-    """The isolated run that is going on, if any."""
+    """The present isolated run of a monitor run, if any."""
 
     def __init__(self, context: Context, monitor: Monitor, ordinary_filter: bytes) -> None:
         """``ordinary_filter`` selects the instructions reported outside isolated runs."""
@@ -25,7 +25,7 @@ class Isolation:
         self.branch_run: BranchRun | None = None
         """The branch or loop body that runs in isolation."""
         self.is_skipping = False
-        """Whether a branch run passes a nested branch whose operator is on the graph already."""
+        """Whether a branch run passes a nested branch that is already an operator."""
 
     def current(self) -> IsolatedRun | None:
         """The innermost part of the program that must have no external effects."""
@@ -34,7 +34,7 @@ class Isolation:
         return self._context.recording.checkpointed
 
     def update_filter(self) -> None:
-        """Have the native monitor report the instructions that have rules at present."""
+        """Set the native monitor's filter to the instructions that have rules at present."""
         reported = self._ordinary_filter
         if self.current() is not None:
             reported = isolated_filter(reported, WHEN)
@@ -47,17 +47,18 @@ class Isolation:
         self.update_filter()
 
     def explore(
-        self, function: types.FunctionType, until: int, again: int, branch_run: BranchRun
+        self, function: types.FunctionType, until: int, head: int, branch_run: BranchRun
     ) -> tuple[int, tuple[Any, ...], tuple[Any, ...]] | None:
-        """Run a part of the program in isolation, up to offset ``until`` or ``again`` of its code.
+        """Run a part of the program in isolation, up to offset ``until`` or the loop's ``head``.
 
-        The recording keeps all that the part has recorded.
+        The nodes and facts of the part stay in the recording.
 
         Returns:
-            The offset, the locals and the operands there; None if ``branch_run`` has refused.
+            The offset reached, the locals and the operand stack; None if ``branch_run`` was
+            refused.
 
         Raises:
-            BaseException: the part of the program has raised it.
+            BaseException: the exception that the part of the program raises.
         """
         context, recording = self._context, self._context.recording
         running, suspension = recording.running, context.suspension
@@ -67,7 +68,7 @@ class Isolation:
         recording.operators.is_isolated = True
         self.update_filter()
         try:
-            return self._monitor.explore(function, until, again)
+            return self._monitor.explore(function, until, head)
         finally:
             self.branch_run, running.depth, suspension.depth, self.is_skipping = before
             context.frame = frame
@@ -80,6 +81,6 @@ class Isolation:
         self._monitor.abandon()
 
     def skip(self, frame: types.FrameType, until: int) -> None:
-        """Report nothing until ``frame`` is at the offset ``until``; -1 for where it returns."""
+        """Report nothing until ``frame`` reaches the offset ``until``; -1 denotes its return."""
         self.is_skipping = self.branch_run is not None
         self._monitor.skip(frame, until, self.is_skipping)

@@ -28,7 +28,7 @@ _record_numbers = itertools.count()
 
 @dataclass
 class Record:
-    """Guard, mock and operator graph: what a matching call runs instead of the program."""
+    """Guard, mock and operator graph, which a matching call runs instead of the program."""
 
     guard: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     """``guard(args, kwargs)`` returns the mock's arguments, or the number of a failed condition."""

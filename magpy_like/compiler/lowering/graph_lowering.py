@@ -453,7 +453,7 @@ class Graph:
 
     def realize_readers(self, buffer: str) -> None:
         """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
-        # Only views change what they read, once their base is stored in a computed buffer.
+        # Only views read another buffer once their base is stored in a computed buffer.
         computed = self.buffers[buffer].kind == "computed"
         for box in self._lazy if computed else self._readers.get(buffer, ()):
             if not isinstance(box.data, Strided) and buffer in box.cost().reads:

@@ -165,7 +165,7 @@ exceptions and logs."""
 
 
 def source_files() -> list[Path]:
-    """The files whose contents decide what a graph compiles to, in a fixed order."""
+    """The files whose contents determine the generated code, in a fixed order."""
     root = Path(__file__).parents[2]
     found = [file for name in _SOURCES for file in (root / name).rglob("*")]
     found += [root / name for name in _SOURCES if name.endswith(".py")]

@@ -148,8 +148,8 @@ class IsolatedPaths:
                 path.tensors,
             ):
                 target = until if until == RETURN else until + shift
-                again = -2 if head is None else head + shift
-                reached = context.isolation.explore(function, target, again, path)
+                shifted_head = -2 if head is None else head + shift
+                reached = context.isolation.explore(function, target, shifted_head, path)
         except Exception as error:
             cause = path.refused or _not_mergeable(f"one branch raises {type(error).__name__}")
             raise checkpoint.discard(rec, cause, path) from None

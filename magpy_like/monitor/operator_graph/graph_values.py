@@ -79,7 +79,7 @@ class GraphValues:
             Split: an input is a tensor of unknown origin.
         """
         kwargs = with_device(operation, dict(kwargs))
-        with without_saved_tensor_hooks():  # on what a symbolic run saves
+        with without_saved_tensor_hooks():  # a symbolic run saves tensors, too
             node = self._operators.add_operator(
                 operation, args, kwargs, result, self.value, shape, not self._running.is_dynamic
             )
