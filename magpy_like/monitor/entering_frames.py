@@ -57,8 +57,8 @@ _HIDDEN_CODE = _FORGETTING | {
     copyreg._slotnames.__code__,  # type: ignore[attr-defined]
     MODE_CODE,
 }
-"""Code that is not followed: the monitor records its reads itself, or it caches facts of a class
-for copying, or is a callback of a weak container, or applies a default device to an operator."""
+"""Code that is not followed: the monitor records its reads itself, or the code caches facts of a
+class for copying, is a callback of a weak container, or applies a default device to an operator."""
 
 
 class Entering:
@@ -187,5 +187,5 @@ def _called(context: Context, frame: types.FrameType) -> Any:
 
 
 def _forgets(frame: types.FrameType | None) -> bool:
-    """True for the callback of a weak container at the death of an object."""
+    """True for the callback of a weak container at the destruction of an object."""
     return frame is not None and any(frame.f_code is code for code in _FORGETTING)

@@ -1,6 +1,6 @@
 """The compiled function's arguments: each is read when the program first loads it.
 
-Where the load is invisible, as of an argument in a tuple or a cell, it is read at entry. A number
+An argument whose load is not reported, such as one in a tuple or a cell, is read at entry. A number
 or flag that varies between calls is lifted by its read.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProgramArguments:
-    """The arguments of a run, and which of them the program has not loaded yet."""
+    """The arguments of a run, and the set of those that the program has not loaded yet."""
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs

@@ -68,14 +68,15 @@ def _is_programs(reference: Any) -> bool:
 
 
 def _calls_back(reference: Any) -> bool:
-    """True if the death of the referent runs the program's code; weak containers only drop it."""
+    """True if the destruction of the referent runs the program's code, not that of a weak
+    container."""
     callback = reference.__callback__
     own = is_instance(callback, types.FunctionType) and callback.__module__ in WEAK_CONTAINERS
     return callback is not None and not own and _is_programs(reference)
 
 
 WEAK_CONTAINERS = ("weakref", "_weakrefset")
-"""The modules that define them."""
+"""The modules that define weak containers."""
 
 
 def find_observed(
@@ -83,13 +84,14 @@ def find_observed(
 ) -> Any | None:
     """The first observed object among these and those that they hold; None if there is none.
 
-    Objects for which ``is_held`` is true have other owners, and so has all that they hold.
+    Objects for which ``is_held`` is true are skipped, with all that they hold: they have other
+    owners.
     """
     return next(filter(is_observed, held_by(values, is_held)), None)
 
 
 def held_by(values: Iterable[Any], is_held: Callable[[Any], bool] | None = None) -> Iterator[Any]:
-    """These objects and those that they hold."""
+    """These objects and all objects that they hold, directly or indirectly."""
     seen: dict[int, Any] = {}
     todo = list(values)
     while todo:
@@ -108,8 +110,8 @@ _APART = (type, types.ModuleType, types.CodeType)
 
 
 def _is_defined(value: Any) -> bool:
-    """True for a function that its module or class keeps under its name: torch has weak tables of
-    those, too."""
+    """True for a function that its module or class holds under its name: torch has weak tables of
+    such functions."""
     if not is_instance(value, types.FunctionType):
         return False
     holder: Any = sys.modules.get(value.__module__)
@@ -119,7 +121,7 @@ def _is_defined(value: Any) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The objects that an object holds directly and may be the only owner of."""
+    """The objects that an object holds directly, perhaps as their only owner."""
     if is_instance(value, torch.Tensor):
         return list(object.__getattribute__(value, "__dict__").values())
     if is_instance(value, types.FunctionType):
@@ -134,8 +136,8 @@ def _parts(value: Any) -> list[Any]:
 
 
 def lost_values(node: ShadowNode, relation: Relation, value: Any) -> list[Any]:
-    """The value that an external variable loses when a location of it holds ``value``, in a
-    list."""
+    """A list of the value that an external variable loses when ``value`` is stored at a location;
+    empty if there is none."""
     with contextlib.suppress(LookupError, AttributeError, ValueError, TypeError):
         found = follow(node.variable, relation)
         if found is not value:
@@ -149,13 +151,13 @@ def removable_contents(value: Any) -> list[Any]:
 
 
 def may_keep_alive(value: Any) -> bool:
-    """True if a dead local variable may keep alive an object whose death has effects."""
+    """True if a dead local variable may keep alive an object whose destruction has effects."""
     return not is_plain(value) and (is_observed(value) or _is_open_file(value))
 
 
 def _is_open_file(value: Any) -> bool:
-    """True for an open file: its buffer is written when it dies, and only code after a split sees
-    it."""
+    """True for an open file: its buffer is written at its destruction, which only code after a
+    split can observe."""
     if not is_instance(value, io.IOBase) or type(value).__module__ != "_io":
         return False
     with contextlib.suppress(ValueError):  # of a file that has been taken apart

@@ -57,7 +57,7 @@ def _is_seen(context: Context) -> bool:
 
 
 def format_field(context: Context, step: Step) -> Token | None:
-    """The completion of an f-string's field; None if it formats no tensor as a number."""
+    """The token of an f-string's field; None if it formats no tensor as a number."""
     specified = bool(step.oparg & 4)
     depth, specification = (2, step.stack[-1]) if specified else (1, "")
     value = step.stack[-depth]
@@ -69,7 +69,7 @@ def format_field(context: Context, step: Step) -> Token | None:
 
 
 def format_percent(context: Context, step: Step) -> Token | None:
-    """The completion of ``text % values``; None if it formats no tensor as a number."""
+    """The token of ``text % values``; None if it formats no tensor as a number."""
     form, given = step.stack[-2:]
     values = given if type(given) is tuple else (given,)
     if type(form) is not str or not _is_seen(context):

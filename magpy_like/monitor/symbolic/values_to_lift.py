@@ -1,4 +1,4 @@
-"""Variation between calls: the values that a monitor run must not turn into constants."""
+"""Variation between calls: the values that a monitor run lifts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def argument_path(key: int | str) -> Path:
 
 @dataclass(frozen=True)
 class Variation:
-    """The external values that a run must not turn into constants, by access path."""
+    """The external values that a run lifts instead of guarding them, by access path."""
 
     numbers: frozenset[Path] = frozenset()
     """Paths of numbers to lift."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def can_vary(value: Any) -> bool:
     """True if an external number or text can be lifted. NaN cannot: it differs from itself, and
-    lists find it by identity."""
+    lists look it up by identity."""
     return is_liftable(value) and bool(value == value)
 
 
@@ -110,7 +110,7 @@ def _let_vary(context: Context, node: ShadowNode) -> bool:
 def lift_read(
     context: Context, step: Step, node: ShadowNode | None, relation: Relation, value: Any
 ) -> Any:
-    """The completion of a read that lifts its number or flag; None if it does not.
+    """The token of a read that lifts its number or flag; None for any other read.
 
     A number is lifted if it has varied between calls, or if the program is about to change it in
     place, as in ``self.step += 1``.
@@ -148,5 +148,5 @@ def _finish_lift(context: Context, payload: tuple[ShadowNode, Any], result: Any)
     node, value = payload
     if result is value:
         return context.lifted.external.lift(node, value)
-    node.facts.add(Fact.VALUE)  # something else has computed the result
+    node.facts.add(Fact.VALUE)  # another object is the result
     return None

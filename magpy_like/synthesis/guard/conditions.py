@@ -1,4 +1,4 @@
-"""Conditions of guards, as data: kind, source text, and description in words."""
+"""Conditions of guards, as data: kind, source text, and description."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Kind(enum.StrEnum):
-    """Kinds of conditions. Each has a program in the tests that goes wrong without it."""
+    """Kinds of conditions. For each, a program in the tests is wrong without it."""
 
     # Arguments and process-wide state.
     POSITIONAL_ARGUMENTS = "arguments: their number, no keywords"
