@@ -1,4 +1,4 @@
-"""Giving up: when a compiled function runs eagerly for good, and why."""
+"""The permanent switch of a compiled function to eager execution, and its reason."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def handle_lock_exit(context: Context, call: NativeCall) -> Any:
 def handle_function_mode(context: Context, call: NativeCall) -> Any:
     """Calls under a default device, which is a mode for torch functions."""
     if function_mode_count():
-        if call.operation in default_device.ASKS_FOR_OVERRIDES:
+        if call.operation in default_device.OVERRIDE_QUERIES:
             return _finish_overrides_query, (call.operation, call.args)
         _check_default_device(context.recording, call.operation)
     return NotImplemented

@@ -101,7 +101,7 @@ def is_node(rec: Recording, value: Any) -> bool:
 
 
 def read_attribute(context: Context, node: Any, name: str) -> None:
-    """The program reads an attribute of an autograd node.
+    """Record a read of an attribute of an autograd node.
 
     Raises:
         Split: the attribute may depend on more than the operators, or the node was not read from a
@@ -152,7 +152,7 @@ def split_at_autograd_graph(rec: Recording) -> Split:
 
 
 def _finish_name(context: Context, _: None, result: Any) -> None:
-    """A text: nothing to record."""
+    """Record nothing: the result is a text."""
 
 
 def register_hook(
@@ -181,13 +181,13 @@ def _register(context: Context, owner: Any, name: str, args: tuple[Any, ...]) ->
 
 
 def _finish_registration(context: Context, hook: Hook, handle: Any) -> None:
-    """The hook is registered; ``handle`` removes it, and is None for ``retain_grad``."""
+    """Record a registered hook; ``handle`` removes it, and is None for ``retain_grad``."""
     context.account()
     context.recording.effects.hooks.append(hook._replace(handle=handle))
 
 
 def remove_hook(context: Context, handle: Any) -> Token | None:
-    """``handle.remove()`` is about to run; None if it needs no record.
+    """Record a call of ``handle.remove()``; None if it needs no record.
 
     Raises:
         Split: the handle is external: only weak references lead to its hooks.
@@ -214,7 +214,7 @@ def is_handle(rec: Recording, value: Any) -> bool:
 
 
 def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
-    """The program reads an attribute of a value that may be a handle.
+    """Check a read of an attribute of a value that may be a handle.
 
     Raises:
         Split: it inspects a handle that the mock has to create.
@@ -227,7 +227,7 @@ def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
 
 
 def _exclude_from_backends(rec: Recording, tensor: torch.Tensor) -> None:
-    """Withhold from backends the operators that define a tensor's autograd node."""
+    """Exclude the operators that define a tensor's autograd node from compilation."""
     node = rec.operators.nodes.node_of(tensor)
     if node is None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)

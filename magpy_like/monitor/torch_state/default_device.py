@@ -29,14 +29,14 @@ CONSTRUCTORS = frozenset(device_constructors())
 """Functions that create tensors on the default device unless they receive another."""
 SWITCHES = frozenset({torch.device.__enter__, torch.device.__exit__})
 """The methods that ``with torch.device(...)`` calls."""
-ASKS_FOR_OVERRIDES = frozenset(
+OVERRIDE_QUERIES = frozenset(
     {
         has_torch_function,
         has_torch_function_unary,
         has_torch_function_variadic,
     }
 )
-"""By these torch's Python functions query if anything overrides them: any mode does."""
+"""Queries by torch's Python functions for overrides of themselves: any mode is one."""
 MODE_CODE = DeviceContext.__torch_function__.__code__
 """The code that runs between the program and its operators under a default device."""
 

@@ -1,7 +1,7 @@
 """Counters that a program keeps in tensors, as optimizers keep their steps.
 
 An external tensor with one element is incremented, and then its value is read as a number. That
-number is known before the operator graph runs: the element at entry, plus the increments. So a
+number is computable before the operator graph runs: the element at entry, plus the increments. So a
 guard can check it, and Python computes with it as in eager mode.
 """
 

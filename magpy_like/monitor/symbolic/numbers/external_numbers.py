@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExternalNumbers:
-    """The external variables whose numbers are lifted, and the objects that the callers know."""
+    """The external variables whose numbers are lifted, and the original objects."""
 
     def __init__(
         self, rec: Recording, identities: LiftedIdentities, originals: OriginalNumbers
@@ -36,7 +36,7 @@ class ExternalNumbers:
         return number
 
     def register_argument(self, value: Any, node: ShadowNode) -> None:
-        """Know an argument whose object is already distinct from all others."""
+        """Register an argument whose object is already distinct from all others."""
         self._identities.register(value, *self._entry_value(node, value))
 
     def register_array(self, value: Any, node: ShadowNode) -> None:

@@ -22,7 +22,7 @@ from magpy_like.refgraph.plain_values import is_plain, proxied_mapping
 
 
 class LiftedIdentities:
-    """The objects that a run knows by an expression, and their symbolic twins."""
+    """The objects with an expression in one run, and their symbolic twins."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Expression]] = {}
@@ -34,13 +34,13 @@ class LiftedIdentities:
         return bool(self._known)
 
     def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
-        """A new object equal to ``value``, known by ``expression`` from here on."""
+        """A new object equal to ``value``, registered with ``expression``."""
         number = distinct_copy(value)
         self.register(number, expression, twin)
         return number
 
     def register(self, number: Any, expression: Expression, twin: Any = None) -> None:
-        """Know a number whose object is shared with no other by ``expression``."""
+        """Register a number, whose object nothing else shares, with ``expression``."""
         self.register_object(number, expression)
         self.values.setdefault(expression, number)
         if twin is not None:
@@ -49,7 +49,7 @@ class LiftedIdentities:
             self._twins.pop(id(number), None)
 
     def register_object(self, value: Any, expression: Expression) -> None:
-        """Know an object that is no number, such as a NumPy array, by ``expression``."""
+        """Register an object other than a number, such as a NumPy array, with ``expression``."""
         self._known[id(value)] = (value, expression)
 
     def expression(self, value: Any) -> Expression | None:
@@ -62,11 +62,11 @@ class LiftedIdentities:
         return tuple(self.expression(value) or value for value in values)
 
     def twin(self, value: Any) -> Any:
-        """The symbolic number of a lifted one, or None."""
+        """The symbolic number of a lifted number, or None."""
         return self._twins.get(id(value))
 
     def is_lifted(self, value: Any) -> bool:
-        """True if an expression is known for this object."""
+        """True if the object has a registered expression."""
         return id(value) in self._known
 
     def any_lifted(self, values: Iterable[Any]) -> bool:

@@ -45,7 +45,7 @@ class LiftedNumbers:
         """
         Args:
             rec: the recording of the run.
-            speculation_place: the program's position; None where values must not be
+            speculation_position: the program's position; None where values must not be
                 speculated on.
             originals: maps the new objects of lifted numbers to the external ones.
         """
@@ -66,7 +66,7 @@ class LiftedNumbers:
         return bool(self.identities) or bool(self.draws)
 
     def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
-        """A new object equal to ``value``, known by ``expression`` from here on."""
+        """A new object equal to ``value``, registered with ``expression``."""
         return self.identities.lift(value, expression, twin)
 
     def expression(self, value: Any) -> Expression | None:

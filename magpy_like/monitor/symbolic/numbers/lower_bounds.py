@@ -25,7 +25,7 @@ class LowerBounds:
         self._later: dict[Expression, int] = {}
 
     def note(self, number: Expression, least: int, later: int | None = None) -> None:
-        """A number is ``least`` or more; from a loop's second iteration on it is ``later`` or more.
+        """Note that a number is at least ``least``, and from the second iteration on ``later``.
 
         The first iteration may take a path of its own."""
         self._least[number] = least

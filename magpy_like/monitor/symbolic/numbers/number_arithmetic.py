@@ -130,7 +130,7 @@ class NumberArithmetic:
         """The expression as Python computes it. If it may raise, the mock does it before effects.
 
         Raises:
-            Split: only a branch, or an iteration of a loop, knows the operands.
+            Split: the operands exist only inside a branch or an iteration of a loop.
         """
         computed = Computed(operation, tuple(map(self._as_python_computes, parts)))
         if may_raise(operation, operands, parts, self._guards.lower_bounds.bound):

@@ -188,8 +188,8 @@ def is_python_function(operation: Any) -> bool:
 
 
 def has_determined_type(operation: Any) -> bool:
-    """True if the types of the arguments determine the type of the result. Powers are handled
-    elsewhere."""
+    """True if the types of the arguments determine the type of the result. Powers are an
+    exception."""
     if is_instance(operation, LiftedCall):
         operation = operation.operation
     if getattr(operation, "__name__", "") in ("__pow__", "__rpow__", "getitem"):

@@ -1,7 +1,7 @@
 """Arithmetic that may raise an exception for other numbers of the same types.
 
 The program may catch the exception or end with it. So a mock does such arithmetic before it has any
-effect, whether or not it uses the result; if it raises, the program runs as it is written.
+effect, whether or not it uses the result; if it raises, the program runs natively.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SpeculatedValues:
-    """The speculated values of a run, and whether another one could be rolled back."""
+    """The speculated values of a run, and the conditions for further ones."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SpeculatedValues:
         """The program's position, if a misspeculation could still be rolled back there.
 
         Raises:
-            Split: it could not, or the program is to split there; for the reason.
+            Split: it could not, or the program must split at this position.
         """
         is_possible = not (self._rec.operators.is_isolated or self._rec.running.depth)
         position = self._speculation_position() if is_possible else None
@@ -69,7 +69,7 @@ class SpeculatedValues:
         return self.can_roll_back_draws() and not self._rec.writes.changed_inputs()
 
     def can_roll_back_draws(self) -> bool:
-        """True if generators and modes can be reset, whatever operators wrote to tensors."""
+        """True if generators and modes can be reset; writes to tensors do not matter."""
         return (
             all(call.can_roll_back for call in self._draws) and not self._rec.operators.sets_modes
         )
