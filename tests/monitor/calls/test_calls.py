@@ -807,6 +807,23 @@ def test_first_import_of_a_module_is_recorded():
         sys.modules.pop("this_module_is_new", None)
 
 
+def test_frames_entered_after_an_import_that_raises_are_followed(monkeypatch):
+    """``None`` in ``sys.modules`` blocks an import, which raises in the instruction itself."""
+    monkeypatch.setitem(sys.modules, "this_module_is_blocked", None)
+
+    def program(x, n):
+        try:
+            import this_module_is_blocked  # noqa: F401
+        except ImportError:
+            x = x + 1
+        return (lambda y: y * n)(x)
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for n in (1, 1, 2, 3):
+        assert torch.equal(fast(torch.ones(3), n), torch.full((3,), 2.0 * n))
+    assert magpy.cache_info(fast) == (2, 2, 1, 1)
+
+
 class _Loader:
     """Meta path finder and loader of one module from source text."""
 
