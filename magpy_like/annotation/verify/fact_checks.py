@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magpy_like.annotation.loader import is_pattern
 from magpy_like.annotation.operator_facts import (
     Entry,
     Narrows,
@@ -120,7 +121,7 @@ class _Variant(NamedTuple):
 
 
 def _named(entries: Iterable[Entry]) -> set[str]:
-    return {name for entry in entries for name in entry.names if "*" not in name}
+    return {name for entry in entries for name in entry.names if not is_pattern(name)}
 
 
 def _sources(entries: Iterable[Entry], names: Iterable[str]) -> dict[str, str]:
