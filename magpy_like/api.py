@@ -9,12 +9,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from magpy_like.active_run import is_monitoring
 from magpy_like.compiled_module import CompiledModule
 from magpy_like.errors import MagpyError
 from magpy_like.monitor.calls import compiled_callees
+from magpy_like.monitor.disabled_functions import mark_disabled
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
-from magpy_like.split_points import is_monitoring, mark_disabled
 from magpy_like.torch_patches import untraced
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ import importlib.util
 
 import click
 
-from magpy_like.disk_cache import sealed_entries
+from magpy_like.disk_cache import cache_entries
 
 
 @click.group()
@@ -23,17 +23,17 @@ def cache() -> None:
 @cache.command()
 def info() -> None:
     """Path, number of entries and size of the cache."""
-    _show(sealed_entries.info())
+    _show(cache_entries.info())
 
 
 @cache.command()
 def clear() -> None:
     """Delete all entries; they are compiled again on the next use."""
     click.echo("deleted:")
-    _show(sealed_entries.clear())
+    _show(cache_entries.clear())
 
 
-def _show(held: sealed_entries.CacheInfo) -> None:
+def _show(held: cache_entries.CacheInfo) -> None:
     click.echo(f"path     {held.path}")
     for kind, label in (("cpp", "kernels"), ("blob", "graphs")):
         click.echo(f"{label:<8} {held.entries[kind]}, {held.size[kind] / 2**20:.2f} MiB")

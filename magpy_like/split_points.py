@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from magpy_like.refgraph.plain_values import MonitorWeakRef
 from magpy_like.split_reasons import SplitCause, SplitReason
 
 AUTOGRAD = "runs or changes the autograd graph"
@@ -136,25 +133,3 @@ def source_location(frame: FrameType) -> str:
     """File, line and function of the current instruction of a frame, for logs."""
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno or 0} in {code.co_qualname}"
-
-
-_disabled: set[MonitorWeakRef] = set()
-
-
-def mark_disabled(function: Callable[..., Any]) -> None:
-    """Make every call of a function a split."""
-    _disabled.add(MonitorWeakRef(function, _disabled.discard))
-
-
-def is_disabled(function: Callable[..., Any]) -> bool:
-    """True if ``mark_disabled`` has marked the function."""
-    return MonitorWeakRef(function) in _disabled
-
-
-active = threading.local()
-"""Its attribute ``run`` is the monitor run of the current thread, if there is one."""
-
-
-def is_monitoring() -> bool:
-    """True if this thread is inside a monitor run."""
-    return getattr(active, "run", None) is not None

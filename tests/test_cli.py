@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from magpy_like.cli import main
-from magpy_like.disk_cache import sealed_entries
+from magpy_like.disk_cache import cache_entries
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def run(*arguments):
 
 
 def test_info_shows_folder_and_counts(cache):
-    sealed_entries.put("graph", b"x" * 2**20)
+    cache_entries.put("graph", b"x" * 2**20)
     output = run("cache", "info")
     assert str(cache) in output
     assert "kernels  0, 0.00 MiB" in output
@@ -31,10 +31,10 @@ def test_info_shows_folder_and_counts(cache):
 
 
 def test_clear_reports_and_removes_all_entries():
-    sealed_entries.put("graph", b"x")
+    cache_entries.put("graph", b"x")
     assert "graphs   1" in run("cache", "clear")
     assert "graphs   0" in run("cache", "info")
-    assert sealed_entries.get("graph") is None
+    assert cache_entries.get("graph") is None
 
 
 def test_package_runs_as_a_module(capsys, monkeypatch):

@@ -17,8 +17,8 @@ ROOT = Path(magpy_like.__file__).parent
 
 OF_TORCH = {"torch_compat", "torch_patches"}
 LEAVES = OF_TORCH | {
-    "annotation", "bytecode", "config", "disk_cache", "errors", "graph_operators", "logs", "native",
-    "refgraph", "split_points", "split_reasons", "torch_interop",
+    "active_run", "annotation", "bytecode", "config", "disk_cache", "errors", "graph_operators",
+    "logs", "native", "refgraph", "split_points", "split_reasons", "torch_interop",
 }  # fmt: skip
 LAYERS = {
     "split_reasons": set(),
@@ -33,6 +33,7 @@ LAYERS = {
     "torch_interop": {"config"} | OF_TORCH,
     "annotation": {"config", "errors", "native", "split_reasons"} | OF_TORCH,
     "refgraph": {"annotation", "config", "native"} | OF_TORCH,
+    "active_run": set(),
     "split_points": {"config", "refgraph", "split_reasons"},
     "graph_operators": {"config", "torch_interop"} | OF_TORCH,
     "monitor": LEAVES,

@@ -5,7 +5,7 @@
 - ``loader``: YAML files to rules, with file and line for errors
 - ``lookup``: from an operation to its annotation; public ``annotate`` and ``load_annotations``
 - ``operator_facts``: facts of operators in all their variants, by name
-- ``output_shapes``: whether the shape of an operator's output depends on data
+- ``data_dependent_sizes``: operators whose results' sizes depend on their inputs' data
 - ``verify``: verification of annotations by running the operations
 - ``annotation_command``: the command ``magpy annotations``
 """

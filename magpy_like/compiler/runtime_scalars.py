@@ -11,6 +11,7 @@ from torch import fx
 
 from magpy_like.compiler.codegen.launcher import AssumptionFailed
 from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
+from magpy_like.torch_interop.random_states import generator_states, restore_generators
 
 Call = Callable[..., Any]
 
@@ -118,12 +119,11 @@ def fall_back_on_failed_assumption(call: Call, captured: Call, graph: fx.GraphMo
     draws = _draws(graph)
 
     def run(*args: Any) -> Any:
-        saved = _generator_states() if draws else []
+        saved = generator_states() if draws else []
         try:
             return call(*args)
         except AssumptionFailed:
-            for generator, state in saved:
-                generator.set_state(state)
+            restore_generators(saved)
         return captured(*args)
 
     return run
@@ -133,10 +133,3 @@ def _draws(gm: fx.GraphModule) -> bool:
     """True if the graph draws random numbers."""
     tag = torch.Tag.nondeterministic_seeded
     return any(tag in getattr(node.target, "tags", ()) for node in gm.graph.nodes)
-
-
-def _generator_states() -> list[tuple[torch.Generator, torch.Tensor]]:
-    found = [torch.default_generator]
-    if torch.cuda.is_initialized():
-        found += torch.cuda.default_generators
-    return [(g, g.get_state()) for g in found]

@@ -1,5 +1,7 @@
 """The disk cache of generated code.
 
-``sealed_entries``: entries on disk, their keys, checksums and locks
+``cache_entries``: entries on disk, their keys, checksums and locks
 ``cpp_compiler``: the C++ compiler, which fills it with shared objects, and loading these
+
+The entries of graphs, and their keys, are in :mod:`magpy_like.compiler.runtime`.
 """

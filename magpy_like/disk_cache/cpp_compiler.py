@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from magpy_like.disk_cache.sealed_entries import (
+from magpy_like.disk_cache.cache_entries import (
     digest,
     entry_path,
     environment,

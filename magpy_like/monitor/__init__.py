@@ -16,9 +16,10 @@
 ``process_state``: state of the process and of torch that the program reads.
 ``region_entry``: entering the compiled region.
 ``entering_frames``: which frames are followed, and what a record relies on for their functions.
+``disabled_functions``: functions marked by ``magpy_like.disable``, where the program splits.
 ``program_arguments``: the compiled function's arguments, each read when first loaded.
 ``protocols``: interfaces of the packages that cut programs and merge branches.
-``suspension``: suspending the monitor while native code runs Python code.
+``monitor_suspension``: suspending the monitor while native code runs Python code.
 ``isolation``: whether a part of the program runs without external effects.
 ``isolated_runs``: rules for such a part: a branch, a loop body, a checkpointed function.
 ``speculation``: speculating on tensors' values that decide control flow.

@@ -9,15 +9,15 @@ from magpy_like.bytecode.instruction_facts import in_place_reads, keyword_names
 from magpy_like.monitor.calls import warning_and_log_calls
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.isolation import Isolation
+from magpy_like.monitor.monitor_suspension import Suspension
 from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.suspension import Suspension
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.lifted_flags import LiftedFlags
 from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
-from magpy_like.monitor.symbolic.values_to_lift import Variation
+from magpy_like.monitor.symbolic.variation import Variation
 from magpy_like.monitor.torch_state import tensor_attributes
 from magpy_like.native import Monitor
 

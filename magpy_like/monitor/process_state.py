@@ -9,8 +9,8 @@ import torch
 
 from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.torch_state.default_device import default_device
-from magpy_like.refgraph.plain_values import generator_states
 from magpy_like.torch_interop.current_gpu import current_gpu
+from magpy_like.torch_interop.random_states import generator_states
 
 Query = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 """A call, and its result."""

@@ -17,7 +17,7 @@ from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.iterators import is_native_iterator
 from magpy_like.monitor.symbolic.expressions import distinct_copy
-from magpy_like.monitor.symbolic.values_to_lift import argument_path
+from magpy_like.monitor.symbolic.variation import argument_path
 from magpy_like.monitor.symbolic.varying_reads import can_vary
 from magpy_like.native import frame_locals, lookup_in_type
 from magpy_like.native.instance_checks import is_instance

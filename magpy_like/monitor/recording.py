@@ -28,7 +28,7 @@ from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.process_state import ProcessState
 from magpy_like.monitor.replayed_effects import Effects
 from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
-from magpy_like.monitor.symbolic.values_to_lift import NOTHING_VARIES, Variation
+from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
 from magpy_like.refgraph import RefGraph
 from magpy_like.split_points import SourcePosition, SplitPoint
 

@@ -12,19 +12,20 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from magpy_like.active_run import active
 from magpy_like.logs import topic
 from magpy_like.monitor.calls.warning_and_log_calls import innermost_program_frame
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.event_handlers import EventHandlers
 from magpy_like.monitor.instructions.rule_table import WHEN, load_rules
+from magpy_like.monitor.monitor_suspension import CollectionSuspension
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import enable_instruction_events, traceable_entry
 from magpy_like.monitor.split_handling import SplitHandler
-from magpy_like.monitor.suspension import CollectionSuspension
-from magpy_like.monitor.symbolic.values_to_lift import NOTHING_VARIES, Variation
+from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
 from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.native import (
     Monitor,
@@ -34,11 +35,7 @@ from magpy_like.native import (
     stop_counting,
 )
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.split_points import (
-    SourcePosition,
-    active,
-    source_position,
-)
+from magpy_like.split_points import SourcePosition, source_position
 from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.torch_patches import (
     Compiling,

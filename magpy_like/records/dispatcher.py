@@ -13,7 +13,7 @@ from magpy_like.config import config
 from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.values_to_lift import Variation, argument_path
+from magpy_like.monitor.symbolic.variation import Variation, argument_path
 from magpy_like.native import call_as_caller
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records import explain
@@ -22,10 +22,11 @@ from magpy_like.records.fast_paths import FastPaths
 from magpy_like.records.foreign_tracing import is_traced
 from magpy_like.records.graph_backend import GraphBackend
 from magpy_like.records.interface import CacheInfo, Explanation
-from magpy_like.records.miss_analysis import Limits, Varying
+from magpy_like.records.miss_analysis import Varying
 from magpy_like.records.monitored_call import MonitoredCall
 from magpy_like.records.program_continuations import ProgramState
 from magpy_like.records.record_cache import RecordCache
+from magpy_like.records.record_limits import Limits
 from magpy_like.split_points import (
     BranchRefused,
     SourcePosition,

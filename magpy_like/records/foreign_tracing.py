@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from magpy_like.active_run import is_monitoring
 from magpy_like.monitor.torch_state import default_device
-from magpy_like.split_points import is_monitoring
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import dispatch_mode_count, function_mode_count, tracing_state
 from magpy_like.torch_compat.functorch import is_under_transform

@@ -7,42 +7,15 @@ numbers one by one, sizes dimension by dimension.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from magpy_like.config import config
 from magpy_like.errors import DynamicDimensionError
 from magpy_like.monitor.symbolic.dynamic_marks import has_marked_tensors, marked_dimensions
-from magpy_like.monitor.symbolic.values_to_lift import Path, Variation
+from magpy_like.monitor.symbolic.variation import Path, Variation
 from magpy_like.synthesis.guard.expected_values import differences, other_lengths
 from magpy_like.synthesis.record import Record
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``record_limit`` and ``generalise_after`` of one compiled function: see ``Config``."""
-
-    records: int
-    generalise_after: int
-
-    @classmethod
-    def of(cls, options: dict[str, Any] | None) -> tuple[Limits, dict[str, Any] | None]:
-        """The limits among the options of ``compile``, and the options for the backend.
-
-        Raises:
-            ValueError: a limit is not a positive int.
-        """
-        rest = dict(options or {})
-        limits = {
-            "records": rest.pop("record_limit", config.record_limit),
-            "generalise_after": rest.pop("generalise_after", config.generalise_after),
-        }
-        for name, value in limits.items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a positive int, not {value!r}")
-        return cls(**limits), rest or None
 
 
 class Varying:

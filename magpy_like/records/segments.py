@@ -24,12 +24,11 @@ from magpy_like.monitor.objects.finalizers import find_observed, has_destructor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import distinct_copy, is_liftable
-from magpy_like.monitor.symbolic.values_to_lift import argument_path
+from magpy_like.monitor.symbolic.variation import argument_path
 from magpy_like.monitor.torch_state import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import restore_generators
 from magpy_like.split_points import (
     BranchRefused,
     SourcePosition,
@@ -47,6 +46,7 @@ from magpy_like.splitting.continuation import (
 from magpy_like.splitting.frame_layout import Layout, UnresumableState, lay_out
 from magpy_like.splitting.frame_state import FrameState, has_handler
 from magpy_like.synthesis.record import Record
+from magpy_like.torch_interop.random_states import restore_generators
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _splits_log = topic("splits")

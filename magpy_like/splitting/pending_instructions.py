@@ -15,12 +15,12 @@ from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any
 
+from magpy_like.active_run import active
 from magpy_like.bytecode.instruction_stream import (
     Instruction,
 )
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.split_points import active
 from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.callee_matching import Suspended, calls_method, split_stack
 from magpy_like.splitting.frame_state import (

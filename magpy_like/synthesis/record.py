@@ -11,7 +11,7 @@ from torch import fx
 
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.values_to_lift import Path
+from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, ShadowNode
 from magpy_like.split_points import SourcePosition, Split, SplitPoint
 from magpy_like.split_reasons import SplitReason

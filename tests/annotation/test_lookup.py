@@ -20,8 +20,8 @@ import yaml
 
 from magpy_like.annotation import NULL, RelationKind, ValueRead, annotate, lookup, resolve
 from magpy_like.annotation.annotation_files import annotations_dir
+from magpy_like.annotation.data_dependent_sizes import depends_on_data
 from magpy_like.annotation.lookup import Table, load_annotations
-from magpy_like.annotation.output_shapes import shape_depends_on_data
 from magpy_like.split_reasons import SplitReason
 
 ITEMS = [1]
@@ -203,23 +203,26 @@ def test_reading_and_assigning_a_property_are_separate_operations() -> None:
     assert lookup(torch.Tensor.shape, write=True) is None
 
 
-def test_data_dependent_shapes_are_annotated() -> None:
+def test_data_dependent_sizes_are_annotated() -> None:
+    def has_sizes_from_data(function, *args, **kwargs):
+        return depends_on_data(lookup(function).output.shape_from_data, args, kwargs)
+
     x, mask = torch.ones(3), torch.tensor([True, False, True])
-    getitem = lookup(torch.Tensor.__getitem__)
-    assert shape_depends_on_data(getitem, (x, mask), {})
-    assert shape_depends_on_data(getitem, (x, (None, mask)), {})
-    assert not shape_depends_on_data(getitem, (x, torch.tensor([0, 1])), {})
-    assert not shape_depends_on_data(getitem, (x, True), {})
-    assert shape_depends_on_data(lookup(torch.nonzero), (x,), {})
-    assert shape_depends_on_data(lookup(torch.where), (mask,), {})
-    assert not shape_depends_on_data(lookup(torch.where), (mask, x, x), {})
-    interleave = lookup(torch.repeat_interleave)
-    assert shape_depends_on_data(interleave, (x, torch.tensor([1, 2, 3])), {})
-    assert not shape_depends_on_data(interleave, (x, 2), {})
-    assert not shape_depends_on_data(interleave, (x, x.long()), {"output_size": 3})
-    one_hot = lookup(torch._C._nn.one_hot)
-    assert shape_depends_on_data(one_hot, (x.long(),), {})
-    assert not shape_depends_on_data(one_hot, (x.long(), 4), {})
+    getitem, interleave = torch.Tensor.__getitem__, torch.repeat_interleave
+    one_hot = torch._C._nn.one_hot
+    assert has_sizes_from_data(getitem, x, mask)
+    assert has_sizes_from_data(getitem, x, (None, mask))
+    assert not has_sizes_from_data(getitem, x, torch.tensor([0, 1]))
+    assert not has_sizes_from_data(getitem, x, True)
+    assert has_sizes_from_data(torch.nonzero, x)
+    assert has_sizes_from_data(torch.where, mask)
+    assert not has_sizes_from_data(torch.where, mask, x, x)
+    assert has_sizes_from_data(interleave, x, torch.tensor([1, 2, 3]))
+    assert not has_sizes_from_data(interleave, x, 2)
+    assert not has_sizes_from_data(interleave, x, x.long(), output_size=3)
+    assert has_sizes_from_data(one_hot, x.long())
+    assert has_sizes_from_data(one_hot, x.long(), -1)
+    assert not has_sizes_from_data(one_hot, x.long(), 4)
 
 
 def test_python_function_is_annotated_by_annotate_only() -> None:

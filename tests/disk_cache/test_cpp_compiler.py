@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from magpy_like.disk_cache import cpp_compiler, sealed_entries
+from magpy_like.disk_cache import cache_entries, cpp_compiler
 from magpy_like.disk_cache.cpp_compiler import CppSource
 
 ADD = 'extern "C" int add(int a, int b) { return a + b; }'
@@ -20,7 +20,7 @@ ADD = 'extern "C" int add(int a, int b) { return a + b; }'
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path / "cache"))
-    sealed_entries._verified.clear()
+    cache_entries._verified.clear()
     return tmp_path / "cache"
 
 
@@ -46,7 +46,7 @@ def add(path):
 
 def test_source_is_compiled_once(compilations):
     first = cpp_compiler.compile_cpp(ADD, name="add")
-    sealed_entries._verified.clear()
+    cache_entries._verified.clear()
     assert cpp_compiler.compile_cpp(ADD, name="add") == first
     assert add(first) == 5
     assert compilations("add") == 1
@@ -76,13 +76,13 @@ def test_compiler_version_is_part_of_the_key():
 def test_torch_version_is_part_of_the_key(monkeypatch):
     unit, compiler = CppSource(ADD, "add"), cpp_compiler.cxx()
     before = unit.key(compiler)
-    monkeypatch.setattr(sealed_entries.torch, "__version__", "0.0.0")
-    sealed_entries.environment.cache_clear()
+    monkeypatch.setattr(cache_entries.torch, "__version__", "0.0.0")
+    cache_entries.environment.cache_clear()
     try:
         assert unit.key(compiler) != before
     finally:
         monkeypatch.undo()
-        sealed_entries.environment.cache_clear()
+        cache_entries.environment.cache_clear()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
@@ -97,7 +97,7 @@ def test_damaged_library_is_compiled_again(compilations, damage):
     }[damage]
     path.unlink()
     path.write_bytes(damaged)
-    sealed_entries._verified.clear()  # as in a new process
+    cache_entries._verified.clear()  # as in a new process
     assert cpp_compiler.compile_cpp(ADD, name=damage) == path
     assert path.read_bytes() != damaged
     assert add(path) == 5
@@ -115,7 +115,7 @@ def test_compile_error_has_the_diagnostics():
         cpp_compiler.compile_cpp("int x = nonsense;", name="broken")
     assert "broken" in str(error.value)
     assert error.value.source == "int x = nonsense;"
-    assert sealed_entries.info().entries["cpp"] == 0
+    assert cache_entries.info().entries["cpp"] == 0
 
 
 def test_libraries_are_returned_in_the_order_of_sources(compilations):
@@ -157,7 +157,7 @@ def test_concurrent_processes_compile_a_source_once(compilations):
 
 
 def _hold(key, held):
-    with sealed_entries.locked(key):
+    with cache_entries.locked(key):
         held.set()
         time.sleep(1000)
 
@@ -171,11 +171,11 @@ def test_lock_of_a_killed_process_is_released():
     child.join()
     begin = time.monotonic()
     assert add(cpp_compiler.compile_cpp(ADD, name="add")) == 5
-    assert time.monotonic() - begin < sealed_entries._LOCK_TIMEOUT / 5
+    assert time.monotonic() - begin < cache_entries._LOCK_TIMEOUT / 5
 
 
 def test_unreleased_lock_times_out(monkeypatch, cache):
-    monkeypatch.setattr(sealed_entries, "_LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(cache_entries, "_LOCK_TIMEOUT", 0.05)
     key = CppSource(ADD, "add").key(cpp_compiler.cxx())
     (cache / "lock").mkdir(parents=True)
     with open(cache / "lock" / key, "w") as held:
@@ -226,14 +226,14 @@ def test_unwritable_directory_is_replaced_by_a_private_one(tmp_path, monkeypatch
 
 def test_info_and_clear_ignore_foreign_files(cache):
     cpp_compiler.compile_cpp(ADD, name="add")
-    sealed_entries.put("graph", b"x" * 1000)
-    info = sealed_entries.info()
+    cache_entries.put("graph", b"x" * 1000)
+    info = cache_entries.info()
     assert info.entries == {"cpp": 1, "blob": 1}
     assert info.size["blob"] >= 1000
     foreign = cache / "cpp" / "aa" / "main.cpp"
     foreign.parent.mkdir(parents=True, exist_ok=True)
     foreign.write_text("not ours")
-    assert sealed_entries.clear() == info
-    assert sealed_entries.info().entries == {"cpp": 0, "blob": 0}
+    assert cache_entries.clear() == info
+    assert cache_entries.info().entries == {"cpp": 0, "blob": 0}
     assert foreign.exists()
     assert add(cpp_compiler.compile_cpp(ADD, name="add")) == 5

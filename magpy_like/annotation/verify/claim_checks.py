@@ -22,7 +22,7 @@ import numpy
 import torch
 from torch import fx
 
-from magpy_like.annotation.output_shapes import shape_depends_on_data
+from magpy_like.annotation.data_dependent_sizes import depends_on_data
 from magpy_like.annotation.schema import (
     Annotation,
     DataShape,
@@ -354,7 +354,7 @@ def output_shape(operation: Operation, samples: list[Sample]) -> Iterator[Verdic
     verdict: bool | None = None
     for sample in samples:
         args, kwargs = sample.make()
-        if shape_depends_on_data(annotation, args, kwargs):
+        if depends_on_data(annotation.output.shape_from_data, args, kwargs):
             continue
         expected = _metadata(_quiet(operation, args, kwargs))
         for key, value in _inputs(*sample.make()).items():

@@ -22,7 +22,7 @@ from magpy_like.compiler.autograd.autograd_node import (
 from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
 from magpy_like.compiler.autograd.saved_values import clone_before_mutation
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.decompositions import decompositions
+from magpy_like.compiler.decompositions.decomposition_table import decompositions
 from magpy_like.compiler.lowering.random_numbers import is_in_order
 from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.operator_facts import operator_facts
-from magpy_like.compiler.passes.aliasing.tensor_subscripts import find_schemas, has_inplace_flag
+from magpy_like.compiler.passes.mutations.tensor_subscripts import find_schemas, has_inplace_flag
 from magpy_like.graph_operators.control_operators import (
     body_of,
     has_parts,

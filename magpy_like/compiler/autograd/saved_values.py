@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.graph_queries import Aliases, have_same_sizes, insert, value
+from magpy_like.compiler.passes.alias_analysis import Aliases
+from magpy_like.compiler.passes.graph_queries import have_same_sizes, insert, value
 from magpy_like.torch_compat.aot_autograd import InputMutationAOTOutput, SavedForBackwardsAOTOutput
 
 _aten = torch.ops.aten

@@ -3,115 +3,13 @@
 An operator with a lowering is never decomposed by torch. A decomposition of the own table may
 return ``NotImplemented``: then the operator stays as it is.
 
-``decomposition_table``: the own table, and torch's decompositions by operator
+``decomposition_table``: the decomposition of each operator
+``registration``: how a module enters its own decompositions; torch's by operator
 ``eager_layouts``: results in the memory layout of eager's kernels
 ``index_placement``: scatters, padding and pooling by indices
 ``losses``: losses that check classes and probabilities
 ``distances``: ``cdist`` and ``pdist``
 ``complex_parts``: complex numbers by real and imaginary part
+``low_precision``: products that eager rounds to a low precision
+``random_draws``: ``random_`` with bounds
 """
-
-from __future__ import annotations
-
-import functools
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from magpy_like.compiler.decompositions import (  # noqa: F401 (each registers its own)
-    complex_parts,
-    distances,
-    eager_layouts,
-    index_placement,
-    losses,
-)
-from magpy_like.compiler.decompositions.decomposition_table import (
-    OWN_DECOMPOSITIONS,
-    Decomposition,
-    register_decomposition,
-    torch_decomposition,
-)
-from magpy_like.compiler.ir.ops import LOW_PRECISION
-from magpy_like.compiler.lowering import LOWERINGS
-from magpy_like.torch_compat.decompositions import core_aten_decompositions, get_decompositions
-
-__all__ = ["decompositions"]
-
-aten = torch.ops.aten
-
-#: Operators decomposed in addition to torch's core set.
-EXTRA_TORCH_DECOMPOSITIONS = [
-    aten.native_layer_norm, aten.native_layer_norm_backward,
-    aten.native_group_norm, aten.native_group_norm_backward,
-    aten.native_batch_norm_backward, aten.batch_norm_backward,
-    aten._softmax_backward_data, aten._log_softmax_backward_data,
-    aten.nll_loss_forward, aten.nll_loss_backward, aten.addcmul, aten.addcdiv, aten.lerp,
-    aten.select_backward, aten.slice_backward,
-    aten.masked_fill, aten.hardtanh_backward, aten.hardswish_backward, aten.leaky_relu_backward,
-    aten.elu_backward, aten.softplus_backward, aten.native_dropout_backward, aten.stack,
-    aten.std_mean, aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward,
-    aten.baddbmm, aten.diagonal_backward, aten.trace,
-    aten.elu, aten.hardtanh, aten.leaky_relu,
-    aten.dist, aten.tril_indices, aten.triu_indices, aten.rrelu_with_noise_backward,
-    aten.as_strided_copy, aten.narrow_copy, aten.permute_copy, aten.unbind_copy, aten.view_copy,
-]  # fmt: skip
-
-#: Operators of torch's core set that are lowered, or called as they are.
-KEPT_OPERATORS = [
-    aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
-    aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
-    aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
-    aten._safe_softmax, aten.embedding_dense_backward,
-    aten.rrelu_with_noise, aten.exponential,
-    # The decomposition computes only the result, not the log-sum-exp that the backward reads.
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    # No other arithmetic has equal results: eager counts from both ends, vector by vector.
-    aten.linspace, aten.logspace,
-]  # fmt: skip
-
-
-@functools.cache
-def decompositions() -> dict[Any, Decomposition]:
-    """Operator overload -> decomposition; operators with a lowering have only own ones."""
-    table = _core() | get_decompositions(EXTRA_TORCH_DECOMPOSITIONS) | OWN_DECOMPOSITIONS
-    kept = {getattr(packet, name) for packet in KEPT_OPERATORS for name in packet.overloads()}
-    return {
-        operator: function
-        for operator, function in table.items()
-        if operator in OWN_DECOMPOSITIONS or (operator not in kept and operator not in LOWERINGS)
-    }
-
-
-@functools.cache
-def _core() -> dict[Any, Decomposition]:
-    """Torch's core set; cached, because torch takes long to assemble it."""
-    return dict(core_aten_decompositions())
-
-
-@register_decomposition(getattr(aten.random, "from"))
-def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None) -> Tensor:
-    """By ``randint_like``, which draws the same numbers. Torch cannot trace this operator: ``from``
-    is a keyword of Python."""
-    if high is None or generator is not None:
-        return NotImplemented
-    return aten.randint_like.low_dtype(a, low, high)
-
-
-@register_decomposition(aten.linalg_cross.default)
-def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
-    """In low precision, eager on a CPU rounds the products before it subtracts them."""
-    if a.dtype not in LOW_PRECISION or a.dtype != b.dtype or a.device.type != "cpu":
-        return torch_decomposition(aten.linalg_cross.default)(a, b, dim=dim)
-    a, b = torch.broadcast_tensors(a, b)
-    return a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim)
-
-
-@register_decomposition(aten._softmax_backward_data.default)
-def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """In low precision, eager on a GPU rounds the products before it sums them."""
-    if grad.device.type != "cuda" or grad.dtype not in LOW_PRECISION:
-        return torch_decomposition(aten._softmax_backward_data.default)(grad, output, dim, dtype)
-    product = (grad * output).to(torch.float32)
-    total = product.sum(dim, keepdim=True)
-    return (product - output.to(torch.float32) * total).to(dtype)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions.decomposition_table import register_decomposition
+from magpy_like.compiler.decompositions.registration import register_decomposition
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from magpy_like.compiler.decompositions.decomposition_table import (
+from magpy_like.compiler.decompositions.registration import (
     Decomposition,
     register_decomposition,
     torch_decomposition,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions.decomposition_table import (
+from magpy_like.compiler.decompositions.registration import (
     Decomposition,
     register_decomposition,
     torch_decomposition,

@@ -9,14 +9,15 @@ Two pipelines, both tables below in the order in which their passes run:
 
 No pass depends on another having run before; the order decides how much they find.
 
-``graph_queries``: metadata, alias analysis, replacing nodes
+``graph_queries``: a node's metadata, replacing a node by another
+``alias_analysis``: nodes whose results may share memory
 ``inner_gradients``: ``torch.autograd.grad`` calls inside a captured graph
 ``cleanup/``: no-ops, common subexpressions, constants, pattern rewrites
 ``attention/``: attention as library operators
 ``library_operators/``: recurrent layers, matrix products, convolutions
 ``images/``: resized images, pixel for pixel as eager's kernels
 ``layout/``: memory layout: channels-last, contiguous results
-``aliasing/``: views, subscripts and mutations of metadata
+``mutations/``: writes that functionalisation would get wrong: metadata, overlapping views
 """
 
 from __future__ import annotations
@@ -28,12 +29,6 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule
 
-from magpy_like.compiler.passes.aliasing.metadata_mutations import (
-    find_returned_object,
-    reject_metadata_mutations,
-)
-from magpy_like.compiler.passes.aliasing.overlapping_writes import reject_overlapping_writes
-from magpy_like.compiler.passes.aliasing.tensor_subscripts import index_by_tensors
 from magpy_like.compiler.passes.attention.attention_masks import drop_constant_masks
 from magpy_like.compiler.passes.attention.attention_rewrite import rewrite_attention
 from magpy_like.compiler.passes.cleanup.boolean_shifts import shift_booleans
@@ -55,6 +50,12 @@ from magpy_like.compiler.passes.layout.contiguous_results import make_results_co
 from magpy_like.compiler.passes.library_operators.convolution_bias import split_convolution_biases
 from magpy_like.compiler.passes.library_operators.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.library_operators.recurrent_layers import keep_recurrent_layers
+from magpy_like.compiler.passes.mutations.metadata_mutations import (
+    find_returned_object,
+    reject_metadata_mutations,
+)
+from magpy_like.compiler.passes.mutations.overlapping_writes import reject_overlapping_writes
+from magpy_like.compiler.passes.mutations.tensor_subscripts import index_by_tensors
 
 __all__ = ["ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object", "run", "run_captured"]
 

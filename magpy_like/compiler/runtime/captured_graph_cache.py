@@ -17,7 +17,7 @@ from torch import fx
 
 from magpy_like.compiler.runtime import compiled_graph_cache
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph, NotCacheable, literal
-from magpy_like.disk_cache import sealed_entries
+from magpy_like.disk_cache import cache_entries
 from magpy_like.torch_compat.aot_autograd import functorch_config
 from magpy_like.torch_compat.dispatch import (
     dispatch_mode_count,
@@ -59,7 +59,7 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
         lines, inputs, shared, modes, compiled_graph_cache.flags(), compiled_graph_cache.compiler(),
         _gpu_models(example_inputs), current_gpu() if has_current_gpu_calls(gm) else None,
     )  # fmt: skip
-    return sealed_entries.digest("captured", *parts)
+    return cache_entries.digest("captured", *parts)
 
 
 def _target(node: fx.Node) -> Any:
@@ -104,10 +104,10 @@ def _input(example: Any) -> Any:
 def put(name: str, compiled: str) -> None:
     """Record that the captured graph of key ``name`` leads to the compiled graph of key
     ``compiled``."""
-    sealed_entries.put(name, compiled.encode())
+    cache_entries.put(name, compiled.encode())
 
 
 def get(name: str) -> CompiledGraph | None:
     """The compiled graph of a captured graph's key; None if it has to be traced."""
-    data = sealed_entries.get(name)
+    data = cache_entries.get(name)
     return None if data is None else compiled_graph_cache.get(data.decode())

@@ -3,7 +3,7 @@
 The key of an entry covers an ATen graph (operators, arguments, metadata of its values, all
 knowledge about symbolic sizes), the flags of torch that compilation depends on, and the compiler's
 own source. A graph with anything else, such as an operator without a name or a tensor of a special
-class, has no key and is compiled anew. Entries are text; the sealed files of :mod:`sealed_entries`
+class, has no key and is compiled anew. Entries are text; the sealed files of :mod:`cache_entries`
 protect them from truncation and from other processes.
 """
 
@@ -31,7 +31,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import (
     find_shape_env,
     is_program_input,
 )
-from magpy_like.disk_cache import sealed_entries
+from magpy_like.disk_cache import cache_entries
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.operators import OpOverload
 
@@ -51,7 +51,7 @@ def key(gm: fx.GraphModule, kind: str) -> str | None:
         for node in gm.graph.nodes:
             lines.append(_node(node, gm, nodes))
             nodes[node] = len(nodes)
-        return sealed_entries.digest(kind, lines, _size_facts(gm), flags(), compiler())
+        return cache_entries.digest(kind, lines, _size_facts(gm), flags(), compiler())
     except NotCacheable:
         return None
 
@@ -177,7 +177,7 @@ def source_files() -> list[Path]:
 def compiler() -> str:
     """Digest of the compiler's own source."""
     # By the last parts of their paths: checkouts and installed packages share entries.
-    return sealed_entries.digest(
+    return cache_entries.digest(
         *(("/".join(file.parts[-3:]), file.read_bytes()) for file in source_files())
     )
 
@@ -275,10 +275,10 @@ def _deserialize_tensor(text: str) -> torch.Tensor:
 
 def put(name: str, compiled: CompiledGraph) -> None:
     """Keep an entry. An unwritable disk loses it."""
-    sealed_entries.put(name, json.dumps(asdict(compiled)).encode())
+    cache_entries.put(name, json.dumps(asdict(compiled)).encode())
 
 
 def get(name: str) -> CompiledGraph | None:
     """The entry of a key; None if there is none or it is damaged."""
-    data = sealed_entries.get(name)
+    data = cache_entries.get(name)
     return None if data is None else CompiledGraph(**json.loads(data))

@@ -17,6 +17,7 @@ from magpy_like.monitor.calls.argument_kinds import describe
 from magpy_like.monitor.calls.call_inputs import read_all_inputs
 from magpy_like.monitor.calls.native_calls import begin_native_call
 from magpy_like.monitor.calls.torchscript import ScriptCall, torchscript_split
+from magpy_like.monitor.disabled_functions import is_disabled
 from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state import autograd_nodes
@@ -24,7 +25,7 @@ from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity
-from magpy_like.split_points import Split, is_disabled, unknown_value_split
+from magpy_like.split_points import Split, unknown_value_split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.torchscript import ScriptFunction
 

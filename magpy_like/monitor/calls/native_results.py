@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import Annotation, RelationKind
+from magpy_like.annotation.data_dependent_sizes import declared_shape
 from magpy_like.annotation.schema import InputProperty, OutputProperty
 from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tensors_in
 from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
 from magpy_like.monitor.objects import object_addresses
-from magpy_like.monitor.operator_graph.data_dependent_sizes import declared_shape
 from magpy_like.monitor.region_entry import COMPILING_QUERIES
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number

@@ -15,7 +15,7 @@ from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_python, elements
 from magpy_like.monitor.objects.external_reads import ExternalReads
 from magpy_like.monitor.objects.variables import Variables
-from magpy_like.monitor.symbolic.values_to_lift import Variation
+from magpy_like.monitor.symbolic.variation import Variation
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode

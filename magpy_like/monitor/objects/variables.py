@@ -19,7 +19,7 @@ from magpy_like.annotation.schema import RelationKind
 from magpy_like.monitor.objects.containers import CONTAINERS, is_compared_by_identity, plain_key
 from magpy_like.monitor.objects.finalizers import is_observed
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
-from magpy_like.monitor.symbolic.values_to_lift import Path
+from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, MonitorWeakRef, is_plain

@@ -10,7 +10,6 @@
 ``running_operator``: the operator that is running
 ``tensor_writes``: tensors that operators have written to
 ``tensor_sizes``: sizes that vary or depend on data
-``data_dependent_sizes``: operators whose results' sizes depend on data
 ``constant_tensors``: tensors computed from constants alone
 ``data_dependent_errors``: operators that raise
 """

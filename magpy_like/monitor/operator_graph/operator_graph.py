@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import fx
 
+from magpy_like.annotation.data_dependent_sizes import depends_on_data
 from magpy_like.annotation.operator_facts import Results, operator_facts
 from magpy_like.annotation.schema import DataShape
 from magpy_like.graph_operators.node_metadata import TWIN, WRITTEN_SHAPE
 from magpy_like.monitor.calls.operator_closures import expand_closures
-from magpy_like.monitor.operator_graph.data_dependent_sizes import depends_on_data
 from magpy_like.monitor.operator_graph.function_nodes import graph_function
 from magpy_like.monitor.operator_graph.graph_nodes import GraphNodes
 from magpy_like.monitor.operator_graph.graph_numbers import IN_PLACE, GraphNumbers

@@ -9,7 +9,7 @@ import torch
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
-from magpy_like.monitor.symbolic.values_to_lift import Path
+from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode

@@ -1,6 +1,6 @@
 """Lifted values: numbers, sizes, flags and lists that vary between calls (MagPy, section 6.2).
 
-``values_to_lift``: values that may differ at later calls
+``variation``: values that may differ at later calls
 ``dynamic_marks``: dimensions that the user marked as dynamic
 ``expressions``: expressions over entry values, draws and the operator graph
 ``numbers/``: lifted numbers and the arithmetic on them

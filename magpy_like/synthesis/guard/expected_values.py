@@ -16,7 +16,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, Size, is_liftable
-from magpy_like.monitor.symbolic.values_to_lift import Path
+from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation
 from magpy_like.synthesis.guard.guarded_variables import GuardedVariables

@@ -8,7 +8,7 @@ import torch
 
 from magpy_like.compiler.lowering import graph_lowering as lowering
 from magpy_like.compiler.runtime import compiled_graph_cache
-from magpy_like.disk_cache import sealed_entries
+from magpy_like.disk_cache import cache_entries
 from tests.compiler.programs import compiled, same, same_gradients
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -103,9 +103,9 @@ def test_deleted_kernels_are_compiled_again(tmp_path):
 
 def test_cache_info_counts_graphs(tmp_path):
     compiled(lambda x: x * 2)(X)
-    assert sealed_entries.info().entries["blob"] == 1
-    sealed_entries.clear()
-    assert sealed_entries.info().entries["blob"] == 0
+    assert cache_entries.info().entries["blob"] == 1
+    cache_entries.clear()
+    assert cache_entries.info().entries["blob"] == 0
 
 
 def test_graph_with_a_trace_is_compiled_in_full(tmp_path, lowered, monkeypatch):

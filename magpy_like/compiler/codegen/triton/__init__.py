@@ -1,7 +1,7 @@
-"""Triton kernels for CUDA GPUs.
+"""Triton kernels for CUDA GPUs. Block sizes follow from a model; no kernel is tuned by trial.
 
 ``triton_printer``: entry points: print, compile and load; changes to plans
-``triton_kernel_printer``: the code of one kernel: positions, phases, reductions
+``triton_kernel``: the code of one kernel: positions, phases, reductions
 ``triton_tiling``: blocks: axes, sizes, warps, split reductions
 ``triton_emitter``: values as Triton statements
 ``triton_expressions``: names, numbers, types and indices as Triton expressions

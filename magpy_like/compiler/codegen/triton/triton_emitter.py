@@ -23,7 +23,7 @@ from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value
 
 if TYPE_CHECKING:
-    from magpy_like.compiler.codegen.triton.triton_kernel_printer import TritonKernel
+    from magpy_like.compiler.codegen.triton.triton_kernel import TritonKernel
 
 
 class TritonEmitter(Emitter):

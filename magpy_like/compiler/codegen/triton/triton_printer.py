@@ -12,7 +12,7 @@ from magpy_like.compiler.codegen.common.kernel_plan import (
     Kernel,
 )
 from magpy_like.compiler.codegen.common.recomputation import producers, recomputed_values
-from magpy_like.compiler.codegen.triton.triton_kernel_printer import TritonKernel
+from magpy_like.compiler.codegen.triton.triton_kernel import TritonKernel
 from magpy_like.compiler.codegen.triton.triton_tiling import (
     Hint,
     tile,

@@ -17,7 +17,7 @@ from magpy_like.compiler.codegen.triton.triton_expressions import (
 from magpy_like.compiler.ir.ops import Value
 
 if TYPE_CHECKING:
-    from magpy_like.compiler.codegen.triton.triton_kernel_printer import TritonKernel
+    from magpy_like.compiler.codegen.triton.triton_kernel import TritonKernel
 
 #: Scan -> the prelude's function that combines two elements.
 RUNNING = {

@@ -23,7 +23,7 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.ops import Value
 
 if TYPE_CHECKING:
-    from magpy_like.compiler.codegen.triton.triton_kernel_printer import TritonKernel
+    from magpy_like.compiler.codegen.triton.triton_kernel import TritonKernel
 
 
 class SplitReduction:

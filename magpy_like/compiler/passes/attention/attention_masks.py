@@ -21,11 +21,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from magpy_like.compiler.passes.aliasing.tensor_subscripts import (
-    find_schemas,
-    is_read_only,
-    returns_new_memory,
-)
 from magpy_like.compiler.passes.attention.attention_rewrite import (
     compute_fake_values,
     is_layout_hidden,
@@ -33,6 +28,11 @@ from magpy_like.compiler.passes.attention.attention_rewrite import (
 )
 from magpy_like.compiler.passes.attention.filled_attention import FILLED_ATTENTION
 from magpy_like.compiler.passes.graph_queries import argument
+from magpy_like.compiler.passes.mutations.tensor_subscripts import (
+    find_schemas,
+    is_read_only,
+    returns_new_memory,
+)
 from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.logs import topic
 from magpy_like.torch_compat import pytree

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from magpy_like.compiler.passes.alias_analysis import Aliases
 from magpy_like.compiler.passes.graph_queries import (
-    Aliases,
     aten,
     insert,
     is_interchangeable,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from magpy_like.compiler.passes.graph_queries import Aliases, is_pure, is_view
+from magpy_like.compiler.passes.alias_analysis import Aliases
+from magpy_like.compiler.passes.graph_queries import is_pure, is_view
 
 
 def eliminate_dead_code(gm: GraphModule) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from magpy_like.compiler.passes.alias_analysis import Aliases
 from magpy_like.compiler.passes.cleanup.uniform_tensors import uniform_value
 from magpy_like.compiler.passes.graph_queries import (
-    Aliases,
     argument,
     aten,
     have_same_sizes,

@@ -40,8 +40,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from magpy_like.compiler.passes.alias_analysis import Aliases
 from magpy_like.compiler.passes.graph_queries import (
-    Aliases,
     aten,
     have_same_sizes,
     insert,

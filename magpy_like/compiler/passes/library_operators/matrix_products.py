@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.passes.graph_queries import aten, have_same_sizes, insert, replace, tensor
 from magpy_like.compiler.runtime import narrow_products
-from magpy_like.disk_cache.sealed_entries import processor
+from magpy_like.disk_cache.cache_entries import processor
 
 mkldnn = torch.ops.mkldnn
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.calls.native_results import NativeCall
-from magpy_like.monitor.suspension import payload_of
+from magpy_like.monitor.monitor_suspension import payload_of
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
     Expression,

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.triton import triton_printer as printer
-from magpy_like.compiler.decompositions import decompositions
+from magpy_like.compiler.decompositions.decomposition_table import decompositions
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from tests.compiler.codegen.triton.interpreter import Interpreted

@@ -1,4 +1,4 @@
-"""Passes about aliasing and mutation that functionalisation would get wrong: on captured graphs.
+"""Passes on captured graphs for mutations that functionalisation would get wrong.
 
 ``metadata_mutations``: in-place metadata mutations and ``out=`` arguments
 ``tensor_subscripts``: ``x[i]`` with a 0-d tensor; the schemas of captured calls

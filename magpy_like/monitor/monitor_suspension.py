@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.split_points import active
+from magpy_like.active_run import active
 from magpy_like.torch_patches import add_collection_callbacks, remove_collection_callbacks
 
 if TYPE_CHECKING:

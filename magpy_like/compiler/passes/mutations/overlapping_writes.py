@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.aliasing.metadata_mutations import is_mutating
-from magpy_like.compiler.passes.aliasing.tensor_subscripts import (
+from magpy_like.compiler.passes.mutations.metadata_mutations import is_mutating
+from magpy_like.compiler.passes.mutations.tensor_subscripts import (
     has_inplace_flag,
     returns_new_memory,
 )

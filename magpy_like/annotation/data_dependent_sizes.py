@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from magpy_like.annotation import Annotation, lookup
-from magpy_like.annotation.schema import DataShape
+from magpy_like.annotation.lookup import lookup
+from magpy_like.annotation.schema import Annotation, DataShape
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.operators import NN_FUNCTIONS, OpOverload, OpOverloadPacket
 
@@ -35,21 +35,31 @@ def declared_shape(annotation: Annotation, operation: Any) -> DataShape:
 
 
 def depends_on_data(shape: DataShape, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if this call's result has sizes that depend on data."""
-    if shape is DataShape.NEVER:
-        return False
-    if shape is DataShape.ALWAYS:
-        return True
-    if shape is DataShape.MASK_INDEX:
-        index = args[1] if len(args) > 1 else None
-        parts = index if is_instance(index, tuple | list) else (index,)
-        return any(
-            is_instance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
-            for part in parts
-        )
+    """True if guards on the inputs' sizes do not determine the sizes of this call's result.
+
+    For example ``x[mask]``, ``nonzero``, ``repeat_interleave``: a tensor's data determines the
+    number of elements. ``args`` begins with the receiver.
+    """
     others = [*args, *kwargs.values()][1:]
-    if shape is DataShape.ONE_ARGUMENT:
-        return not others
-    if shape is DataShape.SIZE_NOT_GIVEN:
-        return not others or (type(others[0]) is int and others[0] == -1)
-    return not others or any(is_instance(value, torch.Tensor) for value in others)
+    match shape:
+        case DataShape.NEVER:
+            return False
+        case DataShape.ALWAYS:
+            return True
+        case DataShape.ONE_ARGUMENT:
+            return not others
+        case DataShape.SIZE_NOT_GIVEN:
+            return not others or any(type(size) is int and size < 0 for size in others)
+        case DataShape.TENSOR_ARGUMENT:
+            if kwargs.get("output_size") is not None:
+                return False
+            return not others or any(is_instance(value, torch.Tensor) for value in others)
+        case DataShape.MASK_INDEX:
+            return len(args) > 1 and is_instance(args[0], torch.Tensor) and _has_mask(args[1])
+
+
+def _has_mask(index: Any) -> bool:
+    if is_instance(index, torch.Tensor):
+        return index.dtype in (torch.bool, torch.uint8)
+    # A lone True or False adds a dimension of known size; lists of them are masks of known values.
+    return is_instance(index, tuple | list) and any(map(_has_mask, index))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import magpy_like as magpy
 from magpy_like.compiler.compile_fx import compile_fx
-from magpy_like.compiler.passes.aliasing.tensor_subscripts import index_by_tensors
+from magpy_like.compiler.passes.mutations.tensor_subscripts import index_by_tensors
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
 from tests.splitting.test_value_dependent_models import PROGRAMS
