@@ -30,6 +30,8 @@ MRO = "__mro__"
 class Fact(enum.Enum):
     """A property of an external variable that the guard checks, besides its access path."""
 
+    __hash__ = object.__hash__  # as of RelationKind
+
     TYPE = "type"
     VALUE = "value"
     METADATA = "metadata"  # of a tensor: all but its data

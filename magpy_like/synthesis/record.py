@@ -175,8 +175,10 @@ def _rewritten(
     rewritten = set()
     for node in guarded.order:
         parent, relation = guarded.edges[node.node_id][0]
+        if relation not in parent.written:
+            continue
         path = rec.variables.location(parent, relation)
-        if relation not in parent.written or path not in numbers:
+        if path not in numbers:
             continue
         try:
             now = follow(parent.variable, relation)

@@ -154,7 +154,7 @@ class FixedObjects:
             key = key.variable
         if relation_kind is RelationKind.TYPE:
             watched((Kind.STORED_TYPE_ATTRIBUTE, kind), "location", owner, key, value, equal)
-        elif relation == (RelationKind.SLOT, MRO) and is_instance(owner, type):
+        elif relation_kind is RelationKind.SLOT and key == MRO and is_instance(owner, type):
             watched((Kind.STORED_MRO, kind), "location", owner, None, value, False)
         elif key in _FUNCTION_SLOTS and is_instance(owner, types.FunctionType):
             self._slot((Kind.STORED_FUNCTION_SLOT, kind), owner, key, value)

@@ -116,8 +116,9 @@ class GuardBuilder:
                 self.fetched.fetch(parent, relation, node)
         if fixed:
             self.fixed.contents(node)
-        refs = node.first.refs.items()
-        self._absent(node, [relation for relation, target in refs if target == ABSENT])
+        absent = [relation for relation, target in node.first.refs.items() if target == ABSENT]
+        if absent:
+            self._absent(node, absent)
 
     def _further_edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
         subject = self.fixed.edge if self._guarded.is_fixed(node) else self.fetched.alias

@@ -99,10 +99,9 @@ class GuardedVariables:
                 SplitReason.UNREACHABLE_VARIABLE, "looks up a key that a later call cannot find"
             )
         ids = {node.node_id: i for i, node in enumerate(self.order)}
-        self.edges = {
-            n: sorted(e, key=lambda edge: ids.get(edge[0].node_id, -1))
-            for n, e in self.edges.items()
-        }
+        for edges in self.edges.values():
+            if len(edges) > 1:
+                edges.sort(key=lambda edge: ids.get(edge[0].node_id, -1))
 
     def is_fixed(self, node: ShadowNode) -> bool:
         """True if the record holds the object itself."""
