@@ -5,7 +5,8 @@
 - ``annotation``: operation annotations (MagPy, section 5.2)
 - ``bytecode``, ``native``: facts about code objects, and the C++ helper
 - ``refgraph``: the reference graph and Algorithm 1 (MagPy, section 4)
-- ``monitor``: one native run, recorded; ``active_run``: the run of this thread
+- ``monitor``: one native run, recorded; ``active_run``: the run of this thread;
+  ``interruption``: signals that arrive meanwhile
 - ``control_flow``: branches and loops as operators
 - ``splitting``: split points and continuations; ``split_points``, ``split_reasons``: their data
 - ``synthesis``: from a recording to guard and mock

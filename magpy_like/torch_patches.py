@@ -17,12 +17,15 @@ On ``import magpy_like``, nothing changes but:
 On ``import magpy_like.compiler``, the operators of the namespace ``torch.ops.magpy_like`` are
 registered too (:func:`operator_library`).
 
-While a program runs under the monitor: :class:`Compiling`, the callbacks of
-:func:`add_collection_callbacks`, and a trace function (``monitor.run``), which replaces the one of
-``sys.settrace`` and restores it. While torch traces a graph or a backend compiles it:
-:func:`silent_fake_tensor_errors`, :func:`forget_fake_results`, :func:`rewriting_ptx`. The modes of
-torch that are entered and left in one thread (gradient mode, autocast, hooks on saved tensors, the
-default device) are listed in ``torch_compat``.
+While a program runs under the monitor: :class:`Compiling`, and in native code (``Scope`` in
+``native/monitor.cpp``) two callbacks in ``gc.callbacks``, which enclose those of the program, and a
+trace function, which replaces the one of ``sys.settrace``. During own work, the C handlers of
+signals that have a handler in Python are replaced (``native/interrupts.cpp``).
+
+While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
+:func:`forget_fake_results`, :func:`rewriting_ptx`. The modes of torch that are entered and left in
+one thread (gradient mode, autocast, hooks on saved tensors, the default device) are listed in
+``torch_compat``.
 
 ``magpy annotations verify`` changes more (random state, recursion limit, environment), in processes
 of its own.
@@ -44,7 +47,6 @@ import torch
 from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
 
 F = TypeVar("F", bound=Callable[..., Any])
-CollectionCallback = Callable[[str, dict[str, int]], object]
 
 # --- torch ----------------------------------------------------------------------------------------
 
@@ -204,22 +206,6 @@ def _ptx_hook(
 
 
 # --- Python ---------------------------------------------------------------------------------------
-
-
-def add_collection_callbacks(before: CollectionCallback, after: CollectionCallback) -> None:
-    """Call ``before`` first and ``after`` last around each garbage collection.
-
-    A collection in the middle of a program runs finalizers, and the program's own callbacks; they
-    are no part of the compiled region. Applied while a program runs under the monitor.
-    """
-    gc.callbacks.insert(0, before)
-    gc.callbacks.append(after)
-
-
-def remove_collection_callbacks(before: CollectionCallback, after: CollectionCallback) -> None:
-    """Undo :func:`add_collection_callbacks`."""
-    gc.callbacks.remove(before)
-    gc.callbacks.remove(after)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ ROOT = Path(magpy_like.__file__).parent
 OF_TORCH = {"torch_compat", "torch_patches"}
 LEAVES = OF_TORCH | {
     "active_run", "annotation", "bytecode", "config", "disk_cache", "errors", "graph_operators",
-    "logs", "native", "refgraph", "split_points", "split_reasons", "torch_interop",
+    "interruption", "logs", "native", "refgraph", "split_points", "split_reasons", "torch_interop",
 }  # fmt: skip
 LAYERS = {
     "split_reasons": set(),
@@ -30,6 +30,7 @@ LAYERS = {
     "torch_patches": {"torch_compat"},
     "disk_cache": {"config", "errors"},
     "native": {"config", "disk_cache"},
+    "interruption": {"native"},
     "torch_interop": {"config"} | OF_TORCH,
     "annotation": {"config", "errors", "native", "split_reasons"} | OF_TORCH,
     "refgraph": {"annotation", "config", "native"} | OF_TORCH,
@@ -46,6 +47,7 @@ LAYERS = {
         "disk_cache",
         "errors",
         "graph_operators",
+        "interruption",
         "logs",
         "torch_interop",
     }

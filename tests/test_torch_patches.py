@@ -13,10 +13,8 @@ import torch
 import magpy_like
 from magpy_like.torch_patches import (
     Compiling,
-    add_collection_callbacks,
     no_garbage_collection,
     register_source,
-    remove_collection_callbacks,
     rewriting_ptx,
     silent_fake_tensor_errors,
 )
@@ -57,21 +55,6 @@ def test_is_compiling_stays_set_until_the_last_region_is_left():
 def test_is_compiling_is_hidden_from_programs_that_must_not_observe_it():
     with Compiling(reports=False):
         assert not torch.compiler.is_compiling()
-
-
-def test_collection_callbacks_enclose_those_of_the_program():
-    events = []
-    before, program, after = (lambda *_, n=n: events.append(n) for n in ("before", "own", "after"))
-    kept = list(gc.callbacks)
-    gc.callbacks.append(program)
-    add_collection_callbacks(before, after)
-    try:
-        gc.collect()
-    finally:
-        remove_collection_callbacks(before, after)
-        gc.callbacks.remove(program)
-    assert events == ["before", "own", "after"] * 2  # once per phase, "start" and "stop"
-    assert gc.callbacks == kept
 
 
 @pytest.mark.parametrize("enabled", [True, False])

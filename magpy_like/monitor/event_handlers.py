@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.bytecode.instruction_facts import current_opname
+from magpy_like.interruption import Interruption, handler_codes
 from magpy_like.monitor.calls import native_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
 from magpy_like.monitor.calls.conversion_results import is_passed_through
@@ -44,6 +45,7 @@ class EventHandlers:
     def __init__(self, run: MonitorRun) -> None:
         self.run = run
         self._rules = load_rules().rules
+        self._handlers = handler_codes()
 
     def on_instruction(
         self, frame: types.FrameType, number: int, oparg: int, offset: int, stack: tuple[Any, ...]
@@ -182,10 +184,17 @@ class EventHandlers:
         except BaseException as error:
             self.run.splits.fail(frame, error)
 
-    def on_interruption(self, frame: types.FrameType, kind: type[BaseException]) -> None:
-        """End the recording: a callback has raised an interruption, which reaches the program."""
-        detail = f"was interrupted by {kind.__name__}"
+    def on_interruption(self, frame: types.FrameType, error: BaseException) -> BaseException:
+        """End the recording: a callback was interrupted, or the program.
+
+        Returns:
+            The exception for the program.
+        """
+        if is_instance(error, Interruption):
+            error = error.error
+        detail = f"was interrupted by {type(error).__name__}"
         self.run.splits.split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
+        return error
 
     def on_unreported_operators(self, frame: types.FrameType) -> None:
         """End the recording: torch has dispatched operators that no reported event explains."""
@@ -195,6 +204,8 @@ class EventHandlers:
 
     def on_frame(self, frame: types.FrameType) -> bool:
         try:
+            if frame.f_code in self._handlers:
+                self.on_interruption(frame, Interruption(RuntimeError("a signal")))
             self.run.restoration.entered(frame)
             return not self.run.restoration.over and self.run.entering.enter(
                 self.run.context, frame

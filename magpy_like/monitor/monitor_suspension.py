@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.active_run import active
-from magpy_like.torch_patches import add_collection_callbacks, remove_collection_callbacks
-
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
 
@@ -20,7 +17,8 @@ class Suspension:
 
     def __init__(self) -> None:
         self.depth = 0
-        """Frames entered while this is positive are not followed."""
+        """Frames entered while this is positive are not followed. The native monitor adds to it
+        during a garbage collection: the finalizers that it runs are no part of the program."""
 
     def enter(self) -> None:
         self.depth += 1
@@ -62,31 +60,3 @@ def payload_of(token: Finish) -> Any:
     """The payload of a token, whether or not its instruction suspends the monitor."""
     finish, payload = token
     return payload[1] if finish is finish_suspended else payload
-
-
-class CollectionSuspension:
-    """Suspends the monitor while the garbage collector is at work: the finalizers that it runs, and
-    their order, are no part of the program.
-    """
-
-    def __init__(self, run: Any, suspension: Suspension) -> None:
-        """``run`` is the monitor run, whose thread's collections count."""
-        self._run, self._suspension = run, suspension
-        self._is_collecting = False
-
-    def __enter__(self) -> None:
-        add_collection_callbacks(self._begin, self._end)
-
-    def __exit__(self, *_: object) -> None:
-        remove_collection_callbacks(self._begin, self._end)
-
-    def _begin(self, phase: str, info: dict[str, int]) -> None:
-        own = getattr(active, "run", None) is self._run
-        if phase == "start" and own and not self._is_collecting:
-            self._is_collecting = True
-            self._suspension.enter()
-
-    def _end(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "stop" and self._is_collecting:
-            self._is_collecting = False
-            self._suspension.leave()

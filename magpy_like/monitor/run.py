@@ -19,7 +19,6 @@ from magpy_like.monitor.context import Context
 from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.event_handlers import EventHandlers
 from magpy_like.monitor.instructions.rule_table import WHEN, load_rules
-from magpy_like.monitor.monitor_suspension import CollectionSuspension
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
@@ -28,8 +27,8 @@ from magpy_like.monitor.split_handling import SplitHandler
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
 from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.native import (
+    OWN_FOLDER,
     Monitor,
-    call_as_caller,
     dispatch_counter,
     start_counting,
     stop_counting,
@@ -108,26 +107,22 @@ class MonitorRun:
 
     def run(self) -> Any:
         """Run the program; return its result or raise its exception."""
-        outer = getattr(active, "run", None)
-        previous = sys.gettrace()
         self.handled_outside = self.context.recording.state.handled_outside = sys.exception()
         enable_instruction_events()
-        active.run = self
-        with self.compiling, CollectionSuspension(self, self.context.suspension):
-            counting = start_counting()
-            self.monitor.start(dispatch_counter())
+        arguments = self.context.arguments
+        with self.compiling:
             try:
                 # Tracebacks hold this frame: no local of it must hold the arguments.
-                return call_as_caller(
-                    self.context.arguments.target,
-                    self.context.arguments.args,
-                    self.context.arguments.kwargs,
+                return self.monitor.run(
+                    active,
+                    self,
+                    self.context.suspension,
+                    dispatch_counter(),
+                    start_counting,
+                    stop_counting,
+                    (OWN_FOLDER, arguments.target, arguments.args, arguments.kwargs),
                 )
             finally:
-                self.monitor.stop()
-                stop_counting(counting)
-                sys.settrace(previous)
-                active.run = outer
                 log.info("%s: %d instructions, %d of interest", self.name, *self.monitor.counts())
                 self._close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
+from magpy_like.interruption import is_interruption
 from magpy_like.logs import topic
 from magpy_like.monitor.calls.operator_closures import refuse
 from magpy_like.native.instance_checks import is_instance
@@ -55,7 +56,7 @@ class SplitHandler:
         Raises:
             BaseException: the exception itself, if it is an interruption.
         """
-        if not is_instance(error, Exception):
+        if is_interruption(error):
             raise error
         rec = self._run.context.recording
         ends = (

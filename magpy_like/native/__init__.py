@@ -4,6 +4,7 @@ Python version and source.
 ``monitor.cpp``: trace hook, operand stacks and frames.
 ``stack_depth.h``: the depth of the operand stack at an instruction.
 ``guards.cpp``: checks of guards on tensors, attributes and watched dictionaries.
+``interrupts.cpp``, ``interrupts.h``: signals that arrive during own work wait for its end.
 ``container_keys.cpp``: order and stored hashes of dictionaries and sets.
 ``operator_count.cpp``: the count of operators that torch dispatches.
 ``instance_checks``: an ``isinstance`` that runs no code of the program.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import sysconfig
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -51,7 +53,18 @@ WITH_TORCH = (
 """Compiler flags of a module that uses torch's headers."""
 
 
+_interrupts = build("interrupts", source_of("interrupts"))
+_interrupts.note_main_thread(threading.main_thread().ident)
+os.register_at_fork(
+    after_in_child=lambda: _interrupts.note_main_thread(threading.main_thread().ident)
+)
+
+check_interrupts = _interrupts.check
+own_work = _interrupts.OwnWork()
+"""Context in which handlers of signals wait: see :mod:`magpy_like.interruption`."""
+
 _monitor = build("monitor", source_of("monitor"))
+_monitor.use_interrupts(_interrupts.address())
 
 NULL = _monitor.NULL
 Monitor = _monitor.Monitor
@@ -67,7 +80,9 @@ fresh_plain = _monitor.fresh_plain
 lookup_in_type = _monitor.lookup_in_type
 instance_dict = _monitor.instance_dict
 is_of = _monitor.is_of
-call_as_caller = functools.partial(_monitor.call_as_caller, f"{_HERE.parent}{os.sep}")
+OWN_FOLDER = f"{_HERE.parent}{os.sep}"
+"""The folder whose frames ``call_as_caller`` hides from the function that it calls."""
+call_as_caller = functools.partial(_monitor.call_as_caller, OWN_FOLDER)
 
 _guards = build("guards", source_of("guards"), *WITH_TORCH)
 

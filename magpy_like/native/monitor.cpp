@@ -13,6 +13,7 @@
 #include <internal/pycore_frame.h>
 #include <opcode.h>
 
+#include "interrupts.h"
 #include "stack_depth.h"
 
 #include <unordered_map>
@@ -21,6 +22,7 @@
 namespace {
 
 PyObject *null_marker;  // an empty stack slot or an unbound local
+Interrupts *interrupts;  // whether signals are deferred; set at import
 
 _PyInterpreterFrame *internal_frame(PyFrameObject *frame) { return frame->f_frame; }
 
@@ -146,6 +148,10 @@ struct Monitor {
   Skip skip;
   IsolatedRun isolated_run;
   Interruption interruption;
+  Interrupts *interrupts;    // null in other threads than the main one
+  unsigned long thread;
+  PyObject *suspension;      // owned: has an attribute `depth`; null while no program runs
+  bool is_collecting;
 };
 
 // Returns the instructions of a code object by index, without specialization and instrumentation.
@@ -186,18 +192,25 @@ bool ends_loop(Monitor *m, PyFrameObject *frame, PyObject *arg) {
          PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(arg, 0), PyExc_StopIteration);
 }
 
-// Handles an exception of a callback. Callbacks do not raise; should one do so, the exception is
-// discarded, except for an interruption (KeyboardInterrupt, SystemExit), which is for the program. It
-// may precede the first line of a callback, whose event is then lost: the recording ends. It is
-// raised after the event, or after the isolated run.
+// Handles an exception of a callback. Callbacks handle their own errors, so it is an interruption
+// (KeyboardInterrupt, SystemExit, an exception of a signal handler), which is for the program. It may
+// precede the first line of a callback, whose event is then lost: the recording ends. It is raised
+// after the event, or after the isolated run.
 void handle_callback_error(Monitor *m, PyFrameObject *frame) {
-  if (PyErr_ExceptionMatches(PyExc_Exception)) return PyErr_Clear();
   Interruption interruption;
   PyErr_Fetch(&interruption.type, &interruption.value, &interruption.traceback);
-  PyObject *result =
-      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, interruption.type, nullptr);
-  if (!result) PyErr_Clear();
-  Py_XDECREF(result);
+  PyErr_NormalizeException(&interruption.type, &interruption.value, &interruption.traceback);
+  if (interruption.traceback) PyException_SetTraceback(interruption.value, interruption.traceback);
+  PyObject *error =
+      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, interruption.value, nullptr);
+  if (!error) {
+    PyErr_Clear();
+  } else if (PyExceptionInstance_Check(error)) {  // the exception that another one carries
+    Py_XSETREF(interruption.type, Py_NewRef((PyObject *)Py_TYPE(error)));
+    Py_XSETREF(interruption.value, Py_NewRef(error));
+    Py_XSETREF(interruption.traceback, PyException_GetTraceback(error));
+  }
+  Py_XDECREF(error);
   if (m->isolated_run.code)
     m->isolated_run.abandoned = true;
   else
@@ -407,7 +420,27 @@ int handle_opcode(Monitor *m, PyFrameObject *frame) {
   return trace_result(m);
 }
 
+// True for a KeyboardInterrupt that begins in this frame, and not by a `raise`: a signal's.
+bool is_keyboard_interrupt(Monitor *m, PyFrameObject *frame, PyObject *exception) {
+  if (!exception || !PyTuple_Check(exception) || PyTuple_GET_SIZE(exception) != 3) return false;
+  if (!PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(exception, 0), PyExc_KeyboardInterrupt)) return false;
+  PyObject *traceback = PyTuple_GET_ITEM(exception, 2);
+  if (PyTraceBack_Check(traceback) && ((PyTracebackObject *)traceback)->tb_next) return false;
+  int at = PyFrame_GetLasti(frame) / 2;
+  const std::vector<Instruction> &code = decode(m, internal_frame(frame)->f_code);
+  return at >= 0 && at < (int)code.size() && code[at].opcode != RAISE_VARARGS &&
+         code[at].opcode != RERAISE;
+}
+
 void handle_exception(Monitor *m, PyFrameObject *frame, PyObject *exception) {
+  if (is_keyboard_interrupt(m, frame, exception)) {
+    PyObject *error = PyTuple_GET_ITEM(exception, 1);
+    PyObject *result =
+        PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, error, nullptr);
+    if (!result) PyErr_Clear();
+    Py_XDECREF(result);
+    return;
+  }
   if (ends_loop(m, frame, exception) || !has_pending(m, frame)) return;
   // The pending instruction raised instead of returning a result.
   Pending p = pop_pending(m);
@@ -449,8 +482,12 @@ int handle_event(Monitor *m, PyFrameObject *frame, int event, PyObject *argument
 
 int trace(PyObject *self, PyFrameObject *frame, int event, PyObject *argument) {
   Monitor *m = (Monitor *)self;
+  Interrupts *interrupts = m->interrupts;  // the monitor may be released meanwhile
+  if (interrupts) interrupts->depth++;
   int result = handle_event(m, frame, event, argument);
-  return !m->isolated_run.code && m->interruption.raise() ? -1 : result;
+  if (!m->isolated_run.code && m->interruption.raise()) result = -1;
+  if (interrupts && !--interrupts->depth && interrupts->waiting) interrupts->deliver();
+  return result;
 }
 
 PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -489,6 +526,10 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->codes = new std::unordered_map<PyCodeObject *, std::vector<Instruction>>();
     memcpy(m->filter, filter.buf, 256);
     m->running = false;
+    m->interrupts = nullptr;
+    m->thread = 0;
+    m->suspension = nullptr;
+    m->is_collecting = false;
   }
   PyBuffer_Release(&filter);
   return (PyObject *)m;
@@ -507,6 +548,7 @@ void release_references(Monitor *m) {
   Py_CLEAR(m->on_unreported_operators);
   Py_CLEAR(m->on_join);
   Py_CLEAR(m->on_interruption);
+  Py_CLEAR(m->suspension);
 }
 
 void monitor_dealloc(PyObject *self) {
@@ -529,6 +571,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(m->on_unreported_operators);
   Py_VISIT(m->on_join);
   Py_VISIT(m->on_interruption);
+  Py_VISIT(m->suspension);
   for (Pending p : *m->pending) Py_VISIT(p.token);
   for (Step s : *m->steps) Py_VISIT(s.stack);
   return 0;
@@ -539,17 +582,135 @@ int monitor_clear(PyObject *self) {
   return 0;
 }
 
-PyObject *monitor_start(PyObject *self, PyObject *counter) {
+// Begins or ends the effect of a garbage collection: its finalizers are not followed, nor is its code
+// part of the program.
+int change_suspension(Monitor *m, long difference) {
+  PyObject *depth = PyObject_GetAttrString(m->suspension, "depth");
+  if (!depth) return -1;
+  PyObject *changed = PyLong_FromLong(PyLong_AsLong(depth) + difference);
+  Py_DECREF(depth);
+  int failed = changed ? PyObject_SetAttrString(m->suspension, "depth", changed) : -1;
+  Py_XDECREF(changed);
+  return failed;
+}
+
+PyObject *on_collection(PyObject *self, PyObject *args, bool begins) {
   Monitor *m = (Monitor *)self;
-  m->dispatched = (const unsigned long long *)PyLong_AsVoidPtr(counter);
-  if (!m->dispatched && PyErr_Occurred()) return nullptr;
-  m->accounted = *m->dispatched;
-  m->running = true;
-  PyEval_SetTrace(trace, self);
+  const char *phase;
+  PyObject *info;
+  if (!PyArg_ParseTuple(args, "sO", &phase, &info)) return nullptr;
+  bool starts = strcmp(phase, "start") == 0;
+  if (m->thread == PyThread_get_thread_ident() && m->suspension && starts == begins &&
+      m->is_collecting != begins) {
+    m->is_collecting = begins;
+    if (change_suspension(m, begins ? 1 : -1) < 0) return nullptr;
+  }
   Py_RETURN_NONE;
 }
 
-// Ends the reports at once; the caller of `start` restores the earlier trace function.
+PyObject *monitor_before_collection(PyObject *self, PyObject *args) {
+  return on_collection(self, args, true);
+}
+
+PyObject *monitor_after_collection(PyObject *self, PyObject *args) {
+  return on_collection(self, args, false);
+}
+
+// The changes to the process while a program runs under the monitor. They are made and undone here,
+// where no signal handler and no trace function can raise in between.
+struct Scope {
+  Monitor *monitor;
+  PyObject *active, *outer = nullptr;       // owned: thread-local variable, and its earlier value
+  PyObject *callbacks = nullptr;            // owned: gc.callbacks
+  PyObject *before = nullptr, *after = nullptr;  // owned: the monitor's own
+  PyObject *counting = nullptr;             // owned: handle of the count of operators
+  Py_tracefunc trace_function = nullptr;    // the earlier one
+  PyObject *trace_object = nullptr;         // owned
+
+  bool was_entered = false;
+
+  bool enter(PyObject *run, PyObject *start_counting) {
+    outer = PyObject_GetAttrString(active, "run");
+    if (!outer) PyErr_Clear();
+    PyObject *gc = PyImport_ImportModule("gc");
+    callbacks = gc ? PyObject_GetAttrString(gc, "callbacks") : nullptr;
+    Py_XDECREF(gc);
+    before = PyObject_GetAttrString((PyObject *)monitor, "before_collection");
+    after = PyObject_GetAttrString((PyObject *)monitor, "after_collection");
+    if (!callbacks || !before || !after) return false;
+    if (!(counting = PyObject_CallNoArgs(start_counting))) return false;
+    if (PyObject_SetAttrString(active, "run", run) < 0) return false;
+    if (PyList_Insert(callbacks, 0, before) < 0 || PyList_Append(callbacks, after) < 0) return false;
+    PyThreadState *thread = PyThreadState_Get();
+    trace_function = thread->c_tracefunc;
+    trace_object = Py_XNewRef(thread->c_traceobj);
+    if (monitor->dispatched) monitor->accounted = *monitor->dispatched;
+    monitor->running = true;
+    was_entered = true;
+    PyEval_SetTrace(trace, (PyObject *)monitor);
+    return true;
+  }
+
+  // Undoes all changes; keeps an exception that is raised.
+  void leave(PyObject *stop_counting) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    monitor->running = false;
+    if (was_entered) PyEval_SetTrace(trace_function, trace_object);
+    drop_references(monitor);
+    if (callbacks) {
+      remove_callback(before);
+      remove_callback(after);
+    }
+    if (counting) Py_XDECREF(PyObject_CallOneArg(stop_counting, counting));
+    PyErr_Clear();
+    PyObject_SetAttrString(active, "run", outer ? outer : Py_None);
+    PyErr_Clear();
+    Py_XDECREF(outer);
+    Py_XDECREF(callbacks);
+    Py_XDECREF(before);
+    Py_XDECREF(after);
+    Py_XDECREF(counting);
+    Py_XDECREF(trace_object);
+    Py_CLEAR(monitor->suspension);
+    PyErr_Restore(type, value, traceback);
+  }
+
+  void remove_callback(PyObject *callback) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); i++) {
+      PyObject *item = PyList_GET_ITEM(callbacks, i);
+      bool is_own = PyCFunction_Check(item) && PyCFunction_GET_SELF(item) == (PyObject *)monitor &&
+                    PyCFunction_GET_FUNCTION(item) == PyCFunction_GET_FUNCTION(callback);
+      if (!is_own) continue;
+      PyList_SetSlice(callbacks, i, i + 1, nullptr);
+      return;
+    }
+  }
+};
+
+PyObject *call_as_caller(PyObject *, PyObject *args);
+
+PyObject *monitor_run(PyObject *self, PyObject *args) {
+  Monitor *m = (Monitor *)self;
+  PyObject *active, *run, *suspension, *counter, *start_counting, *stop_counting, *call;
+  if (!PyArg_ParseTuple(args, "OOOO!OOO!", &active, &run, &suspension, &PyLong_Type, &counter,
+                        &start_counting, &stop_counting, &PyTuple_Type, &call))
+    return nullptr;
+  m->dispatched = (const unsigned long long *)PyLong_AsVoidPtr(counter);
+  if (PyErr_Occurred()) return nullptr;
+  m->interrupts = interrupts->is_main_thread() ? interrupts : nullptr;
+  m->thread = PyThread_get_thread_ident();
+  m->suspension = Py_NewRef(suspension);
+  Py_INCREF(self);
+  Scope scope{m, Py_NewRef(active)};
+  PyObject *result = scope.enter(run, start_counting) ? call_as_caller(nullptr, call) : nullptr;
+  scope.leave(stop_counting);
+  Py_DECREF(scope.active);
+  Py_DECREF(self);
+  return result;
+}
+
+// Ends the reports at once, before the program has ended.
 PyObject *monitor_stop(PyObject *self, PyObject *) {
   ((Monitor *)self)->running = false;
   drop_references((Monitor *)self);
@@ -673,10 +834,14 @@ PyObject *monitor_counts(PyObject *self, PyObject *) {
 }
 
 PyMethodDef monitor_methods[] = {
-    {"start", monitor_start, METH_O,
-     "Become the trace function of this thread; the argument is the address of its dispatch count."},
-    {"account", monitor_account, METH_NOARGS, "Mark all operators dispatched so far as known."},
+    {"run", monitor_run, METH_VARARGS,
+     "(active, run, suspension, counter, start_counting, stop_counting, call): call a function as "
+     "`call_as_caller` does with the arguments `call`, under the monitor. Sets `active.run` "
+     "meanwhile. `counter` is the address of this thread's count of operators."},
+    {"before_collection", monitor_before_collection, METH_VARARGS, "A callback of gc.callbacks."},
+    {"after_collection", monitor_after_collection, METH_VARARGS, "A callback of gc.callbacks."},
     {"stop", monitor_stop, METH_NOARGS, "Report nothing more."},
+    {"account", monitor_account, METH_NOARGS, "Mark all operators dispatched so far as known."},
     {"set_root", monitor_set_root, METH_O, "Set the frame whose reads of its arguments are reported."},
     {"drop_pending", monitor_drop_pending, METH_NOARGS, "Discard the instructions that await a result."},
     {"step", monitor_step, METH_O,
@@ -893,6 +1058,7 @@ bool is_in_folder(_PyInterpreterFrame *f, PyObject *folder) {
 // The program may inspect its callers, as `warnings.warn(stacklevel=2)` and loggers do. A new frame's
 // caller is the thread's current frame; therefore the innermost frame outside this package becomes
 // current during the call. The interpreter continues with this package's frames by its C stack.
+// The program is no own work: signals are not deferred in it.
 PyObject *call_as_caller(PyObject *, PyObject *args) {
   PyObject *folder, *function, *positional, *keywords = nullptr;
   if (!PyArg_ParseTuple(args, "UOO!|O!", &folder, &function, &PyTuple_Type, &positional,
@@ -902,12 +1068,23 @@ PyObject *call_as_caller(PyObject *, PyObject *args) {
   _PyInterpreterFrame *ours = *current, *caller = ours;
   while (caller && is_in_folder(caller, folder)) caller = caller->previous;
   if (caller) *current = caller;
+  bool defers = interrupts->is_main_thread();
+  int depth = defers ? interrupts->depth.exchange(0) : 0;
+  if (depth && interrupts->waiting) interrupts->deliver();
   PyObject *result = PyObject_Call(function, positional, keywords);
+  if (defers) interrupts->depth = depth;
   *current = ours;
   return result;
 }
 
+PyObject *use_interrupts(PyObject *, PyObject *address) {
+  interrupts = (Interrupts *)PyLong_AsVoidPtr(address);
+  if (PyErr_Occurred()) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef module_methods[] = {
+    {"use_interrupts", use_interrupts, METH_O, "Set the address of the state of deferred signals."},
     {"call_as_caller", call_as_caller, METH_VARARGS,
      "(folder, function, args, kwargs): call it as the innermost caller with code outside `folder`."},
     {"is_of", (PyCFunction)(void (*)(void))is_of, METH_FASTCALL,

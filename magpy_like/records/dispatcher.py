@@ -11,6 +11,7 @@ from typing import Any
 from magpy_like.compiler.graph_partition import make_interpreter
 from magpy_like.config import config
 from magpy_like.errors import FullGraphError
+from magpy_like.interruption import call_uninterrupted
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.variation import Variation, argument_path
@@ -204,7 +205,7 @@ class Dispatcher:
         if not self.is_continuation and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
             return call_as_caller(self.target, args, kwargs)
-        return MonitoredCall(self, args, kwargs).run()
+        return call_uninterrupted(MonitoredCall(self, args, kwargs).run)
 
     def why_missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """For each record, the condition that failed for these arguments."""

@@ -9,6 +9,7 @@ import torch
 
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
+from magpy_like.interruption import is_interruption
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.native import call_as_caller
 from magpy_like.native.instance_checks import is_instance
@@ -50,11 +51,12 @@ class MonitoredCall:
         run, cut, program = self._run, self._cut, self._dispatcher.program
         try:
             result = run.run()
-        except Exception:
+        except Exception as error:
             cut.segment.dispatcher.note_escape()
             # The program may raise only because `is_compiling` returned True, which it does not
             # in a native run.
-            if not (run.context.compiling_read and cut.segment.roll_back(run.context.recording)):
+            may_repeat = run.context.compiling_read and not is_interruption(error)
+            if not (may_repeat and cut.segment.roll_back(run.context.recording)):
                 program.reports_compiling &= not run.context.compiling_read
                 run.restore_result(None, run.context.recording.changed_objects())
                 raise

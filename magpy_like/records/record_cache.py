@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from magpy_like.interruption import is_interruption
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.synthesis.record import Record
 
@@ -37,7 +38,9 @@ class RecordCache:
         """The result of a record's guard: arguments of its mock, or which condition failed."""
         try:
             return record.guard(args, kwargs)
-        except Exception:
+        except Exception as error:
+            if is_interruption(error):
+                raise
             # The classes of objects that the recorded run never saw may raise anything in a
             # guard. The record does not match; `why_missed` reports the exception.
             return None

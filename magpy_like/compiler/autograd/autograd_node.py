@@ -29,6 +29,7 @@ from magpy_like.graph_operators.checkpoint_batch_norm import (
     CheckpointStatistics,
     find_executed_inputs,
 )
+from magpy_like.interruption import call_uninterrupted
 from magpy_like.torch_compat.aot_autograd import PlainAOTOutput
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import DisableAutocast
@@ -195,15 +196,19 @@ def _lazy_backward(aot_function: Any, compile_backward: Callable[..., Call]) -> 
     call: Call | None = aot_function.compiled_bw
 
     def run(args: list[Any]) -> Any:
-        nonlocal call
         if call is None:
-            with TRACING_LOCK:
-                if call is None:
-                    graph = copy.deepcopy(lazily.bw_module)
-                    contexts = lazily.saved_context, lazily.saved_compile_context
-                    with tracing(contexts[0]), compile_context(contexts[1]), torch.no_grad():
-                        call = compile_backward(graph, lazily.placeholder_list)
+            call_uninterrupted(compile_once)
+        assert call is not None
         return call(args)
+
+    def compile_once() -> None:
+        nonlocal call
+        with TRACING_LOCK:
+            if call is None:
+                graph = copy.deepcopy(lazily.bw_module)
+                contexts = lazily.saved_context, lazily.saved_compile_context
+                with tracing(contexts[0]), compile_context(contexts[1]), torch.no_grad():
+                    call = compile_backward(graph, lazily.placeholder_list)
 
     return run
 

@@ -48,6 +48,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import (
     tensors_in,
 )
 from magpy_like.graph_operators.node_metadata import FOLDED
+from magpy_like.interruption import check_interruption
 
 #: Operators on complex tensors without complex arithmetic: loops see pairs of reals.
 COMPLEX_PART_OPERATORS = frozenset(
@@ -108,6 +109,7 @@ class Graph:
 
     def _lower(self) -> Graph:
         for node in self.gm.graph.nodes:
+            check_interruption()
             self.origin = node
             if node.op == "placeholder":
                 self._env[node] = self._placeholder(node)

@@ -56,6 +56,7 @@ from magpy_like.compiler.passes.mutations.metadata_mutations import (
 )
 from magpy_like.compiler.passes.mutations.overlapping_writes import reject_overlapping_writes
 from magpy_like.compiler.passes.mutations.tensor_subscripts import index_by_tensors
+from magpy_like.interruption import check_interruption
 
 __all__ = ["ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object", "run", "run_captured"]
 
@@ -148,6 +149,7 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
         Unsupported: the functional form of the graph would differ from eager.
     """
     for captured_pass in CAPTURED_PASSES:
+        check_interruption()
         captured_pass.run(gm, *((example_inputs,) if captured_pass.needs_examples else ()))
     return gm
 
@@ -176,6 +178,7 @@ def _run_phase(gm: GraphModule, phase: Phase, inference: bool) -> bool:
     graph_kind = "inference" if inference else "training"
     changed = False
     for aten_pass in ATEN_PASSES:
+        check_interruption()
         if aten_pass.phase is phase and graph_kind in aten_pass.applies:
             changed |= aten_pass.run(gm) and aten_pass.repeats
     return changed

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.checkpoint_operator import is_checkpoint
+from magpy_like.interruption import is_interruption
 from magpy_like.monitor.random_draws import REWINDABLE
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state.torch_modes import SETTERS, Modes
@@ -53,7 +54,13 @@ def first_misspeculation(
 
 
 def graph_failure(error: Exception) -> GraphFailure:
-    """The result of a mock for an exception of the operator graph."""
+    """The result of a mock for an exception of the operator graph.
+
+    Raises:
+        Exception: the exception itself, if a handler of a signal raised it.
+    """
+    if is_interruption(error):
+        raise error
     return GraphFailure(f"{type(error).__name__}: {error}")
 
 

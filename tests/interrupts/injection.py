@@ -1,0 +1,189 @@
+"""Signals at a chosen point of a call, and the state of the process afterwards.
+
+``points(case)`` counts the points of a first call at which CPython would run a signal handler;
+``interrupt(case, n)`` sends a signal at the n-th, in a process that runs nothing else, and returns
+what is wrong afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import magpy_like as magpy
+from magpy_like import native
+from magpy_like.active_run import active
+from magpy_like.monitor.event_handlers import EventHandlers
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+from tests.compare import assert_same
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program; ``make`` returns a new one, and a function that makes the arguments of a call."""
+
+    make: Callable[[], tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]
+    backend: str = "eager"
+    trains: bool = False
+
+
+class Alarm(TimeoutError):
+    """The exception of the handler of SIGALRM. As most such classes, it is an ``Exception``."""
+
+
+def _ring(number: int, frame: Any) -> None:
+    raise Alarm("now")
+
+
+SIGNALS = {"Ctrl-C": (signal.SIGINT, KeyboardInterrupt), "alarm": (signal.SIGALRM, Alarm)}
+"""By name, a signal and the exception that its handler raises."""
+
+
+@functools.cache
+def injector() -> Any:
+    """The native injector: see ``injector.cpp``."""
+    source = (Path(__file__).parent / "injector.cpp").read_text()
+    return native.build("injector", source)
+
+
+@contextmanager
+def _armed(point: int, function: Callable[[], Any]) -> Iterator[None]:
+    """Call ``function`` at a point of the body. Entering a traced function ends the count on Python
+    3.11; the monitor's callbacks resume it."""
+    patched = {name: getattr(EventHandlers, name) for name in ("on_frame", "on_instruction")}
+    for name, method in patched.items():
+        setattr(EventHandlers, name, _resuming(method))
+    try:
+        injector().arm(point, function)
+        yield
+    finally:
+        injector().disarm()
+        for name, method in patched.items():
+            setattr(EventHandlers, name, method)
+
+
+def _resuming(method: Callable[..., Any]) -> Callable[..., Any]:
+    def resuming(*args: Any) -> Any:
+        injector().resume()
+        return method(*args)
+
+    return resuming
+
+
+def process_state() -> dict[str, Any]:
+    """All that is set while a program is recorded or a graph is compiled."""
+    return {
+        "trace function": sys.gettrace(),
+        "active run": getattr(active, "run", None),
+        "is_compiling": torch.compiler.is_compiling(),
+        "garbage collection": gc.isenabled(),
+        "collection callbacks": len(gc.callbacks),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch keys": str(torch._C._dispatch_tls_local_include_set()),
+        "excluded keys": str(torch._C._dispatch_tls_local_exclude_set()),
+        "gradient mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "tracing lock": TRACING_LOCK._depth,
+        "tracing context": torch._guards.TracingContext.try_get(),
+        "functorch": torch._C._functorch.peek_interpreter_stack(),
+        "Module.__call__": torch.nn.Module.__call__,
+        "Module.__getattr__": torch.nn.Module.__getattr__,
+        "handlers": [signal.getsignal(number) for number, _ in SIGNALS.values()],
+    }
+
+
+def _call(case: Case, program: Callable[..., Any], arguments: Callable[[], Any]) -> Any:
+    args = arguments()
+    result = program(*args)
+    if case.trains:
+        result.sum().backward()
+    gradients = [a.grad for a in args if isinstance(a, torch.Tensor)]
+    return result, args, gradients
+
+
+def points(case: Case) -> int:
+    """The number of points of a first call, with its backward pass."""
+    program, arguments = case.make()
+    fast = magpy.compile(program, backend=case.backend)
+    injector().arm(-1, len)
+    patched = _armed(-1, len)
+    with patched:
+        _call(case, fast, arguments)
+        return int(injector().disarm())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What followed a signal at one point.
+
+    Attributes:
+        fired: the call reached the point.
+        wrong: state left behind, a lost exception, a wrong later result; [] if all is well.
+    """
+
+    fired: bool
+    wrong: list[str]
+
+
+def interrupt(case: Case, point: int, name: str) -> Outcome:
+    """Send a signal at a point of a first call, then call three times and compare with eager."""
+    number, expected = SIGNALS[name]
+    program, arguments = case.make()
+    eager, _ = case.make()
+    fast = magpy.compile(program, backend=case.backend)
+    fired, wrong, before = [], [], process_state()
+
+    def fire() -> None:
+        fired.append(point)
+        signal.raise_signal(number)
+
+    handler = signal.signal(signal.SIGALRM, _ring)
+    before["handlers"] = [signal.getsignal(number) for number, _ in SIGNALS.values()]
+    try:
+        try:
+            with _armed(point, fire):
+                _call(case, fast, arguments)
+        except expected:
+            pass
+        except BaseException as error:
+            wrong.append(f"{type(error).__name__} instead of {expected.__name__}: {error}")
+        else:
+            if fired:
+                wrong.append("the signal's exception is lost")
+        after = process_state()
+        wrong += [f"{key} left behind" for key in before if before[key] != after[key]]
+        if fired and not wrong:
+            wrong += _compare_later_calls(case, program, eager, fast, arguments)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    return Outcome(bool(fired), wrong)
+
+
+def _compare_later_calls(
+    case: Case, program: Any, eager: Any, fast: Any, arguments: Callable[[], Any]
+) -> Iterator[str]:
+    if isinstance(program, torch.nn.Module):  # as far as the interrupted call has changed it
+        eager.load_state_dict(program.state_dict())
+        eager.__dict__.update(
+            {k: v for k, v in vars(program).items() if type(v) in (int, float, str)}
+        )
+    hits = magpy.cache_info(fast).hits
+    try:
+        for _ in range(3):
+            assert_same(_call(case, fast, arguments), _call(case, eager, arguments))
+    except BaseException as error:
+        yield f"a later call is wrong: {type(error).__name__}: {error}"
+    else:
+        if magpy.cache_info(fast).hits == hits:
+            yield "later calls run natively"
