@@ -1,0 +1,1 @@
+"""Long runs: training, inference, resets, threads, interrupts; resources must not grow."""

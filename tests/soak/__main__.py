@@ -1,0 +1,50 @@
+"""A long run: `python -m tests.soak [--minutes 60] [--device cuda] [--backend eager]`.
+
+Trains and infers with random sizes, compiles and drops functions, resets, calls from threads and
+interrupts. Compares every result with eager mode, and samples memory, objects, descriptors, threads
+and disk. Exits with 1 if a result is wrong or a resource grows.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from dataclasses import astuple
+
+import click
+
+from magpy_like.disk_cache.cache_entries import cache_dir
+from tests.soak.activities import Activities
+from tests.soak.resources import Resources, growing
+
+_ROW = "{:>7} {:>9} {:>9} {:>9} {:>9} {:>6} {:>7} {:>9} {:>9} {:>9}"
+
+
+@click.command()
+@click.option("--minutes", default=60.0, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--backend", default="magpy", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--samples", default=60, show_default=True, help="Samples of the resources.")
+def main(minutes: float, device: str, backend: str, seed: int, samples: int) -> None:
+    """Prints a row per sample, and the resources that grow."""
+    warnings.filterwarnings("ignore", message=".*runs eagerly from now on")
+    activities = Activities(seed, device, backend)
+    began, taken = time.monotonic(), []
+    names = ("seconds", "calls", "interr.", *Resources.__dataclass_fields__)
+    print(_ROW.format(*(name[-9:] for name in names)))
+    for k in range(1, samples + 1):
+        while time.monotonic() < began + k * minutes * 60 / samples:
+            activities.once()
+        taken.append(Resources.now(cache_dir(), device))
+        numbers = (f"{number:,.0f}" for number in astuple(taken[-1]))
+        elapsed = f"{time.monotonic() - began:.0f}"
+        print(_ROW.format(elapsed, activities.calls, activities.interrupted, *numbers), flush=True)
+    found = growing(taken)
+    print("\n".join(found) or "nothing grows")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

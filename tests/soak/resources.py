@@ -1,0 +1,67 @@
+"""Resources of this process, and whether they grow."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import threading
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Resources:
+    """One sample; memory and disk in MiB."""
+
+    resident: float
+    objects: int
+    descriptors: int
+    threads: int
+    disk: float
+    gpu_allocated: float
+    gpu_reserved: float
+
+    @classmethod
+    def now(cls, cache: Path, device: str) -> Resources:
+        """The resources after a garbage collection; ``cache`` is the folder of the disk cache."""
+        gc.collect()
+        on_gpu = device == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return cls(
+            pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            len(gc.get_objects()),
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+            sum(f.stat().st_size for f in cache.rglob("*") if f.is_file()) / 2**20,
+            torch.cuda.memory_allocated() / 2**20 if on_gpu else 0.0,
+            torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0,
+        )
+
+
+TOLERATED = Resources(0.05, 0.02, 2, 2, 0.05, 0.05, 0.10)  # type: ignore[arg-type]
+"""Growth that does not count: a share, but a number of descriptors and threads."""
+
+
+def growing(samples: Sequence[Resources]) -> list[str]:
+    """Resources whose median of the last third exceeds that of the middle third.
+
+    The first third is the warm-up: caches of bounded size fill.
+    """
+    third = len(samples) // 3
+    found = []
+    for k, name in enumerate(Resources.__dataclass_fields__):
+        middle, last = (
+            statistics.median(astuple(s)[k] for s in part)
+            for part in (samples[third : 2 * third], samples[-third:])
+        )
+        limit = astuple(TOLERATED)[k]
+        allowed = limit if name in ("descriptors", "threads") else limit * max(middle, 1)
+        if last - middle > allowed:
+            found.append(f"{name} grows from {middle:,.1f} to {last:,.1f}")
+    return found

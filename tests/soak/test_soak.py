@@ -1,0 +1,43 @@
+"""Resources do not grow over many calls, and the judgement of that."""
+
+import dataclasses
+
+import pytest
+
+from magpy_like.disk_cache.cache_entries import cache_dir
+from tests.soak.activities import Activities
+from tests.soak.resources import Resources, growing
+
+FLAT = Resources(100.0, 1000, 10, 1, 5.0, 0.0, 0.0)
+
+
+def test_flat_resources_do_not_grow():
+    assert growing([FLAT] * 9) == []
+
+
+def test_growth_during_warm_up_does_not_count():
+    small = dataclasses.replace(FLAT, resident=10.0, objects=10)
+    assert growing([small] * 3 + [FLAT] * 6) == []
+
+
+@pytest.mark.parametrize("name", Resources.__dataclass_fields__)
+def test_growth_after_warm_up_is_named(name):
+    samples = [
+        dataclasses.replace(FLAT, **{name: (getattr(FLAT, name) + 10) * (1 + k / 4)})
+        for k in range(9)
+    ]
+    [found] = growing(samples)
+    assert found.startswith(f"{name} grows from")
+
+
+def test_many_random_calls_equal_eager_and_objects_do_not_grow():
+    activities = Activities(0, "cpu", "eager")
+    samples = []
+    for _ in range(6):
+        for _ in range(12):
+            activities.once()
+        samples.append(Resources.now(cache_dir(), "cpu"))
+    objects = [sample.objects for sample in samples]
+    assert objects[-1] < 1.05 * max(objects[:3])
+    assert len({sample.descriptors for sample in samples[2:]}) == 1
+    assert {sample.threads for sample in samples} == {1}
