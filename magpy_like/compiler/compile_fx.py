@@ -284,9 +284,7 @@ def _first_line(error: Exception) -> str:
     if isinstance(error, Unsupported):
         return error.reason if error.subject == "a graph" else str(error)
     if isinstance(error, cpp_compiler.CppCompileError):
-        errors = [s for s in error.diagnostics.splitlines() if "error" in s]
-        message = errors[0] if errors else error.diagnostics
-        return f"the C++ compiler refused its kernels: {message}"
+        return error.summary
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

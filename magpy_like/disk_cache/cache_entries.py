@@ -1,167 +1,99 @@
 """Sealed entries on disk: compiled C++ and other generated artifacts, named by their content.
 
 One file per entry, named by the digest of all its inputs (source, headers, flags, compiler, Python,
-torch, processor). An entry is its payload followed by a *seal*, a fixed-size trailer with the
-payload's length and checksum. ELF loaders ignore bytes after the image, so a shared object and a
-pickled graph are stored the same way, and the checksum cannot be separated from its payload.
-Entries are written in a temporary directory of the cache and renamed into place. An entry that does
-not match its seal is deleted and made again.
+torch, processor). An entry is its payload followed by a *seal*, a fixed-size trailer: the payload's
+length, the digest of name and payload, and a signature of that digest. ELF loaders ignore bytes
+after the image, so a shared object and other artifacts are stored the same way, and no entry can be
+taken for another. Entries are written in a workspace of the cache and renamed into place. An entry
+that does not match its seal is deleted and made again.
 
-The lock taken while compiling only saves work. Two processes that compile the same source both
-end with a good entry, so a lock that cannot be had (a file system without ``flock``, an owner
-that hangs) delays and never blocks. The kernel drops the lock of a process that was killed.
+The digest finds damage; it does not keep anybody out. That only this user can have written an entry
+follows from the folder (``safe_folder``), or else from the signature (``signing_key``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
-import os
 import platform
 import re
-import shutil
 import sys
-import tempfile
-import time
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-# A change of an entry's layout changes every key, so old entries are never found.
-FORMAT = 1
+from magpy_like.disk_cache import cache_location, claims, eviction, signing_key
+from magpy_like.disk_cache.cache_folder import FORMAT, CacheFolder
+from magpy_like.disk_cache.safe_folder import read_all, write_all
+from magpy_like.errors import CompileError
 
-_SEAL_MAGIC = b"magpy\x00v1"
-_SEAL_SIZE = len(_SEAL_MAGIC) + 8 + 32
-_KINDS = ("cpp", "blob")
-_LOCK_TIMEOUT = 300.0  # seconds; longer than any compilation of generated code
-_STALE_AFTER = 6 * 3600.0  # seconds; a working directory older than this has lost its owner
-
-# --- directories -------------------------------------------------------------------------------
-
-
-def cache_dir() -> Path:
-    """The cache's root: ``MAGPY_CACHE_DIR``, else ``magpy_like`` in the user's cache directory.
-
-    If that directory cannot be written, a private one is used until the process ends; warns once.
-    """
-    chosen = os.environ.get("MAGPY_CACHE_DIR")
-    if chosen:
-        return _writable(Path(chosen).expanduser())
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return _writable(Path(base).expanduser() / "magpy_like")
-
-
-@functools.cache
-def _writable(root: Path) -> Path:
-    try:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-        return root
-    except OSError as error:
-        warnings.warn(
-            f"magpy: the cache directory {root} cannot be written ({error.strerror}); compiled "
-            "code is not kept. Set MAGPY_CACHE_DIR to a writable directory.",
-            stacklevel=3,
-        )
-        return Path(_private_dir().name)
-
-
-@functools.cache
-def _private_dir() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="magpy-")
-
-
-def entry_path(kind: str, stem: str, key: str, suffix: str) -> Path:
-    """The file of an entry; ``kind`` is ``cpp`` or ``blob``."""
-    return cache_dir() / kind / key[:2] / f"{stem}{key}{suffix}"
-
-
-@contextlib.contextmanager
-def workspace() -> Iterator[Path]:
-    """A fresh directory on the cache's own file system, so that a rename out of it is atomic."""
-    root = cache_dir() / "tmp"
-    root.mkdir(parents=True, exist_ok=True)
-    _sweep(root, _STALE_AFTER)
-    with tempfile.TemporaryDirectory(dir=root, ignore_cleanup_errors=True) as path:
-        yield Path(path)
-
-
-def _sweep(root: Path, age: float) -> None:
-    """Remove files older than ``age`` seconds, which killed processes left in ``root``."""
-    horizon = time.time() - age
-    for path in root.iterdir():
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < horizon:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
+_SEAL_MAGIC = b"magpy\x00v2"
+_LENGTH_END = len(_SEAL_MAGIC) + 8
+_DIGEST_END = _LENGTH_END + 32
+_SEAL_SIZE = _DIGEST_END + signing_key.SIZE
 
 # --- sealed files ------------------------------------------------------------------------------
 
 
-def seal(payload: bytes) -> bytes:
-    """The trailer of an entry."""
-    return _SEAL_MAGIC + len(payload).to_bytes(8, "little") + hashlib.sha256(payload).digest()
+def seal(name: str, payload: bytes) -> bytes:
+    """The trailer of the entry ``name``."""
+    found = _digest(name, payload)
+    return _SEAL_MAGIC + len(payload).to_bytes(8, "little") + found + signing_key.sign(found)
 
 
-def _read_sealed(path: Path) -> bytes | None:
-    """The payload of an entry, or None if it is missing or damaged; a damaged one is deleted."""
+def _digest(name: str, payload: bytes | memoryview) -> bytes:
+    state = hashlib.sha256(name.encode() + b"\0")
+    state.update(payload)
+    return state.digest()
+
+
+def payload_size(name: str, data: bytes, *, is_private: bool) -> int | None:
+    """The length of the payload if ``data`` is the entry ``name``, whole and unchanged, and if not
+    from a private folder, signed by this user; else None."""
+    size = len(data) - _SEAL_SIZE
+    if size < 0:
+        return None
+    trailer, payload = data[size:], memoryview(data)[:size]
+    found = trailer[_LENGTH_END:_DIGEST_END]
+    is_whole = (
+        trailer[:_LENGTH_END] == _SEAL_MAGIC + size.to_bytes(8, "little")
+        and found == _digest(name, payload)
+    )  # fmt: skip
+    if not is_whole:
+        return None
+    return size if is_private or signing_key.is_signed(found, trailer[_DIGEST_END:]) else None
+
+
+def read(cache: CacheFolder, kind: str, name: str) -> bytes | None:
+    """The payload of an entry; None if it is missing, unsafe or damaged.
+
+    A damaged entry is deleted.
+    """
     try:
-        data = path.read_bytes()
+        folder = cache.folder(kind)
+        with folder.opened(name) as (descriptor, found):
+            data = read_all(descriptor, found.st_size)
+            size = payload_size(name, data, is_private=cache.is_private)
+            if size is not None and cache.is_private:
+                eviction.touch(descriptor, found)
     except OSError:
         return None
-    payload = data[:-_SEAL_SIZE]
-    if len(data) >= _SEAL_SIZE and data[-_SEAL_SIZE:] == seal(payload):
-        return payload
-    with contextlib.suppress(OSError):
-        path.unlink()
+    if size is not None:
+        return data[:size]
+    if cache.is_private:
+        with contextlib.suppress(OSError):
+            folder.remove(name)
     return None
 
 
-def publish(source: Path, target: Path) -> None:
-    """Rename into place. A process that clears the cache may delete the directory."""
-    for attempt in range(3):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.replace(source, target)
-            return
-        except FileNotFoundError:
-            if attempt == 2 or not source.exists():
-                raise
-
-
-@contextlib.contextmanager
-def locked(key: str) -> Iterator[None]:
-    """Hold the lock of ``key``. After ``_LOCK_TIMEOUT`` the caller continues without it."""
-    path = cache_dir() / "lock" / key
-    handle = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(path, "w")  # noqa: SIM115 (closed below, on every path)
-        deadline = time.monotonic() + _LOCK_TIMEOUT
-        pause = 0.001
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(pause)
-                pause = min(2 * pause, 0.05)
-    except OSError:
-        pass
-    try:
-        yield
-    finally:
-        # A process that waits on the unlinked file then finds the entry.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        if handle is not None:
-            handle.close()
+def write(cache: CacheFolder, kind: str, name: str, payload: bytes) -> None:
+    """Add an entry. Raises OSError."""
+    data, workspaces = payload + seal(name, payload), cache.workspaces()
+    with claims.workspace_file(workspaces) as (draft, descriptor):
+        write_all(descriptor, data)
+        cache.folder(kind, create=True).receive(workspaces, draft, name)
+    eviction.account(cache, len(data))
 
 
 # --- keys --------------------------------------------------------------------------------------
@@ -207,92 +139,28 @@ def processor() -> str:
     return "\n".join(sorted(set(wanted)))
 
 
-# --- entries checked by this process ---------------------------------------------------------
-
-_verified: set[Path] = set()  # entries that this process has checked: they are not read twice
-
-
-def is_intact(target: Path) -> bool:
-    """True if an entry is there and matches its seal; a damaged one is deleted."""
-    if target in _verified and target.exists():
-        return True
-    if _read_sealed(target) is None:
-        return False
-    _verified.add(target)
-    return True
-
-
-def mark_intact(target: Path) -> None:
-    """Note that this process has written the entry."""
-    _verified.add(target)
-
-
 # --- artifacts ---------------------------------------------------------------------------------
 
 
 def get(key: str) -> bytes | None:
     """The bytes stored under ``key`` in this :func:`environment`; None if missing or damaged."""
-    return _read_sealed(_blob(key))
+    name = _blob(key)
+    for cache in cache_location.current().readable():
+        data = read(cache, "blob", name)
+        if data is not None:
+            return data
+    return None
 
 
 def put(key: str, data: bytes) -> None:
     """Store ``data`` under ``key``. The last writer wins; a reader sees all of it or nothing.
 
-    On a full or read-only disk the entry is lost, without an error.
+    Where no folder takes it, the entry is lost, without an error.
     """
-    with contextlib.suppress(OSError), workspace() as work:
-        product = work / "blob"
-        product.write_bytes(data + seal(data))
-        publish(product, _blob(key))
+    name = _blob(key)
+    with contextlib.suppress(CompileError):
+        cache_location.current().write(lambda cache: write(cache, "blob", name, data))
 
 
-def _blob(key: str) -> Path:
-    return entry_path("blob", "", digest(key, environment()), ".bin")
-
-
-# --- contents and deletion ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CacheInfo:
-    """Contents of the cache: ``entries[kind]`` and ``size[kind]`` (bytes) for each kind."""
-
-    path: Path
-    entries: dict[str, int]
-    size: dict[str, int]
-
-
-def info() -> CacheInfo:
-    """Count the entries on disk (shared objects under ``cpp``, artifacts under ``blob``)."""
-    root = cache_dir()
-    entries, size = dict.fromkeys(_KINDS, 0), dict.fromkeys(_KINDS, 0)
-    for path in _files(root):
-        with contextlib.suppress(FileNotFoundError):
-            kind = path.parent.parent.name
-            size[kind] += path.stat().st_size
-            entries[kind] += path.suffix in (".so", ".bin")
-    return CacheInfo(root, entries, size)
-
-
-def clear() -> CacheInfo:
-    """Delete all entries, and no file of others. Returns the contents before.
-
-    Running processes keep the code that they have loaded; a compilation under way still stores its
-    result.
-    """
-    before = info()
-    for path in _files(before.path):
-        with contextlib.suppress(OSError):
-            path.unlink()
-    _verified.clear()
-    if (before.path / "tmp").is_dir():
-        _sweep(before.path / "tmp", _STALE_AFTER)
-    return before
-
-
-def _files(root: Path) -> Iterator[Path]:
-    """The files of all entries, recognised by name: the directory may hold files of others."""
-    for kind in _KINDS:
-        for path in (root / kind).glob("??/*"):
-            if re.search(r"(^|-)[0-9a-f]{64}\.(so|cpp|bin)$", path.name):
-                yield path
+def _blob(key: str) -> str:
+    return f"{digest(key, environment())}.bin"

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,20 +17,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from magpy_like.disk_cache.cache_entries import (
-    digest,
-    entry_path,
-    environment,
-    is_intact,
-    locked,
-    mark_intact,
-    publish,
-    seal,
-    workspace,
+from magpy_like.disk_cache import (
+    cache_entries,
+    cache_location,
+    claims,
+    eviction,
+    process_runner,
+    user_settings,
 )
+from magpy_like.disk_cache.cache_entries import digest, environment
+from magpy_like.disk_cache.cache_folder import CacheFolder, folder_path
+from magpy_like.disk_cache.process_runner import TimedOut
+from magpy_like.disk_cache.safe_folder import SafeFolder
 from magpy_like.errors import CompileError
 
 BASE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
+
+_VERSION_TIMEOUT = 30.0  # seconds
+_SPACE = 1 << 20  # bytes: a disk without them is full
 
 
 class NoCompilerError(CompileError):
@@ -45,6 +48,21 @@ class CppCompileError(CompileError):
         self.command, self.diagnostics, self.source = tuple(command), diagnostics, source
         head = "\n".join(diagnostics.strip().splitlines()[:20])
         super().__init__(f"compiling {name} failed: {shlex.join(command)}\n{head}")
+
+    @property
+    def summary(self) -> str:
+        """One line: the first error."""
+        errors = [line for line in self.diagnostics.splitlines() if "error" in line]
+        first = errors[0] if errors else self.diagnostics
+        return f"the C++ compiler refused its kernels: {first}"
+
+
+class CompilerTimeoutError(CppCompileError):
+    """The C++ compiler was stopped at its time limit, with all processes that it had started."""
+
+    @property
+    def summary(self) -> str:
+        return f"the C++ compiler was stopped: {self.diagnostics}"
 
 
 # --- the compiler and its sources --------------------------------------------------------------
@@ -63,28 +81,54 @@ def cxx() -> Compiler:
 
     Raises NoCompilerError when there is none.
     """
-    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+    return _find_compiler(os.environ.get("CXX", "").strip(), os.environ.get("PATH", ""))
 
 
 @functools.cache
 def _find_compiler(wanted: str, path: str) -> Compiler:
-    candidates = [wanted] if wanted else ["g++", "clang++"]
-    for candidate in candidates:
-        words = shlex.split(candidate)
-        program = shutil.which(words[0], path=path)
-        if program is None:
-            continue
-        command = (program, *words[1:])
+    tried = []
+    for candidate in [wanted] if wanted else ["g++", "clang++"]:
         try:
-            answer = subprocess.run([*command, "--version"], capture_output=True, text=True)
-        except OSError:
+            program, *options = shlex.split(candidate)
+        except ValueError as error:
+            tried.append(f"CXX={candidate!r} is not a command ({error})")
             continue
-        if answer.returncode == 0:
-            return Compiler(command, answer.stdout)
-    looked = f"CXX={wanted!r} does not run" if wanted else "neither g++ nor clang++ is on PATH"
+        found = shutil.which(program, path=path)
+        if found is None:
+            tried.append(f"{program} is not on PATH")
+            continue
+        # Absolute, because it runs in a folder of its own.
+        answer = _version((os.path.abspath(found), *options))
+        if isinstance(answer, Compiler):
+            return answer
+        tried.append(answer)
+    of = f"CXX={wanted!r} does not run: " if wanted else ""
     raise NoCompilerError(
-        f"no C++ compiler: {looked}. Install one (Debian/Ubuntu: apt install g++), or set CXX."
+        f"no C++ compiler: {of}{'; '.join(tried)}. Install one (Debian/Ubuntu: apt install g++), "
+        "or set CXX."
     )
+
+
+def _version(command: tuple[str, ...]) -> Compiler | str:
+    """The compiler of a command, or why it does not run."""
+    if command in _hanging:
+        return _hanging[command]
+    seconds = min(_VERSION_TIMEOUT, user_settings.compiler_timeout())
+    try:
+        answer = process_runner.run([*command, "--version"], seconds=seconds)
+    except OSError as error:
+        return f"{command[0]} cannot be started ({error.strerror})"
+    except TimedOut as error:
+        return _hanging.setdefault(command, str(error))
+    if answer.status != 0:
+        return f"`{shlex.join(command)} --version` failed (exit status {answer.status})"
+    return Compiler(command, answer.output)
+
+
+_hanging: dict[tuple[str, ...], str] = {}
+"""Compilers that are not started again, as each start would wait: command -> what happened."""
+_finished: set[tuple[str, ...]] = set()
+"""Compilers that finished a compilation in this process."""
 
 
 @dataclass(frozen=True)
@@ -136,38 +180,101 @@ def compile_cpp_many(sources: Sequence[CppSource]) -> list[Path]:
 
 def _compile(unit: CppSource, compiler: Compiler) -> Path:
     key = unit.key(compiler)
-    stem = re.sub(r"\W+", "_", unit.name)[:60] + "-"
-    target = entry_path("cpp", stem, key, ".so")
-    if is_intact(target):
-        return target
-    with locked(key):
-        if not is_intact(target):
-            _build(unit, compiler, target)
-            mark_intact(target)
-    return target
+    stem = re.sub(r"\W+", "_", unit.name)[:60]
+    name = f"{stem}-{key}.so"
+
+    def build_once(cache: CacheFolder) -> Path:
+        seconds = user_settings.compiler_timeout()
+        with claims.locked(cache.folder("lock", create=True), key, seconds):
+            return _find(name) or _build(unit, compiler, cache, name)
+
+    return _find(name) or cache_location.current().write(build_once)
 
 
-def _build(unit: CppSource, compiler: Compiler, target: Path) -> None:
-    with workspace() as work:
-        text = work / (target.stem + ".cpp")
-        text.write_text(unit.source)
+def _find(name: str) -> Path | None:
+    """The path of a compiled library, verified and safe to load; None if there is none."""
+    location = cache_location.current()
+    for cache in location.readable():
+        library = cache_entries.read(cache, "cpp", name)
+        if library is None:
+            continue
+        # Others may change the file between this check and the loading: a copy is loaded.
+        return (
+            cache.path_to_load(name)
+            if cache.is_private
+            else location.write(
+                lambda private, payload=library: _store(private, name, payload)  # type: ignore[misc]
+            )
+        )
+    return None
+
+
+def _store(cache: CacheFolder, name: str, library: bytes) -> Path:
+    cache_entries.write(cache, "cpp", name, library)
+    return cache.path_to_load(name)
+
+
+def _build(unit: CppSource, compiler: Compiler, cache: CacheFolder, name: str) -> Path:
+    text = f"{name.removesuffix('.so')}.cpp"
+    with claims.workspace_folder(cache.workspaces()) as work:
+        path = Path(folder_path(work))
+        (path / text).write_text(unit.source)
         for header, content in unit.headers.items():
-            (work / header).parent.mkdir(parents=True, exist_ok=True)
-            (work / header).write_text(content)
-        product = work / target.name
-        inputs = ["-I", str(work), str(text), "-o", str(product)]
+            (path / header).parent.mkdir(parents=True, exist_ok=True)
+            (path / header).write_text(content)
         # Libraries must follow the objects that need them.
         libraries = [flag for flag in unit.flags if flag.startswith("-l")]
         others = [flag for flag in unit.flags if not flag.startswith("-l")]
-        command = [*compiler.command, *BASE_FLAGS, *others, *inputs, *libraries]
-        answer = subprocess.run(command, capture_output=True, text=True, cwd=work)
-        if answer.returncode != 0:
-            raise CppCompileError(unit.name, command, answer.stderr, unit.source)
-        trailer = seal(product.read_bytes())
-        with product.open("ab") as out:
-            out.write(trailer)
-        publish(text, target.with_suffix(".cpp"))  # for debuggers, profilers and people
-        publish(product, target)
+        command = [*compiler.command, *BASE_FLAGS, *others, "-I.", text, "-o", name, *libraries]
+        _run(unit, command, compiler, work, str(work.path) if cache.is_anchored else ".")
+        try:
+            library = (path / name).read_bytes()
+        except FileNotFoundError:
+            message = "the compiler wrote no shared object"
+            raise CppCompileError(unit.name, command, message, unit.source) from None
+        # The source is for debuggers, profilers and people.
+        cache.folder("cpp", create=True).receive(work, text, text)
+    eviction.account(cache, len(unit.source))
+    return _store(cache, name, library)
+
+
+def _run(
+    unit: CppSource, command: list[str], compiler: Compiler, work: SafeFolder, temporary: str
+) -> None:
+    """Run the compiler in ``work``, its temporary files in the folder ``temporary``.
+
+    Raises NoCompilerError, CppCompileError, or OSError where the disk is full.
+    """
+    if compiler.command in _hanging:
+        raise CompilerTimeoutError(unit.name, command, _hanging[compiler.command], unit.source)
+    try:
+        answer = process_runner.run(
+            command, seconds=user_settings.compiler_timeout(), folder=folder_path(work),
+            environment={"TMPDIR": temporary},
+        )  # fmt: skip
+    except OSError as error:
+        raise NoCompilerError(
+            f"no C++ compiler: {command[0]} cannot be started ({error.strerror}). Set CXX to "
+            "another one."
+        ) from error
+    except TimedOut as error:
+        message = (
+            f"{shlex.join(compiler.command)} did not end within {error.seconds:g} s. If it only "
+            "needs longer, set MAGPY_COMPILER_TIMEOUT (seconds); if it hangs, set CXX to another."
+        )
+        if compiler.command not in _finished:
+            _hanging[compiler.command] = message
+        raise CompilerTimeoutError(unit.name, command, message, unit.source) from error
+    if answer.status != 0:
+        _check_space(work)
+        raise CppCompileError(unit.name, command, answer.errors, unit.source)
+    _finished.add(compiler.command)
+
+
+def _check_space(work: SafeFolder) -> None:
+    """Raises OSError if the disk is full: that a compilation failed has this reason then."""
+    with work.opened("space", os.O_WRONLY | os.O_CREAT) as (descriptor, _):
+        os.posix_fallocate(descriptor, 0, _SPACE)
 
 
 # --- loading -----------------------------------------------------------------------------------

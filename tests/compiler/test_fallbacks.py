@@ -9,7 +9,7 @@ from torch import fx
 
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.compiler_errors import CompileError, MagpyWarning, _warned
-from magpy_like.disk_cache import cpp_compiler
+from magpy_like.disk_cache import claims
 
 
 @pytest.fixture(autouse=True)
@@ -110,10 +110,10 @@ def test_missing_compiler_falls_back_to_aten(monkeypatch):
 
 @pytest.mark.usefixtures("empty_cache")
 def test_full_disk_falls_back_to_aten(monkeypatch):
-    def full():
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cpp_compiler, "workspace", full)
+    monkeypatch.setattr(claims, "workspace_folder", full)
     assert_equals_eager_with_one_warning("No space left on device", lambda x: x.exp() * 4.5, X)
 
 

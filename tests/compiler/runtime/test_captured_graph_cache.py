@@ -174,7 +174,7 @@ def test_graph_with_varying_sizes_is_traced_again(traced):
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[::-1]])
 def test_damaged_entries_are_replaced(tmp_path, traced, damage):
     run(lambda x: x * 2 + 1, X)
-    found = list((tmp_path / "blob").rglob("*.bin"))
+    found = list(tmp_path.rglob("*.bin"))
     assert len(found) == 2
     for entry in found:
         entry.write_bytes(damage(entry.read_bytes()))

@@ -8,7 +8,7 @@ import torch
 
 from magpy_like.compiler.lowering import graph_lowering as lowering
 from magpy_like.compiler.runtime import compiled_graph_cache
-from magpy_like.disk_cache import cache_entries
+from magpy_like.disk_cache import maintenance
 from tests.compiler.programs import compiled, same, same_gradients
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -30,7 +30,7 @@ def lowered(tmp_path, monkeypatch):
 
 
 def entries(root):
-    return list((root / "blob").rglob("*.bin"))
+    return list(root.rglob("*.bin"))
 
 
 def test_compiled_graph_is_found(lowered):
@@ -96,16 +96,16 @@ def test_damaged_entry_is_compiled_again(tmp_path, lowered, damage):
 @pytest.mark.cpu
 def test_deleted_kernels_are_compiled_again(tmp_path):
     same(lambda x: x * 2 + 1, X)
-    for path in (tmp_path / "cpp").rglob("*.so"):
+    for path in tmp_path.rglob("*.so"):
         path.unlink()
     same(lambda x: x * 2 + 1, X)
 
 
 def test_cache_info_counts_graphs(tmp_path):
     compiled(lambda x: x * 2)(X)
-    assert cache_entries.info().entries["blob"] == 1
-    cache_entries.clear()
-    assert cache_entries.info().entries["blob"] == 0
+    assert maintenance.info().entries["blob"] == 1
+    maintenance.clear()
+    assert maintenance.info().entries["blob"] == 0
 
 
 def test_graph_with_a_trace_is_compiled_in_full(tmp_path, lowered, monkeypatch):

@@ -1,0 +1,165 @@
+"""Which cache folders this process uses: the user's, or a private one where that cannot be trusted
+or written.
+
+Entries are written to the user's folder if it takes them, else to the private one, and looked up
+in both. Whatever is wrong with the user's folder leads to one warning and to the private folder,
+which is removed at the end of the process; only if no folder at all can be written is that an
+error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from magpy_like.disk_cache import signing_key, user_settings
+from magpy_like.disk_cache.cache_folder import CacheFolder
+from magpy_like.disk_cache.safe_folder import RefusedError
+from magpy_like.disk_cache.user_settings import warn_once
+from magpy_like.errors import CompileError
+
+T = TypeVar("T")
+_VARIABLES = ("MAGPY_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "MAGPY_CACHE_READONLY")
+_lock = threading.RLock()
+
+
+class CacheError(CompileError):
+    """No folder takes compiled code; the message states what was tried, and the remedy."""
+
+
+class CacheLocation:
+    """The folders for one choice of the user. ``chosen`` is None if it cannot be used."""
+
+    def __init__(self) -> None:
+        self.chosen: CacheFolder | None = None
+        self._reason = ""  # why nothing is written to the chosen folder
+        try:
+            root = user_settings.cache_root()
+        except (OSError, RuntimeError) as error:
+            self._reason = f"there is no folder for the cache ({_text(error)})"
+            return
+        try:
+            if user_settings.is_read_only():
+                self.chosen = _open_read_only(root)
+                self._reason = "MAGPY_CACHE_READONLY is set"
+                return
+            self.chosen = open_chosen(root, create=True)
+        except RefusedError as error:
+            self._reason = f"the cache folder {root} is not used: {error}"
+        except OSError as error:
+            self._reason = f"the cache folder {root} cannot be written ({_text(error)})"
+        else:
+            if not self.chosen.is_writable():
+                self._reason = f"the cache folder {root} cannot be written (permissions)"
+
+    def is_current(self) -> bool:
+        """True unless the chosen folder was deleted, or became unsafe."""
+        try:
+            return self.chosen is None or self.chosen.is_there()
+        except OSError:
+            return False
+
+    def readable(self) -> list[CacheFolder]:
+        """The folders in which entries are looked up, in order: what this process had to write to
+        the private one is the newest."""
+        return [folder for folder in (_private, self.chosen) if folder is not None]
+
+    def write(self, action: Callable[[CacheFolder], T]) -> T:
+        """The result of ``action`` on the folder for new entries; on the private one if it fails.
+
+        Raises CacheError if no folder takes the entry, and any other error of ``action``.
+        """
+        if self.chosen is not None and not self._reason:
+            try:
+                return action(self.chosen)
+            except OSError as error:
+                self._reason = (
+                    f"the cache folder {self.chosen.root} cannot be written ({_text(error)})"
+                )
+        if not user_settings.is_read_only():
+            self._warn()
+        try:
+            return action(_private_folder())
+        except OSError as error:
+            raise CacheError(
+                f"no folder takes compiled code: {self._reason or 'none was chosen'}; nor does a "
+                f"temporary one ({_text(error)}). Set MAGPY_CACHE_DIR to a folder with free space."
+            ) from error
+
+    def _warn(self) -> None:
+        warn_once(
+            f"magpy: {self._reason}; compiled code is not kept. "
+            "Set MAGPY_CACHE_DIR to a folder of your own that can be written."
+        )
+
+
+def current() -> CacheLocation:
+    """The folders that the environment chooses now."""
+    global _current
+    wanted = tuple(map(os.environ.get, _VARIABLES))
+    known = _current
+    if known is not None and known[0] == wanted and known[1].is_current():
+        return known[1]
+    with _lock:
+        if _current is known:
+            _current = wanted, CacheLocation()
+        assert _current is not None
+        return _current[1]
+
+
+_current: tuple[tuple[str | None, ...], CacheLocation] | None = None
+
+
+def open_chosen(root: Path, *, create: bool = False) -> CacheFolder:
+    """The cache folder in ``root``.
+
+    Raises OSError; RefusedError if others can change it, or no code may be loaded from it.
+    """
+    folder = CacheFolder(root, create=create)
+    if not folder.can_load():
+        raise RefusedError(f"the file system of {root} is mounted with noexec")
+    return folder
+
+
+def _open_read_only(root: Path) -> CacheFolder | None:
+    try:
+        return open_chosen(root)
+    except RefusedError as error:
+        if signing_key.signing_key() is None:
+            warn_once(f"magpy: {error}. There is no key to check its entries: it is not read.")
+            return None
+        return CacheFolder(root, create=False, is_private=False)
+    except OSError as error:
+        warn_once(f"magpy: the cache folder {root} cannot be read ({_text(error)}).")
+        return None
+
+
+def _text(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+# --- the private folder --------------------------------------------------------------------------
+
+_private: CacheFolder | None = None
+
+
+def _private_folder() -> CacheFolder:
+    """A folder of this process. Raises OSError."""
+    global _private
+    with _lock:
+        if _private is None or not _private.is_there():
+            path = tempfile.mkdtemp(prefix="magpy-")
+            atexit.register(_remove, path, os.getpid())
+            _private = CacheFolder(Path(path), create=True)
+        return _private
+
+
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a child that inherited it
+        shutil.rmtree(path, ignore_errors=True)
