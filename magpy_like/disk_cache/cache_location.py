@@ -9,11 +9,11 @@ error.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +26,7 @@ from magpy_like.errors import CompileError
 
 T = TypeVar("T")
 _VARIABLES = ("MAGPY_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "MAGPY_CACHE_READONLY")
+_REMEDY = "Set MAGPY_CACHE_DIR to a folder of your own with free space."
 _lock = threading.RLock()
 
 
@@ -38,11 +39,11 @@ class CacheLocation:
 
     def __init__(self) -> None:
         self.chosen: CacheFolder | None = None
-        self._reason = ""  # why nothing is written to the chosen folder
+        self._reason = ""  # why nothing is written to the chosen folder, and the remedy
         try:
             root = user_settings.cache_root()
         except (OSError, RuntimeError) as error:
-            self._reason = f"there is no folder for the cache ({_text(error)})"
+            self._reason = f"there is no folder for the cache ({_text(error)}). {_REMEDY}"
             return
         try:
             if user_settings.is_read_only():
@@ -50,13 +51,11 @@ class CacheLocation:
                 self._reason = "MAGPY_CACHE_READONLY is set"
                 return
             self.chosen = open_chosen(root, create=True)
-        except RefusedError as error:
-            self._reason = f"the cache folder {root} is not used: {error}"
         except OSError as error:
-            self._reason = f"the cache folder {root} cannot be written ({_text(error)})"
+            self._reason = _reason(root, error)
         else:
             if not self.chosen.is_writable():
-                self._reason = f"the cache folder {root} cannot be written (permissions)"
+                self._reason = _reason(root, OSError("it is read-only"))
 
     def is_current(self) -> bool:
         """True unless the chosen folder was deleted, or became unsafe."""
@@ -79,24 +78,16 @@ class CacheLocation:
             try:
                 return action(self.chosen)
             except OSError as error:
-                self._reason = (
-                    f"the cache folder {self.chosen.root} cannot be written ({_text(error)})"
-                )
+                self._reason = _reason(self.chosen.root, error)
         if not user_settings.is_read_only():
-            self._warn()
+            warn_once(f"magpy: compiled code is not kept: {self._reason}")
         try:
             return action(_private_folder())
         except OSError as error:
             raise CacheError(
-                f"no folder takes compiled code: {self._reason or 'none was chosen'}; nor does a "
-                f"temporary one ({_text(error)}). Set MAGPY_CACHE_DIR to a folder with free space."
+                f"compiled code has no place: a temporary folder cannot be written "
+                f"({_text(error)}); {self._reason}"
             ) from error
-
-    def _warn(self) -> None:
-        warn_once(
-            f"magpy: {self._reason}; compiled code is not kept. "
-            "Set MAGPY_CACHE_DIR to a folder of your own that can be written."
-        )
 
 
 def current() -> CacheLocation:
@@ -140,6 +131,12 @@ def _open_read_only(root: Path) -> CacheFolder | None:
         return None
 
 
+def _reason(root: Path, error: OSError) -> str:
+    if isinstance(error, RefusedError):
+        return f"the cache folder {root} is not used: {error}."
+    return f"the cache folder {root} cannot be written ({_text(error)}). {_REMEDY}"
+
+
 def _text(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
@@ -155,8 +152,12 @@ def _private_folder() -> CacheFolder:
     with _lock:
         if _private is None or not _private.is_there():
             path = tempfile.mkdtemp(prefix="magpy-")
-            atexit.register(_remove, path, os.getpid())
-            _private = CacheFolder(Path(path), create=True)
+            try:
+                _private = open_chosen(Path(path), create=True)
+            except OSError:
+                _remove(path, os.getpid())
+                raise
+            weakref.finalize(_private, _remove, path, os.getpid())
         return _private
 
 

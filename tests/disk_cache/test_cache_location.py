@@ -1,6 +1,7 @@
 """Which folders are used: whatever is wrong with the chosen one, one warning and a private one."""
 
 import errno
+import multiprocessing
 import os
 import re
 import resource
@@ -15,6 +16,8 @@ import pytest
 from magpy_like.disk_cache import cache_entries, cache_location, signing_key
 from magpy_like.disk_cache.cache_location import CacheError
 from magpy_like.disk_cache.safe_folder import SafeFolder
+
+FORK = multiprocessing.get_context("fork")
 
 
 def messages_of(action):
@@ -229,7 +232,9 @@ def test_full_disk_everywhere_loses_entries_quietly(monkeypatch):
     monkeypatch.setattr(os, "write", write)
     assert len(messages_of(lambda: cache_entries.put("first", b"x"))) == 1
     assert cache_entries.get("first") is None
-    with pytest.raises(CacheError, match=r"No space left.*nor does a temporary.*MAGPY_CACHE_DIR"):
+    with pytest.raises(
+        CacheError, match=r"temporary folder.*No space left.*cache folder.*MAGPY_CACHE_DIR"
+    ):
         cache_location.current().write(lambda cache: cache_entries.write(cache, "blob", "x", b""))
 
 
@@ -257,13 +262,35 @@ def test_no_temporary_folder_loses_entries_quietly(cache, monkeypatch):
     assert cache_entries.get("first") is None
 
 
-def test_file_system_without_code_is_refused(monkeypatch):
+@pytest.fixture
+def noexec(monkeypatch):
+    """``noexec(path)``: from then on no code may be loaded from below ``path``."""
+
     class NoExec:
         f_flag = os.ST_NOEXEC
 
-    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: NoExec)
+    def mount(path):
+        def fstatvfs(descriptor, real=os.fstatvfs):
+            is_below = os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(path))
+            return NoExec if is_below else real(descriptor)
+
+        monkeypatch.setattr(os, "fstatvfs", fstatvfs)
+
+    return mount
+
+
+def test_file_system_without_code_is_refused(cache, noexec):
+    noexec(cache)
     (message,) = messages_of(use)
     assert "noexec" in message
+
+
+def test_no_file_system_for_code_loses_entries_quietly(noexec, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_location.tempfile, "tempdir", str(tmp_path))
+    noexec("/")
+    assert len(messages_of(lambda: cache_entries.put("first", b"x"))) == 1
+    assert cache_entries.get("first") is None
+    assert contents(tmp_path) == ["cache", "cache/magpy-v2"]
 
 
 def test_own_warm_cache_on_a_read_only_disk_is_read(folder, new_process, monkeypatch):
@@ -278,13 +305,15 @@ def test_own_warm_cache_on_a_read_only_disk_is_read(folder, new_process, monkeyp
     assert contents(folder()) == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind the administrator")
 def test_own_warm_cache_without_write_permission_is_read(folder, new_process):
     cache_entries.put("warm", b"warm")
     for name in ("", "blob", "tmp"):
         folder(name).chmod(0o500)
     new_process()
+    assert messages_of(lambda: cache_entries.get("warm")) == []
     assert cache_entries.get("warm") == b"warm"
+    is_bound = not os.access(folder(), os.W_OK)  # unlike the administrator
+    assert len(messages_of(use)) == is_bound
     for name in ("", "blob", "tmp"):
         folder(name).chmod(0o700)
 
@@ -472,9 +501,11 @@ def test_unsafe_key_is_not_used(tmp_path, new_process, spoil):
 
 
 def test_concurrent_processes_agree_on_the_key(tmp_path):
-    program = (
-        "from magpy_like.disk_cache import signing_key; print(signing_key.signing_key().hex())"
-    )
-    command = [sys.executable, "-c", program]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert len({child.communicate()[0] for child in children}) == 1
+    keys = FORK.Queue()
+    children = [FORK.Process(target=lambda: keys.put(signing_key.signing_key())) for _ in range(8)]
+    for child in children:
+        child.start()
+    assert len({keys.get(timeout=60) for _ in children}) == 1
+    for child in children:
+        child.join()
+    assert os.listdir(tmp_path / "state" / "magpy_like") == ["cache.key"]

@@ -2,7 +2,8 @@
 
 A kernel is compiled once per kind of device, in variants for two facts that Triton's optimiser
 needs and that may differ from call to call: whether all pointers are aligned to 16 bytes, and
-whether positions fit 32 bits. Compiled code is in Triton's own cache on disk.
+whether positions fit 32 bits. Compiled code is in Triton's own cache on disk
+(``docs/security.md``).
 """
 
 from __future__ import annotations
