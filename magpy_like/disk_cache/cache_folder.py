@@ -20,7 +20,7 @@ FORMAT = 2
 
 KINDS = ("cpp", "blob")
 """The folders of entries: shared objects with their sources, and other artifacts."""
-_NAME = re.compile(r"(\w{1,60}-)?[0-9a-f]{64}\.(so|cpp|bin)")
+_NAME = re.compile(r"(\w{0,60}-)?[0-9a-f]{64}\.(so|cpp|bin)")
 
 
 def is_entry_name(name: str) -> bool:

@@ -25,6 +25,7 @@ from magpy_like.disk_cache.safe_folder import SafeFolder
 
 _NAME = re.compile(r"([0-9a-f]{8})-[0-9a-f]{32}(\.d)?")
 _KEY = re.compile(r"[0-9a-f]{64}")
+_ATTEMPTS = 100
 _LOCK = os.O_RDWR | os.O_CREAT
 
 # --- workspaces ----------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def workspace_folder(folder: SafeFolder) -> Iterator[SafeFolder]:
 
 def _claim(folder: SafeFolder) -> tuple[str, int]:
     """Create a locked file. Another process may take its lock first, to remove it as abandoned."""
-    while True:
+    for _ in range(_ATTEMPTS):
         name = f"{_machine()}-{secrets.token_hex(16)}"
         flags = _LOCK | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=folder.descriptor)
@@ -64,6 +65,7 @@ def _claim(folder: SafeFolder) -> tuple[str, int]:
         if is_ours and os.fstat(descriptor).st_nlink:
             return name, descriptor
         os.close(descriptor)
+    raise OSError("other processes hold the locks of new files")
 
 
 def sweep(folder: SafeFolder, *, all_machines: bool = False) -> int:

@@ -180,7 +180,7 @@ def compile_cpp_many(sources: Sequence[CppSource]) -> list[Path]:
 
 def _compile(unit: CppSource, compiler: Compiler) -> Path:
     key = unit.key(compiler)
-    stem = re.sub(r"\W+", "_", unit.name)[:60]
+    stem = re.sub(r"\W+", "_", unit.name, flags=re.ASCII)[:60]
     name = f"{stem}-{key}.so"
 
     def build_once(cache: CacheFolder) -> Path:
@@ -225,7 +225,8 @@ def _build(unit: CppSource, compiler: Compiler, cache: CacheFolder, name: str) -
         # Libraries must follow the objects that need them.
         libraries = [flag for flag in unit.flags if flag.startswith("-l")]
         others = [flag for flag in unit.flags if not flag.startswith("-l")]
-        command = [*compiler.command, *BASE_FLAGS, *others, "-I.", text, "-o", name, *libraries]
+        files = ["-I.", f"./{text}", "-o", f"./{name}"]
+        command = [*compiler.command, *BASE_FLAGS, *others, *files, *libraries]
         _run(unit, command, compiler, work, str(work.path) if cache.is_anchored else ".")
         try:
             library = (path / name).read_bytes()

@@ -35,9 +35,10 @@ class Removed:
 
 def touch(descriptor: int, found: os.stat_result) -> None:
     """Note that an entry is used."""
-    if not 0 <= time.time() - found.st_mtime < _IN_USE / 2:
+    now = time.time()
+    if not 0 <= now - found.st_mtime < _IN_USE / 2:
         with contextlib.suppress(OSError):
-            os.utime(descriptor)
+            os.utime(descriptor, (now, now))  # by this machine's clock, not by a file server's
 
 
 def account(cache: CacheFolder, size: int) -> None:

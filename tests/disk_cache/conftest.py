@@ -7,6 +7,14 @@ import pytest
 
 from magpy_like.disk_cache import cache_location, cpp_compiler, signing_key, user_settings
 
+_ENVIRONMENT = dict(os.environ)
+
+
+@pytest.fixture
+def outer_environment():
+    """The environment of the tests, in whose cache an import finds the native helper."""
+    return _ENVIRONMENT
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):

@@ -321,11 +321,12 @@ def test_own_warm_cache_without_write_permission_is_read(folder, new_process):
 # --- the private folder --------------------------------------------------------------------------
 
 
-def test_private_folder_ends_with_its_process_and_not_with_a_child(cache):
+def test_private_folder_ends_with_its_process_and_not_with_a_child(cache, outer_environment):
     as_file(cache)
     program = (
         "import os, sys, warnings; warnings.simplefilter('ignore')\n"
         "from magpy_like.disk_cache import cache_entries, cache_location\n"
+        "os.environ['MAGPY_CACHE_DIR'] = sys.argv[1]\n"
         "cache_entries.put('first', b'x')\n"
         "path = cache_location._private.root\n"
         "child = os.fork()\n"
@@ -334,7 +335,8 @@ def test_private_folder_ends_with_its_process_and_not_with_a_child(cache):
         "assert cache_entries.get('first') == b'x'\n"
         "print(path)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    command = [sys.executable, "-c", program, cache]
+    done = subprocess.run(command, env=outer_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("/") and not os.path.exists(done.stdout.strip())
 

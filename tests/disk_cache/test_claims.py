@@ -175,6 +175,16 @@ def test_workspace_that_a_sweep_takes_at_once_is_made_again(top, monkeypatch):
     assert taken
 
 
+def test_file_system_whose_locks_are_never_free_is_an_error(top, monkeypatch):
+    def flock(*_):
+        raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="locks of new files"):
+        with claims.workspace_file(top):
+            pass
+
+
 # --- locks of keys -------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ def compilations(tmp_path, monkeypatch):
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
-    return lambda name: len([run for run in log.read_text().splitlines() if f"-o {name}-" in run])
+    return lambda name: len([run for run in log.read_text().splitlines() if f"/{name}-" in run])
 
 
 def add(path):
@@ -102,6 +102,13 @@ def test_damaged_library_is_compiled_again(compilations, damage):
     assert path.read_bytes() != damaged
     assert add(path) == 5
     assert compilations(damage) == 2
+
+
+@pytest.mark.parametrize("name", ["å" * 100, "../../up", "a b;c", "n" * 300, "", "-o"])
+def test_any_name_makes_a_file_in_the_cache(folder, name):
+    path = cpp_compiler.compile_cpp(ADD, name=name)
+    assert path.parent == folder("cpp") and add(path) == 5
+    assert maintenance.info().entries["cpp"] == 1
 
 
 def test_headers_are_found():

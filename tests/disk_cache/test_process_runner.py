@@ -87,13 +87,14 @@ def test_children_left_behind_neither_delay_nor_survive(tmp_path):
     assert ends(int((tmp_path / "pid").read_text()))
 
 
-def test_interrupt_stops_the_program(tmp_path):
+def test_interrupt_stops_the_program(tmp_path, outer_environment):
     program = (
         "import sys; from magpy_like.disk_cache.process_runner import run\n"
         "run(['/bin/sh', '-c', f'echo $$ > {sys.argv[1]}; exec sleep 1000'], seconds=60)"
     )
     target = tmp_path / "pid"
-    child = subprocess.Popen([sys.executable, "-c", program, target], stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", program, target]
+    child = subprocess.Popen(command, env=outer_environment, stderr=subprocess.DEVNULL)
     while not (target.exists() and target.read_text()):
         assert child.poll() is None
         time.sleep(0.01)
