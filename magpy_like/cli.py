@@ -74,9 +74,8 @@ def verify(delete: bool) -> None:
     with _refusals_reported():
         for fault in maintenance.verify(remove=delete):
             left += not fault.is_removed
-            click.echo(
-                f"{'deleted ' if fault.is_removed else 'faulty  '} {fault.path}: {fault.reason}"
-            )
+            label = "deleted" if fault.is_removed else "faulty"
+            click.echo(f"{label:<8} {fault.description}")
         _show(maintenance.info())
     sys.exit(1 if left else 0)
 

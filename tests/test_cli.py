@@ -107,7 +107,7 @@ def test_verify_reports_bad_entries_and_deletes_them_on_request(cache):
     assert output.count("faulty") == 4
     for key, reason in (("damaged", "does not match its seal"), ("open", "others can write"),
                         ("pipe", "not a regular file"), ("linked", "")):  # fmt: skip
-        assert f"{entry(cache, key)}: " in output and reason in output
+        assert f"{entry(cache, key)} " in output and reason in output
     assert run("cache", "verify", "--delete").count("deleted") == 4
     assert "faulty" not in run("cache", "verify")
     assert cache_entries.get("good") == b"payload"

@@ -27,10 +27,9 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class Fault:
-    """An entry that is not loaded, and why; ``is_removed`` if it was deleted."""
+    """An entry that is not loaded: a sentence that names it; ``is_removed`` if it was deleted."""
 
-    path: Path
-    reason: str
+    description: str
     is_removed: bool
 
 
@@ -83,9 +82,9 @@ def verify(*, remove: bool = False) -> Iterator[Fault]:
     with contextlib.suppress(FileNotFoundError):
         for _, folder in _folders(_written() if remove else _cache()):
             for name in sorted(filter(is_entry_name, folder.names())):
-                reason = _fault(folder, name)
-                if reason:
-                    yield Fault(folder.path / name, reason, remove and _is_removed(folder, name))
+                description = _fault(folder, name)
+                if description:
+                    yield Fault(description, remove and _is_removed(folder, name))
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -123,10 +122,12 @@ def _fault(folder: SafeFolder, name: str) -> str:
             data = read_all(descriptor, found.st_size)
     except FileNotFoundError:
         return ""  # evicted meanwhile
+    except RefusedError as error:
+        return str(error)
     except OSError as error:
-        return error.strerror or str(error)
+        return f"{folder.path / name} cannot be opened ({error.strerror})"
     whole = cache_entries.payload_size(name, data, is_private=True) is not None
-    return "" if whole else "it does not match its seal"
+    return "" if whole else f"{folder.path / name} does not match its seal"
 
 
 def _is_removed(folder: SafeFolder, name: str) -> bool:
