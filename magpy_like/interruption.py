@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from magpy_like.disk_cache import process_runner
 from magpy_like.native import check_interrupts, own_work
 
 T = TypeVar("T")
@@ -85,3 +86,6 @@ def _codes_of_handlers() -> Iterator[types.CodeType]:
             code = getattr(getattr(function, "__func__", function), "__code__", None)
             if type(code) is types.CodeType:
                 yield code
+
+
+process_runner.call_while_waiting(check_interruption)  # for compilers of C++

@@ -30,7 +30,7 @@ LAYERS = {
     "torch_patches": {"torch_compat"},
     "disk_cache": {"config", "errors"},
     "native": {"config", "disk_cache"},
-    "interruption": {"native"},
+    "interruption": {"disk_cache", "native"},
     "torch_interop": {"config"} | OF_TORCH,
     "annotation": {"config", "errors", "native", "split_reasons"} | OF_TORCH,
     "refgraph": {"annotation", "config", "native"} | OF_TORCH,

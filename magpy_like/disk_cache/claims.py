@@ -21,6 +21,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
+from magpy_like.disk_cache import process_runner
 from magpy_like.disk_cache.safe_folder import SafeFolder
 
 _NAME = re.compile(r"([0-9a-f]{8})-[0-9a-f]{32}(\.d)?")
@@ -139,6 +140,7 @@ def wait_for_lock(descriptor: int, seconds: float) -> bool:
     while not (is_locked := _try_lock(descriptor)):
         if is_locked is None or time.monotonic() >= deadline:
             return False
+        process_runner.attend()
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     return True

@@ -10,8 +10,9 @@ import os
 import re
 import shlex
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -174,11 +175,20 @@ def compile_cpp_many(sources: Sequence[CppSource]) -> list[Path]:
     if len(sources) <= 1:
         return [_compile(source, compiler) for source in sources]
     workers = min(len(sources), len(os.sched_getaffinity(0)))
+    stop = threading.Event()
     with ThreadPoolExecutor(workers, thread_name_prefix="magpy-cxx") as pool:
-        return list(pool.map(lambda source: _compile(source, compiler), sources))
+        started = [pool.submit(_compile, source, compiler, stop) for source in sources]
+        try:
+            while wait(started, process_runner.ATTENTION).not_done:
+                process_runner.attend()
+        except BaseException:  # of a signal's handler
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [compilation.result() for compilation in started]
 
 
-def _compile(unit: CppSource, compiler: Compiler) -> Path:
+def _compile(unit: CppSource, compiler: Compiler, stop: threading.Event | None = None) -> Path:
     key = unit.key(compiler)
     stem = re.sub(r"\W+", "_", unit.name, flags=re.ASCII)[:60]
     name = f"{stem}-{key}.so"
@@ -186,7 +196,7 @@ def _compile(unit: CppSource, compiler: Compiler) -> Path:
     def build_once(cache: CacheFolder) -> Path:
         seconds = user_settings.compiler_timeout()
         with claims.locked(cache.folder("lock", create=True), key, seconds):
-            return _find(name) or _build(unit, compiler, cache, name)
+            return _find(name) or _build(unit, compiler, cache, name, stop)
 
     return _find(name) or cache_location.current().write(build_once)
 
@@ -214,7 +224,13 @@ def _store(cache: CacheFolder, name: str, library: bytes) -> Path:
     return cache.path_to_load(name)
 
 
-def _build(unit: CppSource, compiler: Compiler, cache: CacheFolder, name: str) -> Path:
+def _build(
+    unit: CppSource,
+    compiler: Compiler,
+    cache: CacheFolder,
+    name: str,
+    stop: threading.Event | None,
+) -> Path:
     text = f"{name.removesuffix('.so')}.cpp"
     with claims.workspace_folder(cache.workspaces()) as work:
         path = Path(folder_path(work))
@@ -227,7 +243,7 @@ def _build(unit: CppSource, compiler: Compiler, cache: CacheFolder, name: str) -
         others = [flag for flag in unit.flags if not flag.startswith("-l")]
         files = ["-I.", f"./{text}", "-o", f"./{name}"]
         command = [*compiler.command, *BASE_FLAGS, *others, *files, *libraries]
-        _run(unit, command, compiler, work, str(work.path) if cache.is_anchored else ".")
+        _run(unit, command, compiler, work, str(work.path) if cache.is_anchored else ".", stop)
         try:
             library = (path / name).read_bytes()
         except FileNotFoundError:
@@ -240,7 +256,12 @@ def _build(unit: CppSource, compiler: Compiler, cache: CacheFolder, name: str) -
 
 
 def _run(
-    unit: CppSource, command: list[str], compiler: Compiler, work: SafeFolder, temporary: str
+    unit: CppSource,
+    command: list[str],
+    compiler: Compiler,
+    work: SafeFolder,
+    temporary: str,
+    stop: threading.Event | None,
 ) -> None:
     """Run the compiler in ``work``, its temporary files in the folder ``temporary``.
 
@@ -251,7 +272,7 @@ def _run(
     try:
         answer = process_runner.run(
             command, seconds=user_settings.compiler_timeout(), folder=folder_path(work),
-            environment={"TMPDIR": temporary},
+            environment={"TMPDIR": temporary}, stop=stop,
         )  # fmt: skip
     except OSError as error:
         raise NoCompilerError(

@@ -14,11 +14,14 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
 _KEPT_OUTPUT = 1 << 20  # bytes of each stream
+ATTENTION = 0.1  # seconds between two calls of :func:`attend`
 _FOREVER = 1e6  # seconds: the system's calls take no infinite time
 _DEATH_TIMEOUT = 5.0  # seconds; a killed process that waits for a dead file server never ends
 
@@ -30,6 +33,27 @@ class Finished:
     status: int
     output: str
     errors: str
+
+
+class Stopped(Exception):
+    """A run was stopped: another thread has abandoned the work."""
+
+
+_while_waiting: list[Callable[[], None]] = []
+
+
+def call_while_waiting(function: Callable[[], None]) -> None:
+    """Have ``function`` called ten times a second while a thread waits for a program.
+
+    What it raises ends the program and the wait.
+    """
+    _while_waiting.append(function)
+
+
+def attend() -> None:
+    """Call the functions of :func:`call_while_waiting`."""
+    for function in _while_waiting:
+        function()
 
 
 class TimedOut(Exception):
@@ -46,12 +70,14 @@ def run(
     seconds: float,
     folder: str | None = None,
     environment: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
 ) -> Finished:
     """Run a program without input, for at most ``seconds``.
 
     Raises:
         OSError: the program cannot be started.
         TimedOut: it did not end in time.
+        Stopped: ``stop`` was set.
     """
     with _memory() as output, _memory() as errors:
         process = subprocess.Popen(
@@ -59,7 +85,7 @@ def run(
             env=None if environment is None else {**os.environ, **environment}, process_group=0,
         )  # fmt: skip
         try:
-            has_ended = _wait(process, min(seconds, _FOREVER))
+            has_ended = _wait(process, min(seconds, _FOREVER), stop)
         finally:  # on KeyboardInterrupt too
             _kill_group(process)
         if not has_ended:
@@ -78,23 +104,35 @@ def _text(stream: IO[bytes]) -> str:
     return stream.read(_KEPT_OUTPUT).decode(errors="replace")
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event | None) -> bool:
     """Wait until the program ends, without collecting its status; False at the time limit."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except OSError:  # an old kernel, or a sandbox
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-    try:
-        # Unlike ``wait`` with a limit, this does not look again every 50 ms.
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
+    end = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        poll: select.poll | None = None
+        with contextlib.suppress(OSError):  # an old kernel, or a sandbox
+            descriptor = os.pidfd_open(process.pid)
+            stack.callback(os.close, descriptor)
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+        while (left := end - time.monotonic()) > 0:
+            if _ends_within(process, min(left, ATTENTION), poll):
+                return True
+            attend()
+            if stop is not None and stop.is_set():
+                raise Stopped
+        return False
+
+
+def _ends_within(
+    process: subprocess.Popen[bytes], seconds: float, poll: select.poll | None
+) -> bool:
+    if poll is not None:  # unlike ``wait`` with a limit, returns at the end of the program
         return bool(poll.poll(seconds * 1000))
-    finally:
-        os.close(descriptor)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
