@@ -156,11 +156,21 @@ def _update(target: Tensor, scale: float, change: Any) -> None:
         target.add_(change)
 
 
-def find_executed_inputs(ctx: Any) -> set[int]:
+def functions_of_inputs(ctx: Any, tensor_inputs: Sequence[int]) -> dict[int, Any]:
+    """Input index -> the node of autograd's graph that the gradient of that input goes to.
+
+    ``tensor_inputs`` are the indices of the inputs that are tensors: the nodes that follow ``ctx``
+    are one per tensor. A tensor may require gradients and have none: a view that was made under
+    ``no_grad``.
+    """
+    pairs = zip(tensor_inputs, ctx.next_functions, strict=True)
+    return {k: function for k, (function, _) in pairs if function is not None}
+
+
+def find_executed_inputs(ctx: Any, tensor_inputs: Sequence[int]) -> set[int]:
     """The indices of the inputs whose gradients this backward pass continues with."""
-    indices = [k for k, needed in enumerate(ctx.needs_input_grad) if needed]
-    functions = [function for function, _ in ctx.next_functions if function is not None]
-    return {k for k, function in zip(indices, functions, strict=True) if _is_executed(function)}
+    functions = functions_of_inputs(ctx, tensor_inputs)
+    return {k for k, function in functions.items() if _is_executed(function)}
 
 
 def _is_executed(node: Any) -> bool:

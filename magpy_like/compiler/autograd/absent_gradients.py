@@ -21,7 +21,10 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.passes.graph_queries import aten, insert, is_interchangeable, value
-from magpy_like.graph_operators.checkpoint_batch_norm import update_on_recompute
+from magpy_like.graph_operators.checkpoint_batch_norm import (
+    functions_of_inputs,
+    update_on_recompute,
+)
 from magpy_like.torch_compat.operators import OperatorBase, OpOverloadPacket
 from magpy_like.torch_compat.symbolic_expressions import PythonReferenceAnalysis, sympy_interp
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
@@ -125,20 +128,22 @@ def _skip_unreached_functions(node: Any, gradients: Sequence[Any], _: Any) -> No
     _skip_functions({f for f, gradient in pairs if gradient is None and f is not None})
 
 
-def skip_unreached_functions(ctx: Any, gradients: Sequence[Any]) -> None:
+def skip_unreached_functions(
+    ctx: Any, gradients: Sequence[Any], tensor_inputs: Sequence[int]
+) -> None:
     """Keep custom functions from running for inputs of a compiled pass that get no gradient.
 
     Autograd runs the functions that computed such an input even so: it does not know which results
     an input leads to. Torch's own functions then pass None on. A custom ``autograd.Function`` would
     receive zeros, and may compute anything from them; eager mode does not reach it.
 
-    ``gradients`` are those that the pass with context ``ctx`` returns, one per input.
+    ``gradients`` are those that the pass with context ``ctx`` returns, one per input; the inputs at
+    ``tensor_inputs`` are tensors.
     """
-    got = [g is not None for g, n in zip(gradients, ctx.needs_input_grad, strict=False) if n]
-    if not all(got):
-        functions = (function for function, _ in ctx.next_functions if function is not None)
-        pairs = zip(functions, got, strict=True)
-        _skip_functions({function for function, reached in pairs if not reached})
+    functions = functions_of_inputs(ctx, tensor_inputs)
+    unreached = {f for k, f in functions.items() if gradients[k] is None}
+    if unreached:
+        _skip_functions(unreached)
 
 
 def _skip_functions(functions: set[Any]) -> None:

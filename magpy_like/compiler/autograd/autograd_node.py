@@ -85,7 +85,7 @@ def make_autograd_node(
         forward, backward = _without_autocast(forward), _without_autocast(backward)
     if program.autocast or any(info.mutates_data for info in metadata.input_info):
         eager = None
-    layout = _NodeLayout.from_metadata(metadata, program.materialize)
+    layout = _NodeLayout.from_metadata(metadata, program)
     apply = _make_apply(
         aot_function,
         _make_forward(layout, forward, program.statistics),
@@ -231,6 +231,8 @@ class _NodeLayout:
     """The positions of inputs, results and saved values of the two passes."""
 
     inputs: int
+    tensor_inputs: list[int]
+    """The indices of inputs that are tensors."""
     results: int
     checked: slice
     """Of the forward pass's results: saved tensors whose version counter is checked."""
@@ -247,12 +249,15 @@ class _NodeLayout:
     materialize: bool
 
     @classmethod
-    def from_metadata(cls, known: Any, materialize: bool) -> _NodeLayout:
+    def from_metadata(cls, known: Any, program: Program) -> _NodeLayout:
         """From AOTAutograd's metadata of the passes."""
         used = [descriptor.output.idx for descriptor in known.traced_tangents_descs]
         formats = [meta.memory_format for meta in known.subclass_tangent_meta]
         return cls(
             inputs=len(known.input_info),
+            tensor_inputs=[
+                k for k, e in enumerate(program.example_inputs) if isinstance(e, Tensor)
+            ],
             results=known.num_outputs,
             checked=known.tensors_saved_for_backwards_with_vc_check_slice,
             unchecked=known.tensors_saved_for_backwards_no_vc_check_slice,
@@ -261,7 +266,7 @@ class _NodeLayout:
             non_differentiable=[k for k, o in enumerate(known.output_info) if not o.requires_grad],
             tangents=[*zip(used, formats, strict=True)],
             deterministic=known.deterministic is not False,
-            materialize=materialize,
+            materialize=program.materialize,
         )
 
 
@@ -315,6 +320,7 @@ def _make_backward(
     statistics: CheckpointStatistics,
 ) -> Callable[..., Any]:
     inputs, tangents, materialize = layout.inputs, layout.tangents, layout.materialize
+    tensors = layout.tensor_inputs
     updates_statistics = bool(statistics.auxiliary_inputs)
 
     @untraced
@@ -325,7 +331,7 @@ def _make_backward(
         if differentiated or any(map(_is_batched, boxed)) or has_tangents(boxed):
             found = run_eager_backward(eager, ctx, boxed)
             if found is not None:
-                skip_unreached_functions(ctx, found)
+                skip_unreached_functions(ctx, found, tensors)
                 return found
             if not differentiated or has_tangents(boxed):
                 raise RuntimeError(_NO_EAGER_BACKWARD)
@@ -334,17 +340,17 @@ def _make_backward(
         incoming = [_to_traced_layout(boxed[k], traced) for k, traced in tangents]
         boxed.clear()
         if not materialize and not any(g is not None for g in incoming):
-            skip_unreached_functions(ctx, found := (None,) * inputs)
+            skip_unreached_functions(ctx, found := (None,) * inputs, tensors)
             return found
         args += incoming
         del incoming
         run = run_backward
         if updates_statistics:
-            run = _with_statistics_updates(run_backward, statistics, ctx)
+            run = _with_statistics_updates(run_backward, statistics, ctx, tensors)
         if differentiated:
             return call_once_differentiable(run, args, ctx)
         found = tuple(run(args))
-        skip_unreached_functions(ctx, found)
+        skip_unreached_functions(ctx, found, tensors)
         return found
 
     return backward
@@ -363,10 +369,12 @@ def _check_mode(layout: _NodeLayout) -> None:
         raise RuntimeError(_NOT_DETERMINISTIC)
 
 
-def _with_statistics_updates(backward: Call, statistics: CheckpointStatistics, ctx: Any) -> Call:
+def _with_statistics_updates(
+    backward: Call, statistics: CheckpointStatistics, ctx: Any, tensor_inputs: Sequence[int]
+) -> Call:
     """``backward``, which also updates the statistics of recomputed checkpointed functions."""
     return lambda args: statistics.apply_updates(
-        ctx.targets, backward(args), find_executed_inputs(ctx)
+        ctx.targets, backward(args), find_executed_inputs(ctx, tensor_inputs)
     )
 
 

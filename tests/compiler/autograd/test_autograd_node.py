@@ -189,6 +189,88 @@ def test_nodes_before_an_input_without_gradient_do_not_run():
     torch.testing.assert_close(x.grad, x.exp())
 
 
+def _view_without_node(x):
+    """A view that requires gradients, and that autograd has no node for."""
+    with torch.no_grad():
+        return x[:]
+
+
+UNREACHED = {
+    "used by no result": lambda x, y, w: (x * 3 + (w > 0), y * 2)[1],
+    "of two results": lambda x, y, w: (x * 3 * (w > 0), y * 2),
+    "only detached": lambda x, y, w: y * x.detach() + w.detach(),
+    "under no_grad": lambda x, y, w: y * 2 + _view_without_node(x * w),
+    "with a changed argument": lambda x, y, w: (w.detach().add_(1), y * x)[1],
+}
+
+
+@pytest.mark.parametrize("nodeless", [(0,), (1,), (2,), (0, 1), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("program", UNREACHED.values(), ids=list(UNREACHED))
+def test_inputs_that_require_gradients_may_have_no_node(program, nodeless):
+    """A view made under ``no_grad`` requires gradients, and no node of autograd's graph follows."""
+
+    def gradients(call):
+        leaves = [leaf(3, seed=k) for k in range(3)]
+        inputs = [source * 1 for source in leaves]
+        arguments = [_view_without_node(t) if k in nodeless else t for k, t in enumerate(inputs)]
+        results = call(*arguments)
+        results = results if isinstance(results, tuple) else (results,)
+        sum([t.sum() for t in (*results, *inputs)]).backward()
+        return [source.grad for source in leaves]
+
+    fast = magpy.compile(lambda *inputs: program(*inputs))
+    for _ in range(3):
+        torch.testing.assert_close(gradients(fast), gradients(program))
+
+
+def test_custom_function_before_an_input_without_a_gradient_does_not_run_beside_nodeless_ones():
+    ran = []
+
+    class Noted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            ran.append(g)
+            return g * 2
+
+    def program(a, x, y):
+        return x * 2, y * a
+
+    sources = [leaf(3, seed=k) for k in range(3)]
+    nodeless = _view_without_node(sources[0] * 1)
+    fast = traced(program, nodeless, sources[1].exp(), sources[2].exp())
+    first, _ = fast(nodeless, sources[1].exp(), Noted.apply(sources[2]))
+    first.sum().backward()
+    assert not ran
+    _, second = fast(nodeless, sources[1].exp(), Noted.apply(sources[2]))
+    second.sum().backward()
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("alias", [torch.Tensor.detach, lambda view: view.data])
+def test_view_of_a_leaf_is_changed_without_gradients(alias):
+    """Autograd admits no write to the view itself."""
+
+    def program(view, w):
+        before = view * 3 + w
+        alias(view)[:2].mul_(2)
+        return before
+
+    def outcome(call):
+        source, w = leaf(4), leaf(4, seed=1)
+        view = source.view(4)
+        result = call(view, w)
+        (result.sum() + (view * view).sum()).backward()
+        return result, source, source.grad, w.grad
+
+    fast = magpy.compile(lambda view, w: program(view, w))
+    for _ in range(3):
+        torch.testing.assert_close(outcome(fast), outcome(program))
+
+
 def test_detached_results_do_not_require_gradients():
     def program(x):
         return x.sin(), x.argmax(), x.detach().cos()
