@@ -16,6 +16,7 @@ from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.torch_state.default_device import without_default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph import ShadowNode
 from magpy_like.split_points import BranchRefused, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.example_inputs import example_inputs
@@ -85,8 +86,7 @@ def compile_graph(
         if is_instance(node.variable, torch.Tensor):
             tensors.append(node)
         names.append(mock.interface.existing(node))
-    if changed:
-        guard.distinctness.write_shared_memory(tensors, changed)
+    _write_conditions_on_memory(rec, guard, graph, tensors)
     if rec.graph.runs_as_is or (rec.graph.stays_whole and has_parts(graph)):
         return CompiledGraph(graph, compiler.interpret(graph)), names
     make = without_default_device(
@@ -97,6 +97,18 @@ def compile_graph(
     )
     with compiler.at_entry(), afresh:
         return make(), names
+
+
+def _write_conditions_on_memory(
+    rec: Recording, guard: GuardBuilder, graph: fx.GraphModule, inputs: list[ShadowNode]
+) -> None:
+    """Write the conditions on inputs that are changed in place, and on memory shared with them."""
+    changed = rec.writes.changed_inputs()
+    if rec.writes.has_uncounted(graph):
+        rec.graph.runs_as_is = "changes a tensor through its data, which autograd does not notice"
+    if changed:
+        guard.distinctness.write_shared_memory(inputs, changed)
+        guard.distinctness.write_writability(changed)
 
 
 def _restore_autocast(graph: fx.GraphModule, found: Modes, left: Modes) -> None:

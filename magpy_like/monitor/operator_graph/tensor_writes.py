@@ -91,6 +91,17 @@ class TensorWrites:
             and self.is_written(node)
         ]
 
+    def has_uncounted(self, graph: fx.GraphModule) -> bool:
+        """True if operators of the graph have written to an external tensor through ``.data``,
+        which its version counter does not count."""
+        parts = [part.graph for part in graph.modules() if is_instance(part, fx.GraphModule)]
+        reads = (n for part in parts for n in part.find_nodes(op="call_function", target=getattr))
+        return any(node.args[1] == "data" for node in reads) and any(
+            node.node_id not in self.data_replaced
+            and tensor_version(node.variable) == self.versions.get(node.node_id)
+            for node in self.changed_inputs()
+        )
+
     def changed_arrays(self) -> bool:
         """True if a NumPy array that the record relies on has changed since it was read."""
         seen = [(n.variable, n.contents) for n in self._refs if is_instance(n.contents, np.ndarray)]

@@ -16,7 +16,7 @@ from magpy_like.refgraph.plain_values import is_identity, storage_of
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.conditions import Kind
-from magpy_like.synthesis.guard.guard_checks import memory_of, share_no_memory
+from magpy_like.synthesis.guard.guard_checks import memory_of, share_no_memory, writability_of
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
 
 
@@ -150,3 +150,28 @@ class Distinctness:
             test = f"{self._source.constant(share_no_memory)}({arguments})"
             description = "changed tensors share no memory with fixed ones"
             self._writer.check(Kind.NO_SHARED_MEMORY, test, description)
+
+    def write_writability(self, changed: list[ShadowNode]) -> None:
+        """Tensors that are changed in place are leaves of autograd's graph, or views of leaves, as
+        they were in the recorded run: eager mode raises where it admits no write to them."""
+        writer = self._writer
+        nodes = [
+            n for n in changed
+            if n.node_id in writer.variables and n.variable.requires_grad
+            and not _has_changed_requires_grad(n)
+        ]  # fmt: skip
+        if not nodes:
+            return
+        expected = writability_of(*(n.variable for n in nodes))
+        if any(expected[1::2]):
+            # AOTAutograd writes to a view by an operator that autograd records.
+            self._rec.graph.runs_as_is = "changes a view of a tensor that requires gradients"
+        check = self._source.constant(writability_of)
+        arguments = ", ".join(map(writer.name, nodes))
+        test = f"{check}({arguments}) == {self._source.constant(expected, 'writability')}"
+        writer.check(Kind.WRITABILITY, test, "autograd admits writes to the tensors as recorded")
+
+
+def _has_changed_requires_grad(node: ShadowNode) -> bool:
+    check = node.first.value
+    return check is not None and check.why(node.variable) == "requires_grad"

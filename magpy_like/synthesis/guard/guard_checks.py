@@ -113,3 +113,13 @@ def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:
         index, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
         positions += (index, offset - start)
     return tuple(positions)
+
+
+def writability_of(*tensors: torch.Tensor) -> tuple[bool, ...]:
+    """For each tensor that requires gradients, what decides where autograd admits a write: whether
+    it is a leaf of autograd's graph, and whether it is a view of one."""
+    found: list[bool] = []
+    for t in tensors:
+        base = t._base
+        found += (t.is_leaf, base is not None and base.is_leaf)
+    return tuple(found)

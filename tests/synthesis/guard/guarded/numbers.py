@@ -41,6 +41,18 @@ def memory_shared_with_a_parameter() -> Calls:
     ]
 
 
+@relies_on(Kind.WRITABILITY, backend="magpy", after_split=False)
+def leaf_changed_in_place() -> Calls:
+    def program(a):
+        a[0] = 3
+        return a * 2
+
+    def leaf() -> Any:
+        return ones().requires_grad_()
+
+    return program, [lambda: (leaf() * 1,)] * 2 + [lambda: (leaf(),)]
+
+
 @relies_on(Kind.UPPER_BOUND, Kind.VALUE)
 def upper_bound_of_a_number() -> Calls:
     return varied_argument(
