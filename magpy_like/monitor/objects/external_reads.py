@@ -117,6 +117,7 @@ class ExternalReads:
             self.specialize_iterator_reads(source)
         if source.node_id in self.dictionaries:
             self.check_dictionary(source, relation)
+        check_global_name(source, relation)
         if source.contents is not None and source.rewritten:
             self.record_contents(source)
             return source
@@ -162,6 +163,7 @@ class ExternalReads:
             self.specialize_iterator_reads(source)
         if source.node_id in self.dictionaries:
             self.check_dictionary(source, relation)
+        check_global_name(source, relation)
         if not (source.contents is not None and source.rewritten):
             self._refs.read_absent(source, relation)
 
@@ -272,6 +274,7 @@ class ExternalReads:
             self.specialize_iterator_reads(node)
         if node.node_id in self.dictionaries:
             self.check_dictionary(node)
+        check_global_name(node)
         value = node.variable
         before = value if node.contents is None else node.contents
         if is_instance(value, dict):
@@ -363,3 +366,34 @@ class ExternalReads:
         node.replays = []
         node.rewritten = True
         self.record_contents(node)
+
+
+_OTHER_KIND = {
+    RelationKind.GLOBAL: RelationKind.KEY,
+    RelationKind.MEMBERSHIP: RelationKind.GLOBAL,
+    RelationKind.KEY: RelationKind.GLOBAL,
+}
+"""The kind of relation by which the same entry of a namespace may have been written."""
+
+
+def check_global_name(node: ShadowNode, relation: Relation | None = None) -> None:
+    """Check an access to one entry of a namespace, or to all entries if ``relation`` is None.
+
+    The globals of a function are a dictionary that a program may also hold as an object: an entry
+    then is a global name and a key, which are two locations.
+
+    Raises:
+        Split: the program has written the entry under the other kind.
+    """
+    if not node.written:
+        return
+    if relation is None:
+        is_written = any(other.kind is RelationKind.GLOBAL for other in node.written)
+    else:
+        kind = _OTHER_KIND.get(relation.kind)
+        is_written = kind is not None and Relation(kind, relation.key) in node.written
+    if is_written:
+        raise Split(
+            SplitReason.INTERPRETER_STATE,
+            "accesses a global variable that it has written, by its name or through the dictionary",
+        )

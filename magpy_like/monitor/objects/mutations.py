@@ -11,7 +11,7 @@ import collections
 from typing import Any
 
 from magpy_like.monitor.objects.containers import copy_of, elements
-from magpy_like.monitor.objects.external_reads import ExternalReads
+from magpy_like.monitor.objects.external_reads import ExternalReads, check_global_name
 from magpy_like.monitor.objects.finalizers import (
     has_finalizers,
     held_by,
@@ -49,6 +49,7 @@ class Mutations:
         """Record that a location is about to lose its value, which ``value`` may replace."""
         if node.replays:
             self._reads.specialize_iterator_reads(node)
+        check_global_name(node, relation)
         self._reads.list_values.pop(node.node_id, None)
         self._check_finalizers(node, lost_values(node, relation, value))
         self.snapshot(node)
@@ -64,6 +65,7 @@ class Mutations:
         """Record that a location is about to be deleted."""
         if node.replays:
             self._reads.specialize_iterator_reads(node)
+        check_global_name(node, relation)
         self._check_finalizers(node, lost_values(node, relation, NULL))
         self.snapshot(node)
         if node.rewritten:
@@ -82,6 +84,7 @@ class Mutations:
                 SplitReason.CUSTOM_CLASS_STATE,
                 f"changes an external {node.type.__qualname__} in native code",
             )
+        check_global_name(node)
         self._reads.list_values.pop(node.node_id, None)
         self._check_finalizers(node, removable_contents(node.variable))
         self.snapshot(node)
