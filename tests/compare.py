@@ -11,6 +11,7 @@ import enum
 import functools
 import io
 import math
+import sys
 import types
 from typing import Any
 
@@ -324,10 +325,12 @@ def _get_attribute(value: Any, name: str, default: Any) -> Any:
 
 
 def _have_same_factory(a: type, e: type) -> bool:
-    """True if two classes were created by two calls of one function, and so correspond."""
+    """True if two classes were created by two calls of one function, or by two executions of one
+    module that is not imported, and so correspond."""
     named = [(cls.__module__, cls.__qualname__, len(cls.__mro__)) for cls in (a, e)]
     # The qualified name of a named tuple does not include the function.
     is_local = "<locals>" in e.__qualname__ or issubclass(e, tuple)
+    is_local |= e.__module__ not in sys.modules
     return a is not e and named[0] == named[1] and is_local
 
 

@@ -1,0 +1,172 @@
+"""Everything that one call of a program does, and the comparison of two calls."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import re
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.compare import assert_same
+from tests.programs import tensors_in
+from tests.seeding import seed
+
+Observation = dict[str, Any]
+
+
+def observe(
+    module: types.ModuleType, call: Callable[..., Any], number: int, *, exact: bool
+) -> Observation:
+    """Call ``call`` with the arguments of call ``number``, and collect all that can be observed.
+
+    ``exact``: the texts of errors in the backward pass count, which name nodes of autograd's graph,
+    and so do the numbers of changes of tensors in place.
+    """
+    names = vars(module)
+    exec(names["CHANGES"][number], names)
+    del names["leaves"][names["leaves_of_modules"] :]
+    _seed(number)
+    args, kwargs = names[f"call_{number}"]()
+    output = io.StringIO()
+    result, error = None, None
+    _seed(number)
+    before = [(t, t._version) for t in tensors_in([args, kwargs, _state(names)])]
+    with contextlib.redirect_stdout(output):
+        try:
+            result = call(*args, **kwargs)
+        except Exception as raised:
+            error = _describe_error(raised, module.__file__)
+    drawn = torch.rand(1), random.random(), float(np.random.rand())
+    modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()
+    _set_modes()
+    state = _state(names)
+    changes = [t._version - version for t, version in before]
+    versions = changes if exact else [change > 0 for change in changes]
+    found = {
+        "error": error, "output": output.getvalue(), "random": drawn, "modes": modes,
+        "result": result, "arguments": (args, kwargs), "globals": state, "versions": versions,
+    }  # fmt: skip
+    if names["BACKWARD"] != "none":
+        found["backward"] = _backward(names, [result, args, kwargs], exact)
+        found["gradients"] = [leaf.grad for leaf in names["leaves"]]
+    return found
+
+
+def _state(names: dict[str, Any]) -> dict[str, Any]:
+    """The globals of a program that it may change."""
+    own = ("program", "CHANGES", "BACKWARD")
+    return {
+        name: value
+        for name, value in names.items()
+        if not name.startswith(("__", "call_"))
+        and name not in own
+        and not isinstance(value, types.ModuleType)
+    }
+
+
+def _seed(number: int) -> None:
+    seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def _set_modes() -> None:
+    """Undo what a program has left behind."""
+    torch.set_grad_enabled(True)
+    torch.set_autocast_enabled("cpu", False)
+
+
+def _describe_error(error: BaseException, file: str | None) -> tuple[Any, ...]:
+    """Type, arguments, the last line of the program, and the same of the cause and context."""
+    chain: list[Any] = []
+    link: BaseException | None = error
+    while link is not None and len(chain) < 5:
+        frames = traceback.extract_tb(link.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        cause = link.__cause__ is not None
+        chain.append(
+            (type(link), link.args, vars(link), lines[-1:], cause, link.__suppress_context__)
+        )
+        link = link.__cause__ or link.__context__
+    return tuple(chain)
+
+
+def _backward(names: dict[str, Any], roots: list[Any], exact: bool) -> Any:
+    """Compute gradients of all that was returned or changed; returns the error, if there is one."""
+    terms = []
+    for tensor in tensors_in(roots):
+        if tensor.requires_grad and tensor.grad_fn is not None:
+            real = tensor.real if tensor.is_complex() else tensor
+            terms.append((real.double() * real.double()).sum())
+    if not terms:
+        return None
+    loss = torch.stack(terms).sum()
+    try:
+        if names["BACKWARD"] == "second":
+            sources = [leaf for leaf in names["leaves"] if leaf.requires_grad]
+            first = torch.autograd.grad(loss, sources, create_graph=True, allow_unused=True)
+            squares = [(g.double() ** 2).sum() for g in first if g is not None and g.requires_grad]
+            if squares:
+                torch.stack(squares).sum().backward()
+            return [None if g is None else g.detach() for g in first]
+        loss.backward()
+    except RuntimeError as error:
+        text = str(error)
+        if any(known in text for known in _DOCUMENTED):
+            raise Unsupported(text) from error
+        return (type(error), text if exact else None)
+    return None
+
+
+_DOCUMENTED = ("no double backward through this", "a compiled backward pass cannot run for a batch")
+
+
+class Unsupported(Exception):
+    """A gradient that a compiled program documents not to compute."""
+
+
+def find_difference(
+    actual: Observation, expected: Observation, tolerance: dict[str, float]
+) -> str | None:
+    """The first difference between two observations, as text."""
+    for name in ("error", "output", "random", "modes"):
+        try:
+            assert_same(actual[name], expected[name], what=name)
+        except AssertionError as error:
+            return str(error)
+    together = ("result", "arguments", "globals")  # what they share is compared, too
+    try:
+        assert_same(
+            [actual[name] for name in together], [expected[name] for name in together],
+            what="call", **tolerance,
+        )  # fmt: skip
+        for name in ("backward", "gradients", "versions"):
+            if name in expected:
+                assert_same(actual.get(name), expected[name], **tolerance, what=name)
+    except AssertionError as error:
+        text = str(error)
+        for k, name in enumerate(together):
+            text = text.replace(f"call[{k}]", name)
+        return text
+    return None
+
+
+_CATEGORIES = (
+    "Tensor-likes", "Scalars", "strides", "requires_grad", "is_leaf", "dtype", "shares memory",
+    "shares no memory", "another path's object", "another part of the memory", "shape", "type",
+    "length", "keys", "elements", "absent", "present", "attributes",
+)  # fmt: skip
+
+
+def kind_of(difference: str) -> str:
+    """The kind of a difference: which part of the observation differs, and in what."""
+    root = (re.match(r"\w+", difference) or [""])[0]
+    found = next((category for category in _CATEGORIES if category in difference), "value")
+    return f"{root}: {'value' if found in ('Tensor-likes', 'Scalars') else found}"

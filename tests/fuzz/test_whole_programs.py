@@ -1,0 +1,135 @@
+"""Generated whole programs do in a compiled call what they do in eager mode."""
+
+import random
+import textwrap
+
+import pytest
+
+from tests.fuzz import sweep as sweeps
+from tests.fuzz.fragments import Block, Fragment
+from tests.fuzz.generation import Call, Function, Program, generate
+from tests.fuzz.shrinking import shrink
+from tests.fuzz.trials import check
+
+SAMPLES = {"eager": range(40), "magpy": range(40)}
+SHARES = 4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("backend", SAMPLES)
+def test_calls_equal_eager(backend, share):
+    for seed in SAMPLES[backend][share::SHARES]:
+        verdict = check(generate(seed), backend)
+        assert not verdict.failed, f"seed {seed}: {verdict.kind}: {verdict.detail}"
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("share", range(8))
+@pytest.mark.parametrize(("backend", "count"), [("eager", 2000), ("magpy", 300)])
+def test_many_calls_equal_eager(backend, count, share):
+    found = list(sweeps.sweep(backend, range(1000 + share, 1000 + count, 8), jobs=1))
+    assert not any(one["failed"] for one in found), sweeps.summary(found)
+
+
+def program_of(body, *, arguments=None, calls=3, **settings):
+    """A program with the given statements, one a line, that returns ``x``."""
+    statements = [Fragment("", [line]) for line in textwrap.dedent(body).strip().split("\n")]
+    program = Program(0, "float32", settings.pop("backward", "none"))
+    main = Function("program", "x", Block(statements), Fragment("vec", ["x"]))
+    program.main = main
+    arguments = arguments or ["random_values(0, 4)"] * calls
+    program.calls = [Call({"x": argument}, "(x,), dict()", **settings) for argument in arguments]
+    return program
+
+
+def test_programs_are_recorded_and_hit():
+    """The comparison would be void if every program ran natively."""
+    verdict = check(program_of("x = x * 2\nlog.append(table['a'])"), "eager")
+    assert (verdict.kind, verdict.hits, verdict.misses) == ("same", 2, 1)
+
+
+def test_generation_depends_on_the_seed_alone():
+    random.seed(5)
+    first = generate(11).text()
+    assert first == generate(11).text()
+    assert first != generate(12).text()
+
+
+WRONG = {
+    "result: value": "x = x + (1 if CALLS.pop() else 2)",
+    "globals: value": "table['a'] = CALLS.pop()",
+    "output: value": "print(CALLS.pop())",
+    "result: strides": "x = torch.zeros(2, 4).t() if CALLS.pop() else torch.zeros(4, 2)",
+    "result: dtype": "x = x.double() if CALLS.pop() else x",
+    "result: requires_grad": "x = x.clone().requires_grad_(CALLS.pop())",
+    "result: another path's object": "x = [x, x if CALLS.pop() else x[:]]",
+    "result: shares memory": "x = [x, x[:] if CALLS.pop() else x.clone()]",
+    "random: value": "torch.rand(2) if CALLS.pop() else None",
+    "error: value": "raise ValueError() if CALLS.pop() else KeyError()",
+    "versions: value": "x.detach().add_(0) if CALLS.pop() else None",
+    "modes: value": "torch.set_grad_enabled(CALLS.pop())",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_differences_are_found(kind, monkeypatch):
+    """Each kind of difference, by a program that does something else at its next run."""
+    from tests.fuzz import observations, trials
+
+    values = [True, False]
+    original = trials.Loaded.load
+
+    def load(loaded):
+        module = original(loaded)
+        module.CALLS = [values.pop()]
+        return module
+
+    monkeypatch.setattr(trials.Loaded, "load", load)
+    monkeypatch.setattr(observations, "_state", lambda names: {"table": names["table"]})
+    monkeypatch.setattr(trials, "_excuse", lambda *_: None)
+    monkeypatch.setattr(trials.magpy, "compile", lambda program, **_: program)
+    monkeypatch.setattr(trials, "_count", lambda *_: None)
+    monkeypatch.setattr(trials.magpy, "reset", lambda *_: None)
+    assert check(program_of(WRONG[kind], calls=1), "eager").kind == kind
+
+
+def test_programs_that_eager_does_not_reproduce_are_excluded():
+    verdict = check(program_of("import time\ntable['a'] = time.perf_counter_ns()"), "eager")
+    assert verdict.kind == "nondeterministic"
+    assert not verdict.failed
+
+
+def test_shrinking_keeps_what_fails():
+    program = generate(3)
+    wrong = Fragment("", ["log.append('wrong')"])
+    program.main.body.statements.insert(2, wrong)
+    smaller = shrink(program, lambda p: "log.append('wrong')" in p.text())
+    assert [s.text() for s in smaller.main.body.statements] == ["log.append('wrong')"]
+    assert len(smaller.calls) == 1
+    assert not smaller.functions
+
+
+def test_sweep_survives_a_crash(monkeypatch):
+    monkeypatch.setattr(sweeps.Worker, "_start", _start_crashing)
+    found = list(sweeps.sweep("eager", [1, 2], jobs=1))
+    assert [one["kind"] for one in found] == ["crash (exit status 3)"] * 2
+    assert "failed: 2" in sweeps.summary(found)
+
+
+def _start_crashing(worker):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_journal_resumes_until_the_sources_change(tmp_path, monkeypatch):
+    path = tmp_path / "findings.jsonl"
+    sweeps.Journal(path, "eager").add({"seed": 3, "kind": "same", "failed": False})
+    assert list(sweeps.Journal(path, "eager").known) == [3]
+    assert not sweeps.Journal(path, "magpy").known
+    monkeypatch.setattr(sweeps, "sources_digest", lambda: "other")
+    assert not sweeps.Journal(path, "eager").known

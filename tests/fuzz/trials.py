@@ -1,0 +1,210 @@
+"""A program's calls in both modes, and the verdict."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import sys
+import tempfile
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import magpy_like as magpy
+from tests.fuzz.generation import Program
+from tests.fuzz.observations import Unsupported, find_difference, kind_of, observe
+
+MODULE = "generated_program"
+TOLERANCE = {
+    "float32": {"rtol": 1e-4, "atol": 1e-4},
+    "float64": {"rtol": 1e-7, "atol": 1e-7},
+    "bfloat16": {"rtol": 3e-2, "atol": 3e-2},
+}
+"""Of a compiler that rounds otherwise than eager."""
+EXACT = {"rtol": 0.0, "atol": 0.0}
+_numbers = itertools.count()
+
+
+@dataclass
+class Verdict:
+    """What became of a program: ``kind`` is "same", or how it differs from eager."""
+
+    kind: str = "same"
+    call: int = -1
+    detail: str = ""
+    calls: int = 0
+    raised: int = 0
+    hits: int = 0
+    misses: int = 0
+    graphs: int = 0
+    splits: int = 0
+    native: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return self.kind not in PASSED
+
+
+PASSED = ("same", "nondeterministic", "rounding", "unsupported gradient")
+"""Verdicts that are no failures: eager differs from itself, or from float64 by as much."""
+
+
+class Loaded:
+    """The source text of a program in a file, to be loaded several times."""
+
+    def __init__(self, text: str) -> None:
+        folder = tempfile.gettempdir()
+        self.path = os.path.join(folder, f"generated_{os.getpid()}_{next(_numbers)}.py")
+        with open(self.path, "w") as file:
+            file.write(text)
+        self._code = compile(text, self.path, "exec")
+
+    def load(self) -> types.ModuleType:
+        """A module with globals and classes of its own; its code objects are common to all."""
+        module = types.ModuleType(MODULE)
+        module.__file__ = self.path
+        # While a class of it is made, ``dataclasses`` finds the module by its name.
+        sys.modules[MODULE] = module
+        try:
+            exec(self._code, vars(module))
+        finally:
+            del sys.modules[MODULE]
+        return module
+
+    def remove(self) -> None:
+        os.unlink(self.path)
+        linecache.cache.pop(self.path, None)
+
+
+def check(program: Program, backend: str) -> Verdict:
+    """Run all calls of a program eagerly and compiled, and compare them."""
+    loaded = Loaded(program.text())
+    try:
+        verdict = _check(loaded, len(program.calls), program.dtype, backend)
+        if verdict.failed:
+            _excuse(verdict, program, loaded)
+        return verdict
+    finally:
+        loaded.remove()
+
+
+def _check(loaded: Loaded, calls: int, dtype: str, backend: str) -> Verdict:
+    exact = backend == "eager"
+    eager, target = loaded.load(), loaded.load()
+    compiled = magpy.compile(target.program, backend=backend)
+    verdict = Verdict()
+    for number in range(calls):
+        verdict.calls += 1
+        expected = observe(eager, eager.program, number, exact=exact)
+        verdict.raised += expected["error"] is not None
+        difference: str | None
+        try:
+            actual = observe(target, compiled, number, exact=exact)
+            difference = find_difference(actual, expected, EXACT if exact else TOLERANCE[dtype])
+        except Unsupported as error:
+            verdict.kind, verdict.detail = "unsupported gradient", str(error)
+            break
+        except Exception as error:
+            verdict.kind = f"raises {type(error).__name__}"
+            verdict.call, verdict.detail = number, "".join(traceback.format_exception(error)[-6:])
+            break
+        if difference is not None:
+            verdict.kind, verdict.call, verdict.detail = kind_of(difference), number, difference
+            if difference.startswith("error") and actual["error"]:
+                verdict.detail += f"\nactual: {actual['error']}\nexpected: {expected['error']}"
+            break
+    _count(verdict, compiled)
+    magpy.reset(compiled)
+    return verdict
+
+
+def _count(verdict: Verdict, compiled: Any) -> None:
+    info = magpy.cache_info(compiled)
+    dispatcher = magpy.api._dispatcher(compiled)
+    verdict.hits, verdict.misses, verdict.graphs = info.hits, info.misses, info.graphs
+    verdict.splits = len(dispatcher.split_points)
+    verdict.native = bool(info.misses) and not info.records
+
+
+def _excuse(verdict: Verdict, program: Program, loaded: Loaded) -> None:
+    """Change the verdict if eager does not reproduce itself, or rounds as much itself."""
+    first, second = loaded.load(), loaded.load()
+    for number in range(verdict.call + 1):
+        pair = [observe(m, m.program, number, exact=True) for m in (first, second)]
+        if find_difference(*pair, EXACT) is not None:
+            verdict.kind = "nondeterministic"
+            return
+    if verdict.kind.endswith(": value") and _is_ill_conditioned(program, verdict.call):
+        verdict.kind = "rounding"
+
+
+def _is_ill_conditioned(program: Program, call: int) -> bool:
+    """True if eager itself is far from the program's values in float64."""
+    if program.dtype == "float64":
+        return False
+    tolerance = TOLERANCE[program.dtype]
+    text = program.text()
+    plain = Loaded(text)
+    precise = Loaded(text.replace(f"D = torch.{program.dtype}", "D = torch.float64", 1))
+    try:
+        modules = plain.load(), precise.load()
+        for number in range(call + 1):
+            pair = [observe(m, m.program, number, exact=True) for m in modules]
+        difference = find_difference(*map(_as_double, pair), tolerance)
+        return difference is not None
+    finally:
+        plain.remove()
+        precise.remove()
+
+
+def _as_double(observation: dict[str, Any]) -> dict[str, Any]:
+    """The floating point tensors of an observation as float64, in a fixed order."""
+    from tests.programs import tensors_in
+
+    order = [
+        observation[k] for k in ("result", "arguments", "globals", "gradients") if k in observation
+    ]
+    tensors = [t.detach() for t in tensors_in(order)]
+    values = [t.double() if t.is_floating_point() else t for t in tensors]
+    return {**observation, "result": values, "arguments": (), "globals": {}, "gradients": [],
+            "versions": [], "error": observation["error"] is None}  # fmt: skip
+
+
+def failing_like(verdict: Verdict, backend: str) -> Callable[[Program], bool]:
+    """A test whether a program fails in the way of ``verdict``."""
+
+    def fails(program: Program) -> bool:
+        try:
+            found = check(program, backend)
+        except Exception:  # the simplified text is no program
+            return False
+        finally:
+            magpy.reset()
+        return found.failed and found.kind == verdict.kind
+
+    return fails
+
+
+def script(program: Program, verdict: Verdict, backend: str) -> str:
+    """The program as a script of its own, which prints the first difference."""
+    return f"""# seed {program.seed}: {verdict.kind}
+{program.text()}
+
+if __name__ == "__main__":
+    from tests.fuzz.trials import check_text
+
+    print(check_text(open(__file__).read(), {len(program.calls)}, {program.dtype!r}, {backend!r}))
+"""
+
+
+def check_text(text: str, calls: int, dtype: str, backend: str) -> Verdict:
+    """:func:`check` for the text of a program."""
+    loaded = Loaded(text)
+    try:
+        return _check(loaded, calls, dtype, backend)
+    finally:
+        loaded.remove()

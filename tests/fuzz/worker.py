@@ -1,0 +1,44 @@
+"""One process that tries programs: a seed a line on standard input, a verdict a line on output."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import warnings
+from dataclasses import asdict
+
+import torch
+
+import magpy_like as magpy
+from tests.fuzz.generation import generate
+from tests.fuzz.trials import check
+
+
+def main(backend: str) -> None:
+    """Answers until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a program prints natively is no answer
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        begin = time.process_time()
+        verdict = check(generate(int(line)), backend)
+        magpy.reset()
+        gc.collect()
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        found = {
+            **asdict(verdict),
+            "seconds": round(time.process_time() - begin, 3),
+            "memory": memory,
+        }
+        found["failed"] = verdict.failed
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
