@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.machinery
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -71,16 +72,21 @@ class CompilerTimeoutError(CppCompileError):
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: the words of its command, and the output of ``--version``."""
+    """A C++ compiler: the words of its command, and the output of ``--version``.
+
+    ``missing`` states why it cannot be run: then it only names the entries that it once made.
+    """
 
     command: tuple[str, ...]
     version: str
+    missing: str = ""
 
 
 def cxx() -> Compiler:
     """The C++ compiler: ``$CXX``, else ``g++``, else ``clang++``, the first that runs.
 
-    Raises NoCompilerError when there is none.
+    If none runs, the missing one that the cache's entries were made with last.
+    Raises NoCompilerError when there is neither.
     """
     return _find_compiler(os.environ.get("CXX", "").strip(), os.environ.get("PATH", ""))
 
@@ -101,13 +107,29 @@ def _find_compiler(wanted: str, path: str) -> Compiler:
         # Absolute, because it runs in a folder of its own.
         answer = _version((os.path.abspath(found), *options))
         if isinstance(answer, Compiler):
+            _remember(answer)
             return answer
         tried.append(answer)
     of = f"CXX={wanted!r} does not run: " if wanted else ""
-    raise NoCompilerError(
+    missing = (
         f"no C++ compiler: {of}{'; '.join(tried)}. Install one (Debian/Ubuntu: apt install g++), "
         "or set CXX."
     )
+    known = cache_entries.get(_LAST_COMPILER)
+    if known is None:
+        raise NoCompilerError(missing)
+    *command, version = json.loads(known)
+    return Compiler(tuple(command), version, missing)
+
+
+_LAST_COMPILER = "the compiler that made the entries last"
+
+
+def _remember(compiler: Compiler) -> None:
+    """Have processes without a compiler find the entries of this one."""
+    text = json.dumps([*compiler.command, compiler.version]).encode()
+    if cache_entries.get(_LAST_COMPILER) != text:
+        cache_entries.put(_LAST_COMPILER, text)
 
 
 def _version(command: tuple[str, ...]) -> Compiler | str:
@@ -231,6 +253,8 @@ def _build(
     name: str,
     stop: threading.Event | None,
 ) -> Path:
+    if compiler.missing:
+        raise NoCompilerError(compiler.missing)
     text = f"{name.removesuffix('.so')}.cpp"
     with claims.workspace_folder(cache.workspaces()) as work:
         path = Path(folder_path(work))
