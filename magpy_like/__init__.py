@@ -17,8 +17,6 @@
   it, and its tracing state
 """
 
-# First: rejects interpreters with frames that the monitor cannot read.
-import magpy_like.bytecode.supported_versions  # noqa: F401
 from magpy_like.annotation import annotate, load_annotations
 from magpy_like.api import (
     cache_info,
@@ -35,6 +33,8 @@ from magpy_like.errors import (
     DynamicDimensionError,
     FullGraphError,
     MagpyError,
+    MagpyWarning,
+    NativeHelperError,
 )
 from magpy_like.records.interface import CacheInfo
 from magpy_like.split_reasons import SplitReason
@@ -46,6 +46,8 @@ __all__ = [
     "DynamicDimensionError",
     "FullGraphError",
     "MagpyError",
+    "MagpyWarning",
+    "NativeHelperError",
     "SplitReason",
     "annotate",
     "cache_info",

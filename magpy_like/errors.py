@@ -1,4 +1,4 @@
-"""Errors of this package: all derive from MagpyError."""
+"""Errors and the warning of this package: all errors derive from MagpyError."""
 
 from __future__ import annotations
 
@@ -69,3 +69,11 @@ class DynamicDimensionError(MagpyError):
 
 class CompileError(MagpyError):
     """An operator graph could not be compiled by the chosen backend."""
+
+
+class NativeHelperError(MagpyError):
+    """The native helper, without which nothing is monitored, cannot be used; has the remedy."""
+
+
+class MagpyWarning(UserWarning):
+    """A program, graph or operator is not compiled: its results are right, but slower."""

@@ -210,7 +210,7 @@ class SplitReason(enum.Enum):
 
     # --- magpy_like itself -----------------------------------------------------------------------
 
-    NO_MONITOR = ("monitor that could not be built", "install a C++ compiler")
+    NO_MONITOR = ("monitor that this process cannot use", "follow the advice of the reason")
     INTERNAL_ERROR = ("internal error of magpy_like", "please report it")
 
 

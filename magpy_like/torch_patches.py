@@ -12,7 +12,7 @@ On ``import magpy_like``, nothing changes but:
   adds a warnings filter.
 - ``MAGPY_LOGS``, if set, attaches handlers to loggers below ``magpy_like`` (``logs``).
 - The code objects of some functions of ``magpy_like`` are marked (:func:`untraced`).
-- The native helper is compiled on the first import on a machine, and loaded.
+- The native helper is loaded if a binary is at hand. The first ``compile`` on a machine makes one.
 
 On ``import magpy_like.compiler``, the operators of the namespace ``torch.ops.magpy_like`` are
 registered too (:func:`operator_library`).

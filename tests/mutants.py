@@ -13,6 +13,8 @@ from unittest import mock
 import torch
 
 from magpy_like import native
+from magpy_like.native.helper_loading import WITH_TORCH, build
+from magpy_like.native.helper_sources import source_of
 
 _REJECTING, _ACCEPTING = "mutant != {0} && ({1})", "mutant == {0} || ({1})"
 _COMPARISONS = [
@@ -46,7 +48,7 @@ PyObject *disable(PyObject *, PyObject *number) {
 def _mutated_source() -> tuple[str, list[str]]:
     """The mutated source text, and the comparisons by number: location and text."""
     names: list[str] = []
-    lines = native.source_of("guards").splitlines()
+    lines = source_of("guards").splitlines()
     where, is_in_guards = "", False
     for i, line in enumerate(lines):
         is_in_guards |= "find_difference(PyObject *tensor) const" in line
@@ -83,7 +85,7 @@ def comparisons() -> list[str]:
 
 @functools.cache
 def _module() -> Any:
-    module = native.build("guards", _mutated_source()[0], *native.WITH_TORCH)
+    module = build("guards", _mutated_source()[0], *WITH_TORCH)
     probe = torch.empty(0)
     assert module.calibrate(probe, probe._cdata)
     return module

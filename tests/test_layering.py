@@ -29,7 +29,7 @@ LAYERS = {
     "torch_compat": set(),
     "torch_patches": {"torch_compat"},
     "disk_cache": {"config", "errors"},
-    "native": {"config", "disk_cache"},
+    "native": {"bytecode", "config", "disk_cache", "errors"},
     "interruption": {"disk_cache", "native"},
     "torch_interop": {"config"} | OF_TORCH,
     "annotation": {"config", "errors", "native", "split_reasons"} | OF_TORCH,

@@ -1,6 +1,6 @@
 """Facts about code objects, computed from their bytecode alone, for Python 3.11 and 3.12.
 
-``supported_versions``: refuses other interpreters on import
+``supported_versions``: the interpreters whose frames the monitor can read
 ``per_code_cache``: a cache for facts about code objects
 ``instruction_stream``: instructions with offsets, jump targets and stack effects
 ``exception_table``: the exception table, decoded and encoded

@@ -1,4 +1,4 @@
-"""Supported interpreters: importing this module fails where the monitor cannot read frames."""
+"""Supported interpreters: those whose frames the monitor can read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import sys
 
 SUPPORTED = ((3, 11), (3, 12))
 
-if platform.python_implementation() != "CPython" or sys.version_info[:2] not in SUPPORTED:
-    raise ImportError(
-        "magpy_like needs CPython 3.11 or 3.12, for it reads the interpreter's own frames; this is "
-        f"{platform.python_implementation()} {'.'.join(map(str, sys.version_info[:3]))}"
+
+def obstacle() -> str | None:
+    """Why the monitor cannot run on this interpreter, with the remedy; None if it can."""
+    implementation = platform.python_implementation()
+    if implementation == "CPython" and sys.version_info[:2] in SUPPORTED:
+        return None
+    versions = " or ".join(".".join(map(str, version)) for version in SUPPORTED)
+    own = ".".join(map(str, sys.version_info[:3]))
+    return (
+        f"magpy_like reads the interpreter's own frames and does not know those of "
+        f"{implementation} {own}. Use CPython {versions}, or a newer magpy_like."
     )

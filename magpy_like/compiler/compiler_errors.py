@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import warnings
 
-from magpy_like.errors import CompileError
+from magpy_like.errors import CompileError, MagpyWarning
 
 __all__ = ["CompileError", "MagpyWarning", "Unsupported", "warn_fallback"]
-
-
-class MagpyWarning(UserWarning):
-    """A graph or an operator was not compiled, and runs through ATen: correct, but slower."""
 
 
 class Unsupported(Exception):

@@ -162,12 +162,14 @@ class CppSource:
     name: str
     flags: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    identity: str = ""
+    """What the library depends on in place of the compiler, so that it is found without one."""
 
     def key(self, compiler: Compiler) -> str:
         headers = sorted(self.headers.items())
-        command, version = compiler.command, compiler.version
+        made_by = self.identity or (compiler.command, compiler.version)
         flags = (*BASE_FLAGS, *self.flags)
-        return digest(self.source, self.name, flags, headers, command, version, environment())
+        return digest(self.source, self.name, flags, headers, made_by, environment())
 
 
 def compile_cpp(
@@ -212,8 +214,7 @@ def compile_cpp_many(sources: Sequence[CppSource]) -> list[Path]:
 
 def _compile(unit: CppSource, compiler: Compiler, stop: threading.Event | None = None) -> Path:
     key = unit.key(compiler)
-    stem = re.sub(r"\W+", "_", unit.name, flags=re.ASCII)[:60]
-    name = f"{stem}-{key}.so"
+    name = _entry_name(unit, key)
 
     def build_once(cache: CacheFolder) -> Path:
         seconds = user_settings.compiler_timeout()
@@ -221,6 +222,16 @@ def _compile(unit: CppSource, compiler: Compiler, stop: threading.Event | None =
             return _find(name) or _build(unit, compiler, cache, name, stop)
 
     return _find(name) or cache_location.current().write(build_once)
+
+
+def find_compiled(source: CppSource) -> Path | None:
+    """The library of a source that has an ``identity``, if the cache has it; needs no compiler."""
+    return _find(_entry_name(source, source.key(Compiler((), ""))))
+
+
+def _entry_name(source: CppSource, key: str) -> str:
+    stem = re.sub(r"\W+", "_", source.name, flags=re.ASCII)[:60]
+    return f"{stem}-{key}.so"
 
 
 def _find(name: str) -> Path | None:

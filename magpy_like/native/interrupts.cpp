@@ -149,6 +149,8 @@ PyMODINIT_FUNC PyInit__magpy_interrupts(void) {
   if (PyType_Ready(&own_work_type) < 0) return nullptr;
   PyObject *m = PyModule_Create(&module);
   if (!m) return nullptr;
-  if (PyModule_AddObjectRef(m, "OwnWork", (PyObject *)&own_work_type) < 0) Py_CLEAR(m);
+  PyObject *own_work = PyObject_CallNoArgs((PyObject *)&own_work_type);
+  if (!own_work || PyModule_AddObjectRef(m, "own_work", own_work) < 0) Py_CLEAR(m);
+  Py_XDECREF(own_work);
   return m;
 }

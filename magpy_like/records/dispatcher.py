@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -22,7 +21,7 @@ from magpy_like.records.eager_switch import EagerSwitch
 from magpy_like.records.fast_paths import FastPaths
 from magpy_like.records.foreign_tracing import is_traced
 from magpy_like.records.graph_backend import GraphBackend
-from magpy_like.records.interface import CacheInfo, Explanation
+from magpy_like.records.interface import CacheInfo, Explanation, dispatchers
 from magpy_like.records.miss_analysis import Varying
 from magpy_like.records.monitored_call import MonitoredCall
 from magpy_like.records.program_continuations import ProgramState
@@ -47,8 +46,6 @@ from magpy_like.torch_patches import untraced
 _records_log = topic("records")
 _guards_log = topic("guards")
 _splits_log = topic("splits")
-
-_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 class Dispatcher:
@@ -91,7 +88,7 @@ class Dispatcher:
         self.owned_arguments: Collection[int] = ()
         """Positions of a continuation's arguments that only the program refers to."""
         self._begin()
-        _dispatchers.add(self)
+        dispatchers.add(self)
 
     def _begin(self) -> None:
         """Reset the findings about the program."""
@@ -371,9 +368,3 @@ class Dispatcher:
     ) -> Explanation:
         """Run the program once and report its records: see :mod:`magpy_like.records.explain`."""
         return explain.explain(self, args, kwargs, known)
-
-
-def reset_all() -> None:
-    """Discard the records of every compiled function."""
-    for dispatcher in list(_dispatchers):
-        dispatcher.reset()

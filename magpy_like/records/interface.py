@@ -1,12 +1,14 @@
 """Interface between the public functions and the dispatchers, with or without a monitor.
 
-The monitor needs a C++ compiler once. Without one, programs run eagerly after a warning.
+The monitor needs the native helper. Where that cannot be used, programs run natively after one
+warning.
 """
 
 from __future__ import annotations
 
-import functools
+import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from magpy_like.config import config
-from magpy_like.errors import CompileError
+from magpy_like.errors import MagpyWarning
+from magpy_like.native import helper_status
+from magpy_like.records.record_limits import Limits
 from magpy_like.split_points import SplitPoint
 from magpy_like.split_reasons import SplitCause, SplitReason
 
@@ -125,15 +129,35 @@ def _listed(title: str, items: list[Any]) -> str:
     return "\n".join(lines)
 
 
-class EagerFallback:
-    """The dispatcher's interface where the monitor cannot be built: calls run the program."""
+class UncompiledProgram:
+    """The dispatcher's interface where the native helper cannot be used: calls run the program."""
 
-    def __init__(self, target: Callable[..., Any], reason: str, **settings: Any) -> None:
-        self.target = target
-        self.reason = reason
-        for name, value in settings.items():
-            setattr(self, name, value)
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        reason: str,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        backend: str | Callable[..., Any] = "magpy",
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Takes the arguments of ``compile``, and the reason why nothing can be monitored.
+
+        Raises:
+            TypeError, ValueError: see ``compile``.
+        """
+        self.target, self.reason = target, reason
+        self.fullgraph, self.dynamic = fullgraph, dynamic
+        self.backend, self.mode, self.options = backend, mode, options
+        _, backend_options = Limits.of(options)
+        if backend != "magpy":  # which is known, and takes long to import
+            from magpy_like.records.backend_names import resolve_backend
+
+            resolve_backend(backend, mode, backend_options)
         self.misses = 0
+        dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.misses += 1
@@ -146,41 +170,51 @@ class EagerFallback:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None
     ) -> Explanation:
         self.target(*args, **kwargs)
+        name = getattr(self.target, "__qualname__", type(self.target).__qualname__)
+        code = getattr(self.target, "__code__", None)
         cause = SplitCause(SplitReason.NO_MONITOR, self.reason)
-        return Explanation(split_points=[SplitPoint("everything", "?", 0, *cause)])
+        return Explanation(split_points=[SplitPoint.of(str(name), code, cause)])
 
     def reset(self) -> None:
         self.misses = 0
 
 
-@functools.cache
-def _monitor_obstacle() -> str | None:
-    """The reason why the monitor cannot be built, or None if it can. Warns once."""
-    try:
-        import magpy_like.native  # noqa: F401 (builds the helper)
-    except (CompileError, ImportError, OSError) as error:
-        reason = str(error)
-        warnings.warn(f"magpy_like: programs run eagerly: {reason}", stacklevel=5)
-        return reason
-    return None
+dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""All dispatchers, of every kind."""
+
+_warning_lock = threading.Lock()
+_has_warned = False
 
 
 def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
-    """The dispatcher of a compiled function; an ``EagerFallback`` without a monitor.
+    """The dispatcher of a compiled function; an ``UncompiledProgram`` without the native helper.
 
-    ``settings`` are the arguments of ``magpy_like.compile``.
+    ``settings`` are the arguments of ``magpy_like.compile``. Warns once where nothing is compiled.
     """
-    reason = _monitor_obstacle()
-    if reason is not None:
-        return EagerFallback(target, reason, **settings)
-    from magpy_like.records.dispatcher import Dispatcher
+    reason = helper_status.obstacle()
+    if reason is None:
+        from magpy_like.records.dispatcher import Dispatcher
 
-    return Dispatcher(target, **settings)
+        return Dispatcher(target, **settings)
+    dispatcher = UncompiledProgram(target, reason, **settings)
+    if _is_first_warning():
+        warnings.warn(
+            "magpy_like compiles nothing in this process: all programs run natively, with the same "
+            f"results but no faster. The reason: {reason} Then restart the process.",
+            MagpyWarning,
+            stacklevel=3,
+        )
+    return dispatcher
+
+
+def _is_first_warning() -> bool:
+    global _has_warned
+    with _warning_lock:
+        is_first, _has_warned = not _has_warned, True
+    return is_first
 
 
 def reset_all() -> None:
     """Discard the records of every compiled function."""
-    if _monitor_obstacle() is None:
-        from magpy_like.records.dispatcher import reset_all as reset_dispatchers
-
-        reset_dispatchers()
+    for dispatcher in list(dispatchers):
+        dispatcher.reset()

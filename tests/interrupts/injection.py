@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 import magpy_like as magpy
-from magpy_like import native
 from magpy_like.active_run import active
 from magpy_like.monitor.event_handlers import EventHandlers
+from magpy_like.native.helper_loading import build
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from tests.compare import assert_same
 
@@ -52,7 +52,7 @@ SIGNALS = {"Ctrl-C": (signal.SIGINT, KeyboardInterrupt), "alarm": (signal.SIGALR
 def injector() -> Any:
     """The native injector: see ``injector.cpp``."""
     source = (Path(__file__).parent / "injector.cpp").read_text()
-    return native.build("injector", source)
+    return build("injector", source)
 
 
 @contextmanager
