@@ -23,7 +23,7 @@ trace function, which replaces the one of ``sys.settrace``. During own work, the
 signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
-:func:`forget_fake_results`, :func:`rewriting_ptx`. The modes of torch that are entered and left in
+:func:`forget_fake_results`, :func:`rewriting_ptx`, :func:`transient_graph_sources`. The modes of torch that are entered and left in
 one thread (gradient mode, autocast, hooks on saved tensors, the default device) are listed in
 ``torch_compat``.
 
@@ -36,15 +36,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import linecache
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.fx import graph_module
 
 from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
+from magpy_like.torch_compat.graph_sources import GRAPH_SOURCES, exec_graph_source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -156,6 +161,46 @@ def forget_script_classes() -> None:
     _state._clear_class_state()
 
 
+_graph_source_lock = threading.Lock()
+_graph_source_users = 0
+
+
+@contextlib.contextmanager
+def transient_graph_sources() -> Iterator[None]:
+    """Have torch forget the source of a graph module's code with the code, in all threads, until
+    the last one leaves.
+
+    Torch keeps it for tracebacks, for good, and a program has several graphs in the course of its
+    compilation. Applied while a record is made, and while torch traces. *Seen* on torch 2.13.
+    """
+    global _graph_source_users
+    with _graph_source_lock:
+        _graph_source_users += 1
+        graph_module._exec_with_source = _exec_transient
+    try:
+        yield
+    finally:
+        with _graph_source_lock:
+            _graph_source_users -= 1
+            if _graph_source_users == 0:
+                graph_module._exec_with_source = exec_graph_source
+
+
+def _exec_transient(source: str, names: dict[str, Any], *rest: Any) -> None:
+    earlier = set(map(id, names.values()))
+    exec_graph_source(source, names, *rest)
+    made = [value for value in names.values() if id(value) not in earlier]
+    codes = [value.__code__ for value in made if type(value) is types.FunctionType]
+    files = {code.co_filename for code in codes}
+    if len(files) == 1 and (file := files.pop()).startswith("<eval_with_key>"):
+
+        def forget() -> None:
+            GRAPH_SOURCES.pop(file, None)
+            linecache.cache.pop(file, None)
+
+        _call_after_last(codes, forget)
+
+
 # --- Triton ---------------------------------------------------------------------------------------
 
 _ptx_lock = threading.Lock()
@@ -221,10 +266,38 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def register_source(filename: str, text: str) -> None:
-    """Have ``linecache`` return ``text`` for generated code compiled under ``filename``.
+_source_numbers = itertools.count()
 
-    Tracebacks show its lines, and Triton reads the source of a kernel there. The entry stays: its
-    modification time is None, so ``linecache.checkcache`` keeps it.
+
+def compile_source(name: str, text: str) -> types.CodeType:
+    """The code of a generated module, whose lines ``linecache`` returns under ``<name number>``.
+
+    Tracebacks show the lines, and Triton reads the source of a kernel there. The entry's
+    modification time is None, so ``linecache.checkcache`` keeps it. It goes with the last function
+    that the module defines: a function, a frame and a traceback each keep the code alive.
     """
+    filename = f"<{name} {next(_source_numbers)}>"
+    code = compile(text, filename, "exec")
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    _call_after_last(list(_nested_codes(code)), lambda: linecache.cache.pop(filename, None))
+    return code
+
+
+def _call_after_last(codes: Collection[types.CodeType], forget: Callable[[], object]) -> None:
+    """Call ``forget`` when none of these code objects exists any more."""
+    alive = [None] * len(codes)
+
+    def forget_one() -> None:
+        alive.pop()
+        if not alive:
+            forget()
+
+    for code in codes:
+        weakref.finalize(code, forget_one).atexit = False
+
+
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _nested_codes(constant)

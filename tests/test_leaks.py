@@ -1,12 +1,17 @@
 """Leaks of memory and objects by calls, resets, explanations, models and exceptions."""
 
 import gc
+import itertools
+import linecache
 import weakref
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import magpy_like as magpy
+from magpy_like.splitting import continuation_code, dynamic_instruction, tracebacks
+from magpy_like.torch_compat.graph_sources import GRAPH_SOURCES
 from tests.memory import count_objects, leaked_bytes
 from zoo import ZOO
 
@@ -146,3 +151,52 @@ def test_exception_in_a_monitored_run_keeps_no_frame_alive():
             fast(torch.ones(2))
     gc.collect()
     assert [ref() for ref in alive if ref() is not None] == []
+
+
+# --- distinct programs ----------------------------------------------------------------------------
+
+PROGRAMS = {
+    "effects": "def f(x, d={}):\n    d['n'] = d.get('n', 0) + 1\n    return x * 2, lambda: x",
+    "a split": "def f(x):\n    y = x * 2\n    repr(y)\n    return y + 1",
+    "a branch": "def f(x):\n    if x.sum() > 0:\n        x = x * 2\n    return x + 1",
+    "varying sizes": "def f(x):\n    return x * x.shape[0]",
+    "a backward pass": "def f(x):\n    x.requires_grad_().sum().backward()\n    return x.grad",
+    "a disabled function": "@magpy.disable\ndef g(x):\n    return x\ndef f(x):\n    return g(x)",
+}
+
+
+def run_new_program(source, backend):
+    names = {"magpy": magpy}
+    exec(compile(source, "<program>", "exec"), names)
+    fast = magpy.compile(names["f"], backend=backend)
+    for size in (3, 3, 4, 5):
+        fast(torch.ones(size))
+
+
+def empty_bounded_caches():
+    continuation_code._recent.clear()
+    dynamic_instruction._calling.cache_clear()
+    tracebacks._never_run.cache_clear()
+    for method in vars(ShapeEnv).values():
+        if getattr(method, "cache_info", None) and method.cache_info().maxsize:
+            method.cache_clear()
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_deleted_programs_leave_nothing(name, backend):
+    def count_everything():
+        empty_bounded_caches()
+        gc.collect()
+        sources = [file for file in linecache.cache if file.startswith("<")]
+        return len(gc.get_objects()), len(sources), len(GRAPH_SOURCES)
+
+    counts = []
+    for _ in range(4):
+        repeat(lambda: run_new_program(PROGRAMS[name], backend), 5)
+        counts.append(count_everything())
+    growths = [[b - a for a, b in zip(*pair)] for pair in itertools.pairwise(counts)]
+    # Torch's tables keep the last environment of symbols: a leak grows every time.
+    objects, sources, graph_sources = map(min, zip(*growths))
+    assert objects < 5
+    assert sources == graph_sources == 0

@@ -17,6 +17,7 @@ ALLOWED = {
     "magpy_like/torch_patches.py": {
         "torch.compiler._is_compiling_flag",
         "torch._C",
+        "torch.fx.graph_module._exec_with_source",
         "torch.jit._recursive",
         "torch.jit._state",
     },

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import linecache
 import logging
+import traceback
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ import torch
 import magpy_like
 from magpy_like.torch_patches import (
     Compiling,
+    compile_source,
     no_garbage_collection,
-    register_source,
     rewriting_ptx,
     silent_fake_tensor_errors,
+    transient_graph_sources,
 )
 
 LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -68,10 +70,59 @@ def test_garbage_collection_is_enabled_again_only_if_it_was(enabled):
         gc.enable()
 
 
-def test_source_of_generated_code_is_found():
-    register_source("<test of register_source>", "a = 1\nb = 2\n")
+TEXT = """def one():
+    def inner():
+        raise KeyError
+    return inner
+def two(): return 1
+"""
+
+
+def source_lines(code):
     linecache.checkcache()
-    assert linecache.getline("<test of register_source>", 2) == "b = 2\n"
+    return linecache.getlines(code.co_filename)
+
+
+def test_source_of_generated_code_is_found_as_long_as_one_of_its_functions_exists():
+    names = {}
+    exec(compile_source("test", TEXT), names)
+    one, two = names["one"], names["two"]
+    names.clear()
+    file = one.__code__.co_filename
+    assert source_lines(one.__code__) == TEXT.splitlines(True)
+    inner = one()
+    del one, two
+    assert "raise KeyError" in linecache.getline(file, 3)
+    try:
+        inner()
+    except KeyError as error:
+        trace = error.__traceback__
+    del inner
+    assert "raise KeyError" in "".join(traceback.format_tb(trace))
+    del trace
+    assert file not in linecache.cache
+
+
+def test_sources_of_equal_names_are_distinct():
+    first, second = ({}, {})
+    exec(compile_source("test", "def f(): return 1"), first)
+    exec(compile_source("test", "def f(): return 2"), second)
+    del first
+    assert source_lines(second["f"].__code__) == ["def f(): return 2"]
+
+
+def test_source_of_a_transient_graph_goes_with_its_code():
+    with transient_graph_sources(), transient_graph_sources():
+        graph = torch.fx.symbolic_trace(torch.nn.ReLU())
+    kept = torch.fx.symbolic_trace(torch.nn.ReLU())
+    file, other = (g.forward.__code__.co_filename for g in (graph, kept))
+    assert linecache.getlines(file) and linecache.getlines(other)
+    del graph
+    gc.collect()
+    assert file not in linecache.cache
+    del kept
+    gc.collect()
+    assert other in linecache.cache  # torch's own behaviour is restored
 
 
 def test_ptx_is_rewritten_after_the_hook_of_the_program(monkeypatch):

@@ -1,7 +1,7 @@
 """Facts about code objects, computed from their bytecode alone, for Python 3.11 and 3.12.
 
 ``supported_versions``: the interpreters whose frames the monitor can read
-``per_code_cache``: a cache for facts about code objects
+``per_code_cache``: facts about code objects, kept as long as these
 ``instruction_stream``: instructions with offsets, jump targets and stack effects
 ``exception_table``: the exception table, decoded and encoded
 ``stack_entry_kinds``: the kinds of the entries on the operand stack

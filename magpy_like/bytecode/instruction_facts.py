@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
-import functools
 import opcode
 import types
+
+from magpy_like.bytecode.per_code_cache import per_code
 
 _READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
 _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
@@ -19,7 +20,7 @@ def current_opname(frame: types.FrameType) -> str:
     return opcode.opname[code[offset]]
 
 
-@functools.cache
+@per_code
 def resume_offset(code: types.CodeType) -> int:
     """The offset of the RESUME at which the body of a function begins."""
     return next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")

@@ -7,11 +7,12 @@ not in the tables below, lies between a load and its consumer.
 from __future__ import annotations
 
 import dis
-import functools
 import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from magpy_like.bytecode.per_code_cache import per_code
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class LocalUses:
     instruction that consumes the value or stores it to a local, and the value's depth there."""
 
 
-@functools.cache
+@per_code
 def local_uses(code: types.CodeType) -> LocalUses:
     """The uses of a code object's locals."""
     listing = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode
-from magpy_like.torch_interop.symbols import SymbolName
+from magpy_like.torch_interop.symbols import ShapeEnvironment, SymbolName
 
 InputForm = tuple[Any, ...]
 
@@ -42,7 +42,7 @@ class VaryingInputs:
         Raises:
             ValueError: they differ in more than sizes that can become symbols.
         """
-        self.env = ShapeEnv(duck_shape=False, assume_static_by_default=True)
+        self.env = ShapeEnvironment(duck_shape=False, assume_static_by_default=True)
         mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.examples: list[Any] = []
         self._symbols: list[Any] = []

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from magpy_like.torch_compat.fake_tensors import (
     DataDependentOutputException,
@@ -21,6 +20,7 @@ from magpy_like.torch_compat.fake_tensors import (
     FakeTensorMode,
     detect_fake_mode,
 )
+from magpy_like.torch_interop.symbols import ShapeEnvironment
 
 #: Raised by a trace that would depend on the elements of a tensor.
 DATA_DEPENDENT_ERRORS = DataDependentOutputException, DynamicOutputShapeException
@@ -37,7 +37,7 @@ def make_sizes_symbolic(
     """
     if detect_fake_mode(example_inputs) is not None:
         return None
-    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode = FakeTensorMode(shape_env=ShapeEnvironment())
     examples = [
         mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x
         for x in example_inputs

@@ -248,7 +248,7 @@ class Branches:
 
     def recorded_truth(self, step: Step) -> bool:
         """See ``Branching.recorded_truth``."""
-        origin = origins.get(id(step.code))
+        origin = origins.get(step.code)
         if origin is None:
             return self._exit_truth.get((id(step.code), step.offset), True)
         return self._exit_truth.get((id(origin.code), step.offset - origin.shift), True)

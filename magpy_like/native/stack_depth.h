@@ -13,7 +13,7 @@ inline int operand_depth(_PyInterpreterFrame *f) { return f->stacktop - f->f_cod
 
 #else
 
-#include <unordered_map>
+#include <memory>
 #include <vector>
 
 namespace stack_depth {
@@ -118,16 +118,28 @@ inline std::vector<int> compute_depths(PyCodeObject *code) {
 
 }  // namespace stack_depth
 
-inline int operand_depth(_PyInterpreterFrame *f) {
-  // Code objects are kept alive: a new one at the address of a freed one would get its depths.
-  static auto *known = new std::unordered_map<PyCodeObject *, std::vector<int>>();
-  auto found = known->find(f->f_code);
-  if (found == known->end()) {
-    Py_INCREF(f->f_code);
-    found = known->emplace(f->f_code, stack_depth::compute_depths(f->f_code)).first;
+using Depths = std::vector<int>;
+
+// The depths of a code object, computed once. The interpreter stores them with the code object.
+inline const Depths &depths_of(PyCodeObject *code) {
+  static const Py_ssize_t slot =
+      PyUnstable_Eval_RequestCodeExtraIndex([](void *depths) { delete (Depths *)depths; });
+  void *stored = nullptr;
+  if (slot >= 0) PyUnstable_Code_GetExtra((PyObject *)code, slot, &stored);
+  if (stored) return *(Depths *)stored;
+  auto *depths = new Depths(stack_depth::compute_depths(code));
+  if (slot < 0 || PyUnstable_Code_SetExtra((PyObject *)code, slot, depths) < 0) {
+    PyErr_Clear();  // all slots are taken: they are computed anew each time
+    static thread_local std::unique_ptr<Depths> last;
+    last.reset(depths);
   }
+  return *depths;
+}
+
+inline int operand_depth(_PyInterpreterFrame *f) {
+  const Depths &depths = depths_of(f->f_code);
   int at = _PyInterpreterFrame_LASTI(f);
-  return at >= 0 && at < (int)found->second.size() && found->second[at] > 0 ? found->second[at] : 0;
+  return at >= 0 && at < (int)depths.size() && depths[at] > 0 ? depths[at] : 0;
 }
 
 #endif

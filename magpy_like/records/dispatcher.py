@@ -41,7 +41,7 @@ from magpy_like.synthesis.graph_compilation import GraphCompiler
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record, synthesise
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
-from magpy_like.torch_patches import untraced
+from magpy_like.torch_patches import transient_graph_sources, untraced
 
 _records_log = topic("records")
 _guards_log = topic("guards")
@@ -287,7 +287,8 @@ class Dispatcher:
             layout = self.target.layout if is_instance(self.target, Continuation) else None
             functions = None if layout is None else layout.function_positions
             compiler = GraphCompiler(self._compile_graph, make_interpreter, at_entry)
-            return synthesise(rec, args, kwargs, result, compiler, functions)
+            with transient_graph_sources():
+                return synthesise(rec, args, kwargs, result, compiler, functions)
         except (Split, FullGraphError):
             raise
         except Exception as error:

@@ -110,4 +110,4 @@ def state_after(state: FrameState, frame: FrameType) -> FrameState:
 
 def original_function(function: Any) -> Any:
     """The program's own function, for a continuation's function; any other function itself."""
-    return function.__wrapped__ if id(getattr(function, "__code__", None)) in origins else function
+    return function.__wrapped__ if getattr(function, "__code__", None) in origins else function

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dis
 import inspect
 import opcode
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -28,6 +30,7 @@ from magpy_like.bytecode.instruction_stream import (
     stack_effect,
 )
 from magpy_like.bytecode.live_locals import slot_count
+from magpy_like.bytecode.per_code_cache import PerCode
 from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.splitting.frame_state import Origin, ResultUse, origins
 from magpy_like.splitting.prefix_line_table import prefix_locations
@@ -68,16 +71,24 @@ class Shape:
     ending: Ending
 
 
-_codes: dict[tuple[int, Shape], CodeType] = {}
-"""By the id of the frame's code: code objects of different files may compare equal."""
+_codes: PerCode[dict[Shape, weakref.ref[CodeType]]] = PerCode()
+"""By the frame's code, which the continuation's code keeps alive (:data:`origins`)."""
+_recent: deque[CodeType] = deque(maxlen=256)
+"""Keeps code that is likely to be needed again, such as that of a loop's isolated iterations."""
 
 
 def build_code(code: CodeType, shape: Shape) -> CodeType:
     """The code that resumes a frame of ``code``; cached."""
-    key = id(code), shape
-    if key not in _codes:
-        _codes[key] = _assemble(code, shape)
-    return _codes[key]
+    of_code = _codes.get(code)
+    if of_code is None:
+        _codes[code] = of_code = {}
+    known = of_code.get(shape)
+    resumed = None if known is None else known()
+    if resumed is None:
+        resumed = _assemble(code, shape)
+        of_code[shape] = weakref.ref(resumed)
+        _recent.append(resumed)
+    return resumed
 
 
 @dataclass(slots=True)
@@ -140,7 +151,7 @@ def _assemble(code: CodeType, shape: Shape) -> CodeType:
         co_exceptiontable=encode_exception_table(rows),
         co_linetable=lines + code.co_linetable,
     )
-    origins[id(resumed)] = Origin(code, shape.offset, shape.depth, shift, shape.ending.result_use)
+    origins[resumed] = Origin(code, shape.offset, shape.depth, shift, shape.ending.result_use)
     return resumed
 
 

@@ -125,7 +125,7 @@ def build_function(state: FrameState, ending: Ending, extra: tuple[Any, ...]) ->
     if not is_single:
         # The prefix enters the handlers again, bottom first, which restores previous exceptions.
         stack = with_current_exceptions(
-            replace(state, stack=shift_offsets(state, origins[id(resumed)].shift))
+            replace(state, stack=shift_offsets(state, origins[resumed].shift))
         )
     values = (*(state.locals[slot] for slot in bound), *reversed(stack + extra))
     function = state.function

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.bytecode.exception_table import handler_of
 from magpy_like.bytecode.instruction_stream import Instruction, instructions, stack_effect
 from magpy_like.bytecode.live_locals import slot_count
+from magpy_like.bytecode.per_code_cache import PerCode
 from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.native import NULL, frame_function, frame_locals, frame_stack
 from magpy_like.native.instance_checks import is_instance
@@ -114,9 +115,8 @@ class Origin:
     """None without a pending instruction."""
 
 
-origins: dict[int, Origin] = {}
-"""Origins by the id of the continuation's code: code objects of different files may compare equal.
-Entries live as long as the cache of continuations' code, which is never emptied."""
+origins: PerCode[Origin] = PerCode()
+"""Origins by the continuation's code."""
 
 
 def capture(
@@ -143,13 +143,13 @@ def capture(
         frame_stack(frame) if stack is None else stack,
         handled_exception,
     )
-    origin = origins.get(id(frame.f_code))
+    origin = origins.get(frame.f_code)
     return _in_program_terms(state, origin) if origin else state
 
 
 def is_restoring(code: CodeType, offset: int) -> bool:
     """True if the instruction at ``offset`` belongs to the prefix of a continuation."""
-    origin = origins.get(id(code))
+    origin = origins.get(code)
     return origin is not None and offset < origin.shift
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from magpy_like.native.instance_checks import answers_in_python, is_instance
-from magpy_like.torch_patches import register_source
+from magpy_like.torch_patches import compile_source
 
 _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
 
@@ -62,11 +62,9 @@ class Source:
     def build(self, name: str, parameters: str) -> Callable[..., Any]:
         """Compile the function; tracebacks through it show its lines."""
         text = self.text(name, parameters)
-        filename = f"<magpy_like {name} {id(self):x}>"
         namespace: dict[str, Any] = dict(self.names)
-        exec(compile(text, filename, "exec"), namespace)
+        exec(compile_source(f"magpy_like {name}", text), namespace)
         function = namespace[name]
-        register_source(filename, text)
         assert is_instance(function, types.FunctionType)
         return function
 

@@ -23,6 +23,7 @@ Module                       Subject
 ``decompositions``           decompositions and the rules for dtypes and layouts behind them
 ``tracing_context``          the context of tracing, sources of symbolic sizes
 ``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
+``graph_sources``            the sources of generated graph modules
 ``dynamo``                   Dynamo's frame evaluation, exceptions and registry of backends
 ``tensor_memory``            tensors over given memory, metadata checks in C++
 ``torchscript``              TorchScript functions, their types and schemas
@@ -38,6 +39,7 @@ needed; the others name parts of torch that ``import torch`` has loaded.
 Private attributes of torch's instances cannot be declared as names. In use are: ``_schema``,
 ``_opname`` and ``_qualified_op_name`` of operators; ``_cdata``, ``_version``, ``_base`` and
 ``_is_view()`` of tensors and storages; ``_sequence_nr`` of autograd nodes; ``_tensors_no_vc_check``
-and ``_materialize_non_diff_grads`` of an autograd context; ``_maybe_evaluate_static`` of a shape
-environment; ``_boxed_call`` and ``_lazy_backward_info`` of functions that AOTAutograd returns.
+and ``_materialize_non_diff_grads`` of an autograd context; ``_maybe_evaluate_static`` and
+``_version_counter`` of a shape environment; ``_boxed_call`` and ``_lazy_backward_info`` of
+functions that AOTAutograd returns.
 """

@@ -3,6 +3,6 @@
 ``current_gpu``: the GPU that ``cuda`` means without a number
 ``random_states``: states of the default random generators
 ``saved_tensor_hooks``: hooks on tensors saved for the backward pass
-``symbols``: symbols of a shape environment
+``symbols``: shape environments and their symbols
 ``tracing_lock``: the lock that lets one thread trace at a time
 """

@@ -1,13 +1,48 @@
-"""Symbols of torch's shape environment: their names, and values that contain one."""
+"""Shape environments, the names of their symbols, and values that contain one."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from magpy_like.torch_compat.tracing_context import GuardSource, Source
+
+
+class ShapeEnvironment(ShapeEnv):
+    """A ``ShapeEnv`` that is freed after use.
+
+    Torch caches what an environment has computed in tables that all environments share, and that
+    are emptied when one with another version is used. Two environments often have equal versions:
+    the tables grow, and keep the tensors and operators of all traces. *Seen* on torch 2.13.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._version_counter = next(_numbers) << 32
+        """No other environment ever has it: torch increases it by one at a change."""
+
+    def get_implications(self, e: Any) -> Any:
+        return _implications(e)
+
+
+_numbers = itertools.count(1)
+
+
+@functools.lru_cache(1 << 12)
+def _implications(relation: sympy.Basic) -> Any:
+    """What follows from a relation, in any environment. Torch caches it by environment for good."""
+    return _compute_implications(None, relation)
+
+
+_compute_implications: Any = getattr(
+    ShapeEnv.get_implications, "__wrapped__", ShapeEnv.get_implications
+)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 
+from magpy_like.torch_patches import transient_graph_sources
+
 
 class TracingLock:
     """Reentrant lock, held with ``with`` by the thread that traces."""
@@ -23,6 +25,8 @@ class TracingLock:
         self._lock.acquire()
         self._depth += 1
         if self._depth == 1:
+            self._sources = transient_graph_sources()
+            self._sources.__enter__()
             self._holder = threading.get_ident()
             self._count += 1
             self._own.count += 1
@@ -31,6 +35,7 @@ class TracingLock:
         self._depth -= 1
         if not self._depth:
             self._holder = None
+            self._sources.__exit__(None, None, None)
         self._lock.release()
 
     def is_held_elsewhere(self) -> bool:

@@ -23,7 +23,7 @@ from magpy_like.torch_compat.dispatch import AutoDispatchBelowAutograd
 from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.symbolic_expressions import PythonPrinter
 from magpy_like.torch_compat.tensor_memory import empty_strided_cpu, reinterpret_tensor
-from magpy_like.torch_patches import register_source
+from magpy_like.torch_patches import compile_source
 
 
 class _Printer(PythonPrinter):
@@ -32,7 +32,6 @@ class _Printer(PythonPrinter):
 
 
 _printer = _Printer()
-_counter = itertools.count()
 
 
 def print_size(e: Expr) -> str:
@@ -101,9 +100,7 @@ COMMON: dict[str, Any] = {
 
 def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
     """The ``call`` function of a launcher's source; tracebacks show its lines."""
-    filename = f"<magpy launcher {next(_counter)}>"
-    register_source(filename, source)
-    exec(compile(source, filename, "exec"), names)
+    exec(compile_source("magpy_like launcher", source), names)
     call: Callable[[list[Any]], Any] = names["call"]
     return call
 

@@ -9,7 +9,6 @@ whether positions fit 32 bits. Compiled code is in Triton's own cache on disk
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import operator
@@ -18,7 +17,6 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from types import CodeType
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ import torch
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.runtime.ptx_repair import splitting_paired_additions
 from magpy_like.torch_compat.cuda import current_device, current_raw_stream
-from magpy_like.torch_patches import register_source
+from magpy_like.torch_patches import compile_source
 
 ALIGNMENT = 16  # bytes: the widest load
 MAX_WORKERS = 16
@@ -36,7 +34,6 @@ _POINTER = {
     torch.int32: "*i32", torch.int64: "*i64", torch.float16: "*fp16", torch.bfloat16: "*bf16",
     torch.float32: "*fp32", torch.float64: "*fp64",
 }  # fmt: skip
-_counter = itertools.count()
 
 
 #: Launch function, handle and metadata of each stage of a loaded kernel.
@@ -103,11 +100,7 @@ def _dtype(name: str) -> torch.dtype:
 def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[Any]:
     """Execute the kernel's text in ``namespace``; returns its stages as decorated there."""
     text = source.text.replace("INDEX", "tl.int64" if wide else "tl.int32")
-    filename = f"<magpy triton kernel {next(_counter)}>"
-    # Triton reads the source of a function through linecache.
-    register_source(filename, text)
-    code: CodeType = compile(text, filename, "exec")
-    exec(code, namespace)
+    exec(compile_source("magpy_like triton kernel", text), namespace)
     return [namespace[name] for name, _ in source.stages]
 
 

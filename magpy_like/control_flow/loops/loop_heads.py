@@ -165,7 +165,7 @@ class LoopHeads:
         if any(type(operand) is not int for operand in operands):
             return False
         shift = shift_of(step.frame)
-        origin = origins.get(id(step.code))
+        origin = origins.get(step.code)
         code = step.code if origin is None else origin.code
         found = while_loop_offsets(code, step.offset - shift) if step.offset >= shift else None
         if found is None or context.lifted.any_lifted(operands) is False:

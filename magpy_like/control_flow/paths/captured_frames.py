@@ -45,5 +45,5 @@ def check_resumable(state: FrameState) -> None:
 
 def shift_of(frame: FrameType) -> int:
     """The size in bytes of the prefix of a continuation's code; 0 for the program's own code."""
-    origin = origins.get(id(frame.f_code))
+    origin = origins.get(frame.f_code)
     return origin.shift if origin is not None else 0

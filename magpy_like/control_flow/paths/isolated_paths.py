@@ -130,7 +130,7 @@ class IsolatedPaths:
         rec = context.recording
         start, copies, originals = _with_copied_iterators(start, rec)
         function = build_resumption(start)
-        shift = origins[id(function.__code__)].shift
+        shift = origins[function.__code__].shift
         path = self._branch_run(context, function.__code__, shift, copies, options)
 
         def original(value: Any) -> Any:

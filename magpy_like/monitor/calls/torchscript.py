@@ -26,7 +26,7 @@ from magpy_like.torch_compat.torchscript import (
     TensorType,
     TupleType,
 )
-from magpy_like.torch_patches import register_source
+from magpy_like.torch_patches import compile_source
 
 _UNSUPPORTED_TAGS = {
     torch.Tag.data_dependent_output,
@@ -146,7 +146,7 @@ class _Translation:
         )
 
 
-_translate = functools.cache(_Translation)
+_translate = functools.lru_cache(256)(_Translation)
 
 
 def python_equivalent(
@@ -260,10 +260,8 @@ class _Translator:
         return script
 
     def compiled(self, name: str, lines: list[str], names: dict[str, Any]) -> Any:
-        text = "\n".join(lines)
-        file = f"<TorchScript {self.script.name}: {name}>"
-        register_source(file, text)
-        exec(compile(text, file, "exec"), names)
+        code = compile_source(f"TorchScript {self.script.name}: {name}", "\n".join(lines))
+        exec(code, names)
         return names.pop(name)
 
     def block(self, block: Any, indent: str) -> None:

@@ -16,6 +16,7 @@ from magpy_like.graph_operators.node_metadata import LIST, NUMBER, TWIN
 from magpy_like.monitor.operator_graph.graph_nodes import GraphNodes
 from magpy_like.monitor.operator_graph.graph_numbers import GraphNumbers
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_patches import transient_graph_sources
 
 
 class GraphControl:
@@ -38,14 +39,16 @@ class GraphControl:
             if node.op == "get_attr":
                 setattr(root, str(node.target), self._nodes.constants[str(node.target)])
         graph.output(tuple(copies[n] if is_instance(n, fx.Node) else n for n in outputs))
-        return fx.GraphModule(root, graph, class_name="Subgraph")
+        with transient_graph_sources():
+            return fx.GraphModule(root, graph, class_name="Subgraph")
 
     def condition_graph(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:
         """The graph of a loop's condition: true if the first of its inputs is ``stays``."""
         graph = fx.Graph()
         first, *_ = [graph.placeholder(f"operand_{i}") for i in range(len(inputs))]
         graph.output(first if stays else graph.call_function(torch.logical_not, (first,)))
-        return fx.GraphModule(torch.nn.Module(), graph, class_name="Condition")
+        with transient_graph_sources():
+            return fx.GraphModule(torch.nn.Module(), graph, class_name="Condition")
 
     def add_truth(self, test: fx.Node, predicate: torch.Tensor) -> fx.Node:
         """The truth of a tensor as a ``bool`` tensor without dimensions."""

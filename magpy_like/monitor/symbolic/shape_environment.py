@@ -13,15 +13,16 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, SymNode
+from torch.fx.experimental.symbolic_shapes import SymNode
 
 from magpy_like.torch_compat.fake_tensors import META_KERNELS_MODULE
+from magpy_like.torch_interop.symbols import ShapeEnvironment
 
 _MANY_IMAGES = 16
 """From this batch size on, torch chooses oneDNN for filters of any size and any thread count."""
 
 
-class Sizes(ShapeEnv):
+class Sizes(ShapeEnvironment):
     """``ShapeEnv`` without guards that choose between two equivalent convolution algorithms."""
 
     def evaluate_sym_node(self, sym_node: SymNode, *args: Any, **kwargs: Any) -> sympy.Basic:
