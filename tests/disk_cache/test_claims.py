@@ -175,6 +175,22 @@ def test_workspace_that_a_sweep_takes_at_once_is_made_again(top, monkeypatch):
     assert taken
 
 
+def test_workspace_that_a_sweep_removes_at_once_is_made_again(top, monkeypatch):
+    removed = []
+    real = fcntl.flock
+
+    def flock(descriptor, operation):
+        if not removed:
+            removed.extend(top.names())
+            top.remove(removed[0])
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with claims.workspace_file(top) as (name, _):
+        assert top.names() == [name] != removed
+    assert removed
+
+
 def test_file_system_whose_locks_are_never_free_is_an_error(top, monkeypatch):
     def flock(*_):
         raise BlockingIOError
