@@ -23,9 +23,9 @@ trace function, which replaces the one of ``sys.settrace``. During own work, the
 signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
-:func:`forget_fake_results`, :func:`rewriting_ptx`, :func:`transient_graph_sources`. The modes of torch that are entered and left in
-one thread (gradient mode, autocast, hooks on saved tensors, the default device) are listed in
-``torch_compat``.
+:func:`forget_fake_results`, :func:`rewriting_ptx`, :func:`transient_graph_sources`. The modes of
+torch that one thread enters and leaves (gradient mode, autocast, hooks on saved tensors, the
+default device) are listed in ``torch_compat``.
 
 ``magpy annotations verify`` changes more (random state, recursion limit, environment), in processes
 of its own.

@@ -5,11 +5,12 @@ A binary is used only if its name or its neighbour states the :func:`identity` o
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.machinery
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -70,8 +71,15 @@ def compile_and_load() -> Helper:
     Raises:
         Exception: any; the compiler, the disk and the loader all may fail.
     """
-    paths = compile_cpp_many(_units())
-    return _load(dict(zip((m.name for m in MODULES), paths, strict=True)))
+    units = _units()
+    try:
+        return _load(_compiled(units))
+    except ImportError:  # an entry of another system
+        return _load(_compiled([dataclasses.replace(unit, identity="") for unit in units]))
+
+
+def _compiled(units: Sequence[CppSource]) -> dict[str, Path]:
+    return dict(zip((unit.name for unit in units), compile_cpp_many(units), strict=True))
 
 
 def build(name: str, source: str, *flags: str) -> ModuleType:

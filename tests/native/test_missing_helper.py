@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from magpy_like.disk_cache import cache_entries
+from magpy_like.disk_cache import cache_entries, user_settings
+from magpy_like.native.helper_sources import MODULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -205,7 +206,7 @@ def test_helper_that_cannot_be_used_leaves_programs_native(tmp_path, load, reaso
 @pytest.mark.parametrize("version", [(3, 13, 0), (3, 14, 1)])
 def test_unsupported_python_runs_programs_natively(tmp_path, version):
     text = ".".join(map(str, version))
-    cache = cache_entries.cache_dir()  # with a helper, which must not be used
+    cache = user_settings.cache_root()  # with a helper, which must not be used
     # Other libraries, some imported later, must still see the real version.
     preparation = f"import torch._dynamo; real, sys.version_info = sys.version_info, {version}"
     remedy = "Use CPython 3.11 or 3.12"
@@ -236,11 +237,14 @@ assert magpy.cache_info(fast).hits == 1
 
 
 def copy_helper(target):
-    """Copies the helper of this process into another cache."""
-    for path in cache_entries.cache_dir().glob("cpp/??/*.so"):
-        if path.name.startswith("helper-"):
-            (target / "cpp" / path.parent.name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target / "cpp" / path.parent.name)
+    """Copies the helper of this process into another cache; returns the copies."""
+    copies = []
+    for module in MODULES:
+        for path in user_settings.cache_root().glob(f"magpy-v2/cpp/**/{module.name}-*.so"):
+            copies.append(target / path.relative_to(user_settings.cache_root()))
+            copies[-1].parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.copy(path, copies[-1])
+    return copies
 
 
 def test_warm_cache_needs_no_compiler(tmp_path):
@@ -250,10 +254,9 @@ def test_warm_cache_needs_no_compiler(tmp_path):
 
 
 def test_cached_helper_that_does_not_load_is_compiled_again(tmp_path):
-    copy_helper(tmp_path)
     garbage = b"garbage"
-    for path in tmp_path.glob("cpp/??/helper-*"):
-        path.write_bytes(garbage + cache_entries.seal(garbage))
+    for path in copy_helper(tmp_path):
+        path.write_bytes(garbage + cache_entries.seal(path.name, garbage))
     run(COMPILED, tmp_path)
     run(COMPILED, tmp_path, "/nonexistent")
 

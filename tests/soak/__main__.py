@@ -14,7 +14,7 @@ from dataclasses import astuple
 
 import click
 
-from magpy_like.disk_cache.cache_entries import cache_dir
+from magpy_like.disk_cache.user_settings import cache_root
 from tests.soak.activities import Activities
 from tests.soak.resources import Resources, growing
 
@@ -37,7 +37,7 @@ def main(minutes: float, device: str, backend: str, seed: int, samples: int) -> 
     for k in range(1, samples + 1):
         while time.monotonic() < began + k * minutes * 60 / samples:
             activities.once()
-        taken.append(Resources.now(cache_dir(), device))
+        taken.append(Resources.now(cache_root(), device))
         numbers = (f"{number:,.0f}" for number in astuple(taken[-1]))
         elapsed = f"{time.monotonic() - began:.0f}"
         print(_ROW.format(elapsed, activities.calls, activities.interrupted, *numbers), flush=True)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from magpy_like.disk_cache.cache_entries import cache_dir
+from magpy_like.disk_cache.user_settings import cache_root
 from tests.soak.activities import Activities
 from tests.soak.resources import Resources, growing
 
@@ -36,7 +36,7 @@ def test_many_random_calls_equal_eager_and_objects_do_not_grow():
     for _ in range(6):
         for _ in range(12):
             activities.once()
-        samples.append(Resources.now(cache_dir(), "cpu"))
+        samples.append(Resources.now(cache_root(), "cpu"))
     objects = [sample.objects for sample in samples]
     assert objects[-1] < 1.05 * max(objects[:3])
     assert len({sample.descriptors for sample in samples[2:]}) == 1
