@@ -194,6 +194,10 @@ class SplitReason(enum.Enum):
         "wait, synchronisation or clock",
         "move it out of the compiled function, or to its beginning or end",
     )
+    TRACE_FUNCTION = (
+        "trace or profile function that the program sets",
+        "set it outside of the compiled function",
+    )
     INTERPRETER_STATE = (
         "inspection of the interpreter: stack, scopes or memory",
         "move it out of the compiled function, or to its beginning or end",

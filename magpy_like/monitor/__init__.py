@@ -16,6 +16,7 @@
 ``process_state``: state of the process and of torch that the program reads.
 ``region_entry``: entering the compiled region.
 ``entering_frames``: which frames are followed, and what a record relies on for their functions.
+``frame_observers``: trace and profile functions that the program sets.
 ``disabled_functions``: functions marked by ``magpy_like.disable``, where the program splits.
 ``program_arguments``: the compiled function's arguments, each read when first loaded.
 ``protocols``: interfaces of the packages that cut programs and merge branches.

@@ -18,6 +18,7 @@ from magpy_like.monitor.calls.warning_and_log_calls import innermost_program_fra
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.event_handlers import EventHandlers
+from magpy_like.monitor.frame_observers import unmark
 from magpy_like.monitor.instructions.rule_table import WHEN, load_rules
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
@@ -172,6 +173,8 @@ class MonitorRun:
         self.context.release()  # the program's objects must not outlive its own references
         self.context.recording.split = split
         self.entering.release()
+        if not self.restoration.over:
+            unmark(sys._getframe() if frame is None else frame, self.context.root_frame)
         self.context.frame = self.context.root_frame = None
         self.context.arguments.take(())
         if self.cut is not None:

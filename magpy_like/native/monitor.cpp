@@ -480,8 +480,13 @@ int handle_event(Monitor *m, PyFrameObject *frame, int event, PyObject *argument
   }
 }
 
-int trace(PyObject *self, PyFrameObject *frame, int event, PyObject *argument) {
-  Monitor *m = (Monitor *)self;
+// The monitor whose trace function is installed on this thread; owned. The interpreter passes the
+// trace function the object that `sys.gettrace` returns: that of the program's caller.
+thread_local Monitor *installed = nullptr;
+
+int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
+  Monitor *m = installed;
+  if (!m) return 0;
   Interrupts *interrupts = m->interrupts;  // the monitor may be released meanwhile
   if (interrupts) interrupts->depth++;
   int result = handle_event(m, frame, event, argument);
@@ -625,7 +630,8 @@ struct Scope {
   PyObject *before = nullptr, *after = nullptr;  // owned: the monitor's own
   PyObject *counting = nullptr;             // owned: handle of the count of operators
   Py_tracefunc trace_function = nullptr;    // the earlier one
-  PyObject *trace_object = nullptr;         // owned
+  PyObject *trace_object = nullptr;         // owned: the object that `sys.gettrace` returns
+  Monitor *outer_monitor = nullptr;         // the monitor that was installed before
 
   bool was_entered = false;
 
@@ -647,7 +653,9 @@ struct Scope {
     if (monitor->dispatched) monitor->accounted = *monitor->dispatched;
     monitor->running = true;
     was_entered = true;
-    PyEval_SetTrace(trace, (PyObject *)monitor);
+    outer_monitor = installed;
+    installed = (Monitor *)Py_NewRef((PyObject *)monitor);
+    PyEval_SetTrace(trace, trace_object);
     return true;
   }
 
@@ -656,7 +664,12 @@ struct Scope {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     monitor->running = false;
-    if (was_entered) PyEval_SetTrace(trace_function, trace_object);
+    if (was_entered) {
+      // Unless the program has set another trace function, which stays.
+      if (PyThreadState_Get()->c_tracefunc == trace) PyEval_SetTrace(trace_function, trace_object);
+      installed = outer_monitor;
+      Py_DECREF(monitor);
+    }
     drop_references(monitor);
     if (callbacks) {
       remove_callback(before);

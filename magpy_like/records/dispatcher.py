@@ -12,6 +12,11 @@ from magpy_like.config import config
 from magpy_like.errors import FullGraphError
 from magpy_like.interruption import call_uninterrupted
 from magpy_like.logs import topic
+from magpy_like.monitor.frame_observers import (
+    OBSERVES_ITSELF,
+    are_replaced,
+    frame_observers,
+)
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.variation import Variation, argument_path
 from magpy_like.native import call_as_caller
@@ -179,10 +184,14 @@ class Dispatcher:
                 return result
             layout, args, kwargs, misspeculated = record.layout, (), {}, ()
             del match, record, found  # finalizers of objects that the segment releases run here
+            observers = frame_observers()
             following, args = self.program.run_dynamic_instruction(layout, result)
             if following is None:
                 return args
             del result
+            if are_replaced(observers):
+                self.program.run_natively(OBSERVES_ITSELF)
+                return call_as_caller(following.target, args, kwargs)
             if is_traced():  # since the dynamic instruction
                 return call_as_caller(following.target, args, kwargs)
             dispatcher = following

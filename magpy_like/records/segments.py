@@ -19,6 +19,11 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.logs import topic
 from magpy_like.monitor.calls import special_methods
+from magpy_like.monitor.frame_observers import (
+    OBSERVES_ITSELF,
+    are_replaced,
+    frame_observers,
+)
 from magpy_like.monitor.objects import locks
 from magpy_like.monitor.objects.finalizers import find_observed, has_destructor
 from magpy_like.monitor.recording import Recording
@@ -179,6 +184,10 @@ class SegmentCut:
         handled: BaseException | None,
     ) -> bool:
         dispatcher = self.segment.dispatcher
+        if cause.reason is SplitReason.TRACE_FUNCTION:
+            dispatcher.note_split(SplitPoint.at(frame, cause))
+            dispatcher.program.run_natively(OBSERVES_ITSELF)
+            return False
         try:
             if run.context.root_frame is None:
                 raise UnresumableState("the program has not begun")
@@ -214,6 +223,7 @@ class SegmentCut:
             return False
         run.release_segment()
         self.segment.args = ()
+        self._observers = frame_observers()
         self._states, self._joins = states, cause.reason is SplitReason.VARYING_LIST
         return True
 
@@ -238,6 +248,8 @@ class SegmentCut:
     def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         states, frames = self._states, self._frames
         self._states, self._frames = [], []
+        if self._ends_observed(run):
+            return
         try:
             states[0] = state_after(states[0], frame)
         except UnresumableState as obstacle:
@@ -249,10 +261,20 @@ class SegmentCut:
     def after_raise(self, run: MonitorRun, exception: BaseException) -> None:
         states, frames = self._states, self._frames
         self._states, self._frames = [], []
+        if self._ends_observed(run):
+            return
         if has_handler(states):
             self._begin_next(run, frames, states, exception)
         else:
             run.end()
+
+    def _ends_observed(self, run: MonitorRun) -> bool:
+        """End the run if the dynamic instruction has set a trace or profile function."""
+        if not are_replaced(self._observers):
+            return False
+        self.segment.dispatcher.program.run_natively(OBSERVES_ITSELF)
+        run.end()
+        return True
 
     def _begin_next(
         self,
