@@ -198,6 +198,10 @@ class SplitReason(enum.Enum):
         "trace or profile function that the program sets",
         "set it outside of the compiled function",
     )
+    OBSERVING_METACLASS = (
+        "class whose metaclass sees each comparison, hash or attribute access",
+        "define these methods in the class instead, or keep it out of the compiled function",
+    )
     INTERPRETER_STATE = (
         "inspection of the interpreter: stack, scopes or memory",
         "move it out of the compiled function, or to its beginning or end",

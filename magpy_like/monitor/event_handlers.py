@@ -196,6 +196,13 @@ class EventHandlers:
         self.run.splits.split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
         return error
 
+    def on_observed_class(self, frame: types.FrameType) -> None:
+        """End the recording: a metaclass of the program would see what the monitor does."""
+        if not self.run.restoration.over:
+            detail = "uses a class whose metaclass defines comparison, hash or attribute access"
+            error = Split(SplitReason.OBSERVING_METACLASS, detail)
+            self.run.splits.fail(frame, error, before_instruction=True)
+
     def on_unreported_operators(self, frame: types.FrameType) -> None:
         """End the recording: torch has dispatched operators that no reported event explains."""
         if not (self.run.context.recording.running.depth or self.run.restoration.over):

@@ -35,6 +35,7 @@ from magpy_like.native import (
     stop_counting,
 )
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph.plain_values import callable_name
 from magpy_like.split_points import SourcePosition, source_position
 from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.torch_patches import (
@@ -69,7 +70,7 @@ class MonitorRun:
         """
         self.compiling = Compiling(reports_compiling)
         self.branching = branching
-        self.name = getattr(target, "__qualname__", type(target).__qualname__)
+        self.name = callable_name(target)
         self.cut = cut
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
@@ -86,6 +87,7 @@ class MonitorRun:
             on_unreported_operators=events.on_unreported_operators,
             on_join=events.on_join,
             on_interruption=events.on_interruption,
+            on_observed_class=events.on_observed_class,
             filter=reported,
         )
         arguments = ProgramArguments(traceable_entry(target), args, kwargs)

@@ -80,6 +80,37 @@ bool has_ambiguous_identity(PyObject *a, PyObject *b) {
 // True for an instance of a heap type, whose methods may be Python code.
 bool has_heap_type(PyObject *v) { return v && (Py_TYPE(v)->tp_flags & Py_TPFLAGS_HEAPTYPE); }
 
+// True if a class overrides one of `type`'s methods by code of the program.
+bool overrides(PyTypeObject *meta, const char *method) {
+  PyObject *name = PyUnicode_InternFromString(method);
+  PyObject *found = name ? _PyType_Lookup(meta, name) : nullptr;
+  Py_XDECREF(name);
+  if (!found) PyErr_Clear();
+  return found && Py_TYPE(found) != &PyWrapperDescr_Type && Py_TYPE(found) != &PyMethodDescr_Type;
+}
+
+// True for a metaclass that sees uses of its classes, and so those by the monitor: it defines
+// comparison, hash or attribute access.
+bool observes_its_classes(PyTypeObject *meta) {
+  if (meta == &PyType_Type || !PyType_IsSubtype(meta, &PyType_Type)) return false;
+  if (meta->tp_richcompare != PyType_Type.tp_richcompare &&
+      (overrides(meta, "__eq__") || overrides(meta, "__ne__")))
+    return true;
+  if (meta->tp_hash != PyType_Type.tp_hash && overrides(meta, "__hash__")) return true;
+  return meta->tp_getattro != PyType_Type.tp_getattro && overrides(meta, "__getattribute__");
+}
+
+// True if one of the values is such a class or an instance of one.
+bool hold_observed_class(PyObject **values, int count) {
+  for (int i = 0; i < count; i++) {
+    if (!values[i]) continue;
+    PyTypeObject *kind = Py_TYPE(values[i]);
+    if (Py_TYPE(kind) != &PyType_Type && observes_its_classes(Py_TYPE(kind))) return true;
+    if (kind != &PyType_Type && PyType_Check(values[i]) && observes_its_classes(kind)) return true;
+  }
+  return false;
+}
+
 // A reported instruction whose result `on_result` awaits.
 struct Pending {
   PyFrameObject *frame;
@@ -133,7 +164,7 @@ struct Interruption {
 struct Monitor {
   PyObject_HEAD
   PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_unreported_operators,
-      *on_join, *on_interruption;        // owned: callbacks
+      *on_join, *on_interruption, *on_observed_class;  // owned: callbacks
   const unsigned long long *dispatched;  // number of operators that torch dispatched on this thread
   unsigned long long accounted;          // number of them that the monitor knows
   PyFrameObject *root;                   // borrowed, only compared
@@ -277,6 +308,10 @@ bool is_listening(const Monitor *m) { return m->running && !m->isolated_run.aban
 // Return value of the trace function.
 int trace_result(const Monitor *m) { return m->isolated_run.abandoned ? raise_abandoned() : 0; }
 
+void report_observed_class(Monitor *m, PyFrameObject *frame) {
+  consume(m, frame, PyObject_CallFunctionObjArgs(m->on_observed_class, (PyObject *)frame, nullptr));
+}
+
 int handle_call(Monitor *m, PyFrameObject *frame) {
   // In an abandoned run, new frames are those of destructors.
   if ((m->skip.frame && !m->skip.tests) || m->isolated_run.abandoned) {
@@ -287,6 +322,11 @@ int handle_call(Monitor *m, PyFrameObject *frame) {
   if (m->isolated_run.code && !m->isolated_run.frame &&
       (PyObject *)internal_frame(frame)->f_code == m->isolated_run.code)
     m->isolated_run.frame = frame;
+  _PyInterpreterFrame *f = internal_frame(frame);
+  if (hold_observed_class(f->localsplus, f->f_code->co_nlocals)) {
+    report_observed_class(m, frame);
+    if (!is_listening(m)) return trace_result(m);
+  }
   PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
   bool follow = verdict && PyObject_IsTrue(verdict) == 1;
   consume(m, frame, verdict);
@@ -397,6 +437,10 @@ int handle_opcode(Monitor *m, PyFrameObject *frame) {
       return 0;
     }
   }
+  if (!m->skip.frame && hold_observed_class(stack_base(f), operand_depth(f))) {
+    report_observed_class(m, frame);
+    if (!is_listening(m)) return trace_result(m);
+  }
   if (!m->skip.frame && has_pending(m, frame)) {
     report_result(m, frame);
     if (!is_listening(m)) return trace_result(m);
@@ -497,13 +541,15 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
 
 PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return",
-                                "on_unreported_operators", "on_join", "on_interruption", "filter",
+                                "on_unreported_operators", "on_join", "on_interruption",
+                                "on_observed_class", "filter",
                                 nullptr};
-  PyObject *frame, *instruction, *result, *exception, *ret, *unreported_operators, *join, *interruption;
+  PyObject *frame, *instruction, *result, *exception, *ret, *unreported_operators, *join, *interruption,
+      *observed_class;
   Py_buffer filter;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOy*", (char **)names, &frame, &instruction,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOy*", (char **)names, &frame, &instruction,
                                    &result, &exception, &ret, &unreported_operators, &join, &interruption,
-                                   &filter))
+                                   &observed_class, &filter))
     return nullptr;
   if (filter.len != 256) {
     PyBuffer_Release(&filter);
@@ -520,6 +566,7 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->on_unreported_operators = Py_NewRef(unreported_operators);
     m->on_join = Py_NewRef(join);
     m->on_interruption = Py_NewRef(interruption);
+    m->on_observed_class = Py_NewRef(observed_class);
     m->skip = Skip();
     m->isolated_run = IsolatedRun();
     m->interruption = Interruption();
@@ -554,6 +601,7 @@ void release_references(Monitor *m) {
   Py_CLEAR(m->on_join);
   Py_CLEAR(m->on_interruption);
   Py_CLEAR(m->suspension);
+  Py_CLEAR(m->on_observed_class);
 }
 
 void monitor_dealloc(PyObject *self) {
@@ -577,6 +625,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(m->on_join);
   Py_VISIT(m->on_interruption);
   Py_VISIT(m->suspension);
+  Py_VISIT(m->on_observed_class);
   for (Pending p : *m->pending) Py_VISIT(p.token);
   for (Step s : *m->steps) Py_VISIT(s.stack);
   return 0;

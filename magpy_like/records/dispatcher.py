@@ -32,6 +32,7 @@ from magpy_like.records.monitored_call import MonitoredCall
 from magpy_like.records.program_continuations import ProgramState
 from magpy_like.records.record_cache import RecordCache
 from magpy_like.records.record_limits import Limits
+from magpy_like.refgraph.plain_values import callable_name
 from magpy_like.split_points import (
     BranchRefused,
     SourcePosition,
@@ -142,8 +143,7 @@ class Dispatcher:
         target = self.target
         if is_instance(target, Continuation):
             return repr(target)
-        named = getattr(target, "__qualname__", None)
-        return named if is_instance(named, str) else type(target).__qualname__
+        return callable_name(target)
 
     @property
     def records(self) -> tuple[Record, ...]:

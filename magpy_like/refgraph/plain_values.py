@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import datetime
 import enum
 import fractions
@@ -92,6 +93,24 @@ def class_entries(cls: type) -> dict[str, Any]:
 _dict_of = type.__dict__["__dict__"].__get__
 
 
+def class_name(cls: type) -> str:
+    """The qualified name of a class, without its metaclass."""
+    name: str = _name_of(cls)
+    return name
+
+
+def callable_name(target: Any) -> str:
+    """The qualified name of a function, or of the class of another callable, for people."""
+    if not is_instance(target, torch.nn.Module):  # which would search its parameters
+        named = getattr(target, "__qualname__", None)
+        if is_instance(named, str):
+            return str(named)
+    return class_name(type(target))
+
+
+_name_of = type.__dict__["__qualname__"].__get__
+
+
 def array_metadata(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """dtype, shape, strides (in bytes) and flags of a NumPy array."""
     return array.dtype, array.shape, array.strides, array.flags.num
@@ -115,7 +134,12 @@ def is_plain(value: Any) -> bool:
 
     NumPy's structured scalars and instances of classes in Python are mutable, thus not plain.
     """
-    if type(value) in PLAIN_TYPES or is_instance(value, np.dtype):
+    kind = type(value)
+    # Another metaclass may define a hash, which a look-up would call.
+    meta = type(kind)
+    if ((meta is type or meta is abc.ABCMeta) and kind in PLAIN_TYPES) or is_instance(
+        value, np.dtype
+    ):
         return True
     return is_instance(value, np.generic) and not (
         is_instance(value, np.void) or type(value).__flags__ & HEAP_TYPE
@@ -207,7 +231,8 @@ def overrides_torch_function(value: Any) -> bool:
 
     Torch's own subclasses only run the operator.
     """
-    if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_instance(value, torch.Tensor):
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter or not is_instance(value, torch.Tensor):
         return False
     decides = getattr(type(value).__torch_function__, "__func__", None)
     return decides is not None and not str(decides.__module__).startswith("torch.")

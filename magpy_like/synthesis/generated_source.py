@@ -9,7 +9,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import answers_in_python, is_instance
+from magpy_like.refgraph.plain_values import class_name
 from magpy_like.torch_patches import compile_source
 
 _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
@@ -74,6 +76,16 @@ def _own_name(value: Any) -> str:
         return type(value).__name__.lower()
     name = getattr(value, "__name__", None)
     return name if is_instance(name, str) else type(value).__name__.lower()
+
+
+def describe_key(key: Any) -> str:
+    """A key of a dictionary for people, without running the program's ``__repr__``."""
+    if type(key) is tuple:
+        return f"({', '.join(map(describe_key, key))})"
+    written = lookup_in_type(type(key), "__repr__")
+    if not is_instance(written, types.FunctionType) or written.__module__ == "enum":
+        return repr(key)
+    return class_name(key) if is_instance(key, type) else f"<{class_name(type(key))}>"
 
 
 def literal(value: Any) -> str | None:

@@ -90,13 +90,15 @@ Expression = EntryValue | Size | Address | DrawnValue | Computed | GraphNumber |
 
 def is_number(value: Any) -> bool:
     """True for Python numbers that can be lifted. Bools cannot: there are only two objects."""
-    return type(value) in (int, float)
+    kind = type(value)
+    return kind is int or kind is float  # a metaclass may define equality
 
 
 def is_number_or_flag(value: Any) -> bool:
     """True for values that are tracked through the program where they vary between calls: numbers
     by their identity, flags by their location."""
-    return type(value) in (int, float, bool)
+    kind = type(value)
+    return kind is int or kind is float or kind is bool
 
 
 def is_array_number(value: Any) -> bool:

@@ -19,6 +19,7 @@ from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation, ShadowNode
+from magpy_like.synthesis.generated_source import describe_key
 from magpy_like.synthesis.guard.conditions import Condition, Kind
 from magpy_like.synthesis.guard.fixed_objects import FixedObjects
 from magpy_like.synthesis.guard.guard_checks import (
@@ -164,7 +165,7 @@ class FetchedVariables:
     def _keys(self, kind: Kind, found: str, keys: list[Any], label: str) -> None:
         same = self._source.constant(same_keys, "same_keys")
         test = f"{same}({found}, {self._source.constant(keys, 'keys')})"
-        self._writer.check(kind, test, f"list({label}) == {keys!r}")
+        self._writer.check(kind, test, f"list({label}) == [{', '.join(map(describe_key, keys))}]")
 
     def _array(self, name: str, node: ShadowNode, label: str) -> None:
         writer, constant, value = self._writer, self._source.constant, node.variable

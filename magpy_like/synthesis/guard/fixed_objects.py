@@ -21,6 +21,7 @@ from magpy_like.native import instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, MRO, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE
+from magpy_like.synthesis.generated_source import describe_key
 from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.guard.guard_checks import (
     location_check,
@@ -115,7 +116,7 @@ class FixedObjects:
                 writer.call(
                     Kind.FIXED_ORDERED_KEYS,
                     lambda: same_keys(ordered_keys(value), keys),
-                    f"{label}: {keys!r}",
+                    f"{label}: [{', '.join(map(describe_key, keys))}]",
                 )
             else:
                 writer.watched((Kind.FIXED_KEYS,), "size", value, keys)

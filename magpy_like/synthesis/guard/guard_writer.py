@@ -22,7 +22,7 @@ from magpy_like.refgraph import EXTERNAL, ByIdentity, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import has_values, is_identity, is_plain, is_same_value
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
-from magpy_like.synthesis.generated_source import Source, literal
+from magpy_like.synthesis.generated_source import Source, describe_key, literal
 from magpy_like.synthesis.guard.conditions import Condition, Kind, Part, Test
 from magpy_like.synthesis.guard.guarded_variables import GuardedVariables, access_source
 from magpy_like.synthesis.guard.size_conditions import MAX_SIZE, Bounds
@@ -166,7 +166,7 @@ class GuardWriter:
             return f"{above}.{key}"
         if kind in (RelationKind.KEY, RelationKind.ITEM):
             variable = self.guarded.key_node(relation)
-            return f"{above}[{repr(key) if variable is None else self.label(variable)}]"
+            return f"{above}[{describe_key(key) if variable is None else self.label(variable)}]"
         if kind is RelationKind.CLOSURE:
             names = parent.variable.__code__.co_freevars
             return f"{names[key] if is_instance(key, int) else key} (closure of {above})"
