@@ -16,7 +16,7 @@ No pass depends on another having run before; the order decides how much they fi
 ``attention/``: attention as library operators
 ``library_operators/``: recurrent layers, matrix products, convolutions
 ``images/``: resized images, pixel for pixel as eager's kernels
-``layout/``: memory layout: channels-last, contiguous results
+``layout/``: memory layout: channels-last, contiguous results, written tensors
 ``mutations/``: writes that functionalisation would get wrong: metadata, overlapping views
 """
 
@@ -47,6 +47,7 @@ from magpy_like.compiler.passes.images.image_resizing import (
 from magpy_like.compiler.passes.inner_gradients import retain_inner_graphs
 from magpy_like.compiler.passes.layout.channels_last import use_channels_last
 from magpy_like.compiler.passes.layout.contiguous_results import make_results_contiguous
+from magpy_like.compiler.passes.layout.layouts_of_writes import keep_layouts_of_writes
 from magpy_like.compiler.passes.library_operators.convolution_bias import split_convolution_biases
 from magpy_like.compiler.passes.library_operators.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.library_operators.recurrent_layers import keep_recurrent_layers
@@ -87,6 +88,8 @@ CAPTURED_PASSES = (
     # Optimisations whose backward pass is the library's.
     CapturedPass("attention", rewrite_attention, needs_examples=True),
     CapturedPass("constant attention masks", drop_constant_masks, needs_examples=True),
+    # As eager lays out tensors that are written to.
+    CapturedPass("layouts of writes", keep_layouts_of_writes),
     # Leaves to eager: writes to expanded views and to windows.
     CapturedPass("overlapping writes", reject_overlapping_writes),
 )

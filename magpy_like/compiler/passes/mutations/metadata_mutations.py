@@ -84,11 +84,17 @@ def _is_external(node: Node) -> bool:
 
 
 def _with_checked_out(function: Any) -> Any:
-    """``function``; raises Unsupported if its ``out=`` tensor has another size than the result."""
+    """``function``; raises Unsupported if its ``out=`` tensor has another size than the result.
+
+    The result is copied, so that the functional graph keeps the layout of the tensor.
+    """
 
     def checked(*args: Any, out: Tensor, **kwargs: Any) -> Any:
-        if function(*args, **kwargs).shape != out.shape:
+        result = function(*args, **kwargs)
+        if result.shape != out.shape:
             raise Unsupported("a graph", "an `out=` tensor has another size than the result")
+        if (result.dtype, result.device) == (out.dtype, out.device):
+            return out.copy_(result)
         return function(*args, out=out, **kwargs)
 
     return checked

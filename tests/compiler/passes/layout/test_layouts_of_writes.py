@@ -1,0 +1,68 @@
+"""A tensor that an operator writes to keeps its strides."""
+
+import pytest
+import torch
+from torch import fx
+
+from magpy_like.compiler.passes.layout.layouts_of_writes import keep_layouts_of_writes
+from tests.compiler.programs import same_gradients, seeded
+from tests.programs import Twins
+
+ROWS, MASK = torch.tensor([[0, 1, 2]]), seeded(4, 3, seed=2) > 0
+WRITES = {
+    "addmm": lambda z: z.addmm_(z.clone(), torch.eye(3)),
+    "cumprod": lambda z: z.cumprod_(0),
+    "cumsum": lambda z: z.cumsum_(1),
+    "index_add": lambda z: z.index_add_(0, torch.tensor([1]), torch.ones(1, 3)),
+    "index_copy": lambda z: z.index_copy_(0, torch.tensor([1]), torch.ones(1, 3)),
+    "index_reduce": lambda z: z.index_reduce_(0, torch.tensor([1]), torch.ones(1, 3), "amax"),
+    "masked_fill": lambda z: z.masked_fill_(MASK, 2.0),
+    "masked_fill of a view": lambda z: z[1:].masked_fill_(MASK[1:], 2.0),
+    "masked_scatter": lambda z: z.masked_scatter_(MASK, torch.arange(12.0)),
+    "put": lambda z: z.put_(torch.tensor([3]), torch.tensor([5.0])),
+    "renorm": lambda z: z.renorm_(2, 0, 0.5),
+    "scatter": lambda z: z.scatter_(0, ROWS, 2.0),
+    "scatter_add": lambda z: z.scatter_add_(0, ROWS, torch.ones(1, 3)),
+    "scatter_reduce": lambda z: z.scatter_reduce_(0, ROWS, torch.ones(1, 3), "amax"),
+    "tril": lambda z: z.tril_(),
+    "triu": lambda z: z.triu_(1),
+    "add": lambda z: z.add_(torch.ones(4, 3)),
+    "out of add": lambda z: torch.add(torch.ones(4, 3), 1, out=z),
+    "out of mm": lambda z: torch.mm(torch.ones(4, 3), torch.eye(3), out=z),
+    "an entry": lambda z: z.__setitem__(MASK, 1.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+def test_written_tensor_keeps_its_strides(write):
+    def program(x):
+        z = x.t().contiguous().t()
+        write(z)
+        return z, z.sin()
+
+    twins = Twins(lambda: program, backend="magpy")
+    for _ in range(3):
+        twins.call(lambda: (seeded(4, 3),))
+
+
+def test_gradients_flow_through_a_rewritten_write():
+    def program(x, y):
+        z = x.t().contiguous().t() * 1
+        z.masked_fill_(MASK, 0.0)
+        z.index_add_(0, torch.tensor([1, 1]), y[:2])
+        return z * z
+
+    same_gradients(program, seeded(4, 3), seeded(4, 3, seed=1))
+
+
+def test_writes_to_inputs_and_elementwise_writes_stay():
+    def program(x):
+        x.masked_fill_(x > 0, 1.0)
+        y = x * 2
+        y.add_(1)
+        return y
+
+    gm = fx.symbolic_trace(program)
+    before = gm.code
+    assert not keep_layouts_of_writes(gm)
+    assert gm.code == before
