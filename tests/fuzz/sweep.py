@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SECONDS = {"eager": 60.0, "magpy": 240.0}
-"""Of one program, after which it counts as a hang."""
+SECONDS = {"eager": 30.0, "magpy": 120.0}
+"""Of processor time of one program, after which it counts as a hang: machines may be busy."""
+IDLE_SECONDS = 300.0
+"""Of waiting for a program that uses no processor time."""
 MEMORY = 3000
 """MiB of a worker, after which a new one takes its place."""
 Finding = dict[str, Any]
@@ -40,17 +42,27 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(f"{seed}\n")
             process.stdin.flush()
-        limit = SECONDS.get(self._backend, 240.0)
-        ready, _, _ = select.select([process.stdout], [], [], limit)
-        line = process.stdout.readline() if ready else ""
+        line = process.stdout.readline() if self._waits(process) else None
         if not line:
             self.stop()
-            kind = f"crash (exit status {process.returncode})" if ready else "hang"
+            kind = "hang" if line is None else f"crash (exit status {process.returncode})"
             return {"seed": seed, "kind": kind, "failed": True, "detail": ""}
         found = json.loads(line)
         if found["memory"] > MEMORY:
             self.stop()
         return {"seed": seed, **found}
+
+    def _waits(self, process: subprocess.Popen[str]) -> bool:
+        """Wait for output; False if the process has used up its time."""
+        used, idle = _processor_seconds(process.pid), time.monotonic()
+        limit, last = used + SECONDS.get(self._backend, 120.0), used
+        while not select.select([process.stdout], [], [], 1.0)[0]:
+            now = _processor_seconds(process.pid)
+            if now > last:
+                last, idle = now, time.monotonic()
+            if now > limit or time.monotonic() - idle > IDLE_SECONDS:
+                return False
+        return True
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.fuzz.worker", self._backend]
@@ -69,6 +81,15 @@ class Worker:
                     assert pipe is not None
                     pipe.close()
             self._process = None
+
+
+def _processor_seconds(process: int) -> float:
+    """The processor time that a process has used; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def sweep(

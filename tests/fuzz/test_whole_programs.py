@@ -1,6 +1,8 @@
 """Generated whole programs do in a compiled call what they do in eager mode."""
 
 import random
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -118,11 +120,18 @@ def test_sweep_survives_a_crash(monkeypatch):
     assert "failed: 2" in sweeps.summary(found)
 
 
-def _start_crashing(worker):
-    import subprocess
-    import sys
+def test_sweep_ends_a_program_that_hangs(monkeypatch):
+    monkeypatch.setattr(sweeps.Worker, "_start", _start_hanging)
+    monkeypatch.setitem(sweeps.SECONDS, "eager", 0.3)
+    assert [one["kind"] for one in sweeps.sweep("eager", [1], jobs=1)] == ["hang"]
 
-    command = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)"]
+
+def _start_hanging(worker):
+    return _start_crashing(worker, "while True: pass")
+
+
+def _start_crashing(worker, text="import sys; sys.stdin.readline(); sys.exit(3)"):
+    command = [sys.executable, "-c", text]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

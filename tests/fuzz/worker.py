@@ -17,12 +17,16 @@ import magpy_like as magpy
 from tests.fuzz.generation import generate
 from tests.fuzz.trials import check
 
+MEMORY = 16
+"""GiB of address space, so that a program that grows without end fails alone."""
+
 
 def main(backend: str) -> None:
     """Answers until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a program prints natively is no answer
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY << 30, MEMORY << 30))
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         begin = time.process_time()
