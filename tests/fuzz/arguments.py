@@ -52,9 +52,9 @@ PLAIN = {
     "od": ["collections.OrderedDict(a=random_values({s}, {n}))"],
 }
 WITH_GRADIENTS = {
-    "vec": ["leaf({s}, {n})", "leaf({s}, {n}) * 1", "(leaf({s}, {n} + 1) * 1)[1:]"],
-    "mat": ["leaf({s}, {n}, 3)", "leaf({s}, {n}, 3) * 1"],
-    "row": ["leaf({s}, 3)"],
+    "vec": ["leaf({s}, {n})", *["leaf({s}, {n}) * 1"] * 3, "(leaf({s}, {n} + 1) * 1)[1:]"],
+    "mat": ["leaf({s}, {n}, 3)", *["leaf({s}, {n}, 3) * 1"] * 2],
+    "row": ["leaf({s}, 3)", "leaf({s}, 3) * 1"],
     "sq": ["leaf({s}, 3, 3)"],
 }
 ALIASES = {

@@ -153,8 +153,8 @@ def _draw_call(
 ) -> Call:
     n = rng.choice((4, 4, 4, 3, 5, 1))
     before = program.calls[-1] if program.calls else None
-    change = rng.choice(CHANGES) if rng.random() < 0.2 and before else "pass"
-    if before is not None and rng.random() < 0.4:
+    change = rng.choice(CHANGES) if rng.random() < 0.12 and before else "pass"
+    if before is not None and rng.random() < 0.55:
         return Call(dict(before.arguments), before.passed, change)
     gradients = program.backward != "none"
     arguments: dict[str, str] = {}

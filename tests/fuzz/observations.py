@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import random
 import re
@@ -30,7 +31,7 @@ def observe(
     and so do the numbers of changes of tensors in place.
     """
     names = vars(module)
-    exec(names["CHANGES"][number], names)
+    exec(_compiled(names["CHANGES"][number]), names)
     del names["leaves"][names["leaves_of_modules"] :]
     _seed(number)
     args, kwargs = names[f"call_{number}"]()
@@ -57,6 +58,12 @@ def observe(
         found["backward"] = _backward(names, [result, args, kwargs], exact)
         found["gradients"] = [leaf.grad for leaf in names["leaves"]]
     return found
+
+
+@functools.cache
+def _compiled(change: str) -> types.CodeType:
+    """A change of state, with the same code objects for all copies of a program."""
+    return compile(change, "<change>", "exec")
 
 
 def _state(names: dict[str, Any]) -> dict[str, Any]:

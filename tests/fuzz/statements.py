@@ -52,7 +52,7 @@ TENSOR_CHANGES: list[Production] = [
     (1, "<ivec!>.add_(1)"),
     (1, "<vec!>.masked_fill_(<bvec>, 0.5)"),
     (1, "<vec!>[<bvec>] = <num>"),
-    (1, "torch.add(<vec>, 1, out=<vec!>)"),
+    (0.5, "torch.add(<vec>, 1, out=<vec!>)"),
     (1, "<mat!>.view(-1)[1:3].zero_()"),
     (1, "<sq!>.fill_diagonal_(1)"),
     (1, "<row!>.sub_(<row>)"),
@@ -150,7 +150,7 @@ STATE_CHANGES: list[Production] = [
     (0.5, "log.append(<row>.detach())"),
     (0.5, "random.shuffle(<nl!>)"),
     (0.3, "torch.manual_seed(<num> % 5)"),
-    (0.5, "assert <flag>, 'assertion'"),
+    (0.2, "assert <flag>, 'assertion'"),
     (0.5, "bump.uses = getattr(bump, 'uses', 0) + 1"),
 ]
 CONTROL: list[Production] = [
@@ -185,7 +185,7 @@ CONTROL: list[Production] = [
         "try:\n    <block>\nexcept RuntimeError as error:\n"
         "    raise Trouble('chained', <num>) from error",
     ),
-    (0.5, "if <flag>:\n    raise Trouble('raised', <num>)"),
+    (0.25, "if <flag>:\n    raise Trouble('raised', <num>)"),
     (0.3, "if <flag>:\n    return <vec>"),
     (1, "with Scope('s', (ValueError,)):\n    <block>"),
     (1, "with marked('m') as <=num>:\n    <block>"),

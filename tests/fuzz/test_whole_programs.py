@@ -142,3 +142,9 @@ def test_journal_resumes_until_the_sources_change(tmp_path, monkeypatch):
     assert not sweeps.Journal(path, "magpy").known
     monkeypatch.setattr(sweeps, "sources_digest", lambda: "other")
     assert not sweeps.Journal(path, "eager").known
+
+
+def test_changes_of_state_are_the_same_in_all_copies():
+    program = program_of("log.append(fails(4))", calls=2)
+    program.calls[1].change = "fails = lambda count: count + 1"
+    assert check(program, "eager").kind == "same"

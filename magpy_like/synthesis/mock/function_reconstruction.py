@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ _DESCRIPTOR_PARTS = {
 }
 DESCRIPTORS = tuple(_DESCRIPTOR_PARTS)
 """Descriptors that functions are wrapped in."""
+_REFERENCES_TO_OWN = 3
+"""Of a dictionary that a function alone holds: the function's, a local variable's, and the one that
+counts."""
 
 
 class Functions:
@@ -54,9 +58,9 @@ class Functions:
             self._source.emit(
                 f"{name}.__dict__.update({self._values.containers.dict_text(function.__dict__)})"
             )
-        if function.__annotations__:
-            annotations = self._values.value(function.__annotations__)
-            self._source.emit(f"{name}.__annotations__ = {annotations}")
+        annotations = function.__annotations__
+        if annotations or sys.getrefcount(annotations) > _REFERENCES_TO_OWN:
+            self._source.emit(f"{name}.__annotations__ = {self._values.value(annotations)}")
         for slot in ("__qualname__", "__doc__", "__module__"):
             self._source.emit(f"{name}.{slot} = {self._values.value(getattr(function, slot))}")
         for cell in function.__closure__ or ():
