@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.fuzz.arguments import PLAIN, draw_argument
 from tests.fuzz.expressions import EXPRESSIONS, LEAVES
-from tests.fuzz.fragments import Block, Expansion, Fragment, Scope
+from tests.fuzz.fragments import Block, Expansion, Fragment, Production, Scope
 from tests.fuzz.prelude import CLASSES, IMPORTS, MAKERS, STATE
 from tests.fuzz.statements import CHANGES, PARAMETERS, SIGNATURES, STATEMENTS
 
@@ -94,7 +95,8 @@ def generate(seed: int) -> Program:
     dtype = rng.choices(("float32", "float64", "bfloat16"), (8, 2, 0.7))[0]
     backward = rng.choices(("none", "first", "second"), (5, 4, 0.7))[0]
     program = Program(seed, dtype, backward)
-    expansion = Expansion(rng, EXPRESSIONS, LEAVES, STATEMENTS, NAMES)
+    expressions = {kind: _emphasised(rng, table) for kind, table in EXPRESSIONS.items()}
+    expansion = Expansion(rng, expressions, LEAVES, _emphasised(rng, STATEMENTS), NAMES)
     for k in range(rng.choice((0, 1, 1, 2))):
         parameters, calls = rng.choice(list(SIGNATURES.items()))
         scope = Scope(PARAMETERS[parameters])
@@ -117,6 +119,12 @@ def generate(seed: int) -> Program:
     for _ in range(rng.randint(3, 6)):
         program.calls.append(_draw_call(rng, program, kinds, defaults, extra))
     return program
+
+
+def _emphasised(rng: random.Random, table: Sequence[Production]) -> list[Production]:
+    """The productions with other weights in each program: what a few programs do often finds more
+    than what all do seldom."""
+    return [(weight * rng.choice((0.1, 0.5, 1, 4)), template) for weight, template in table]
 
 
 def _parameter_kinds(rng: random.Random) -> dict[str, str]:

@@ -13,7 +13,7 @@ from tests.fuzz.generation import Call, Function, Program, generate
 from tests.fuzz.shrinking import shrink
 from tests.fuzz.trials import check
 
-SAMPLES = {"eager": range(40), "magpy": range(40)}
+SAMPLES = {"eager": range(40), "magpy": range(24)}
 SHARES = 4
 
 
