@@ -140,6 +140,7 @@ def compile_assumptions(inputs: Sequence[Any]) -> Key | None:
             t.dtype,
             t.device,
             t.requires_grad,
+            t.is_leaf,
             memory.setdefault(t.untyped_storage()._cdata, len(memory)),
         )
         for t in tensors

@@ -89,7 +89,7 @@ class Kind(enum.StrEnum):
     SEPARATE_ITERATORS = "distinctness: iterators without common elements"
     SHARED_MEMORY = "aliasing: memory shared by tensors"
     NO_SHARED_MEMORY = "aliasing: no memory shared with fixed tensors"
-    WRITABILITY = "aliasing: changed tensors are leaves of autograd's graph, or views of them"
+    WRITABILITY = "aliasing: changed tensors are no leaves of autograd's graph"
     # Lifted values.
     LIFTED_VALUE = "lifted: expression over lifted values"
     SIZE_RELATION = "lifted: relation of sizes"

@@ -115,11 +115,12 @@ def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:
     return tuple(positions)
 
 
-def writability_of(*tensors: torch.Tensor) -> tuple[bool, ...]:
-    """For each tensor that requires gradients, what decides where autograd admits a write: whether
-    it is a leaf of autograd's graph, and whether it is a view of one."""
-    found: list[bool] = []
-    for t in tensors:
-        base = t._base
-        found += (t.is_leaf, base is not None and base.is_leaf)
-    return tuple(found)
+def is_leaf_or_view_of_one(tensor: torch.Tensor) -> bool:
+    """True if autograd admits writes to the tensor only where it does not record them."""
+    base = tensor._base
+    return tensor.is_leaf or (base is not None and base.is_leaf)
+
+
+def are_no_leaves(*tensors: torch.Tensor) -> bool:
+    """True if autograd admits writes to all of the tensors."""
+    return not any(map(is_leaf_or_view_of_one, tensors))
