@@ -1,7 +1,8 @@
 """Operators that raise: because of their tensors' metadata, or because of their data.
 
 The guard checks metadata (sizes, dtypes, devices). Data changes from call to call, and with it
-whether an index is in bounds or a matrix has an inverse.
+whether an index is in bounds or a matrix has an inverse. So does whether a tensor is a leaf of
+autograd's graph, to which autograd admits no write.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ def may_succeed(
 ) -> bool:
     """True if an operator that has raised may succeed for other data of such tensors.
 
-    The operator runs on fake tensors. Where that fails for other reasons, such as a result whose
-    size depends on data, the result is True: a caught exception costs little, a wrong record much.
+    The operator runs on fake tensors that autograd does not know. Where that fails for other
+    reasons, such as a result whose size depends on data, the result is True: a caught exception
+    costs little, a wrong record much.
     """
     if not any(is_instance(value, torch.Tensor) for value in pytree.tree_leaves((args, kwargs))):
         return False
@@ -36,7 +38,9 @@ def may_succeed(
         return True  # Python code, whose effects must not happen twice
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda t: fake.from_tensor(t.detach()), (args, kwargs)
+        )
         with without_saved_tensor_hooks(), silent_fake_tensor_errors(), fake:
             operation(*args, **kwargs)
     except NotImplementedError:
