@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TYPED := $(wildcard magpy_like paritybench_runner benchmarks zoo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full sweep lint types docs outputs
+.PHONY: help demo test test-full sweep fuzz lint types docs outputs
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ test-full: lint  ## the same with the long sweeps (an hour)
 
 sweep: $(READY)  ## force each guard condition to hold; resumes; SWEEP=tests/... for some tests
 	$(RUN) -m tests.soundness $(SWEEP)
+
+fuzz: $(READY)  ## compare generated programs with eager; FUZZ="--backend magpy --seeds 0:1000"
+	$(RUN) -m tests.fuzz $(FUZZ)
 
 lint: $(READY) types  ## ruff and mypy
 	$(RUN) -m ruff check .
