@@ -20,14 +20,12 @@ _REJECTING, _ACCEPTING = "mutant != {0} && ({1})", "mutant == {0} || ({1})"
 _COMPARISONS = [
     (r"(?<=if \()(.+)(?=\) return (?:\"|record_change\(|false))", _REJECTING),
     (r"(?<=if \()(instance_value\(args\[0\], args\[i\]\))(?=\) Py_RETURN_FALSE)", _REJECTING),
-    (r"(?<=if \()(Py_TYPE\(t\.object\) != t\.type|\*h\.dict_slot != h\.dict)(?=\))", _REJECTING),
     (r"(?<=if \()(key != expected)(?= &&)", _REJECTING),
     (r"(?<=\()(!p\.equal)(?= \|\|)", f"({_REJECTING})"),
     (r"(?<=\|\| )(Py_TYPE\(found\) != Py_TYPE\(p\.expected\))", f"({_REJECTING})"),
-    (r"(?<=if \()(version_of\(o\.object\) == o\.version)(?=\) continue)", _ACCEPTING),
-    (r"(?<=if \()(o\.version && t->tp_version_tag == o\.version)(?= &&)", _ACCEPTING),
+    (r"(?<= )(o\.version && t->tp_version_tag == o\.version)(?= &&)", f"({_ACCEPTING})"),
     (
-        r"(?<=return )(holds_expected\(o\.locations\[0\], found\)|is_true)(?= \|\| record_change)",
+        r"(?<=return )(holds_expected\(o\.locations\[0\], found\)|is_true|same)(?= \|\| record_change)",  # noqa: E501
         _ACCEPTING,
     ),
     (r"(?<=return )(p\.expected == absent|same == 1)(?=;)", _ACCEPTING),

@@ -7,18 +7,28 @@
 #include <Python.h>
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/SmallVector.h>
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <memory>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
-// Declared here: its header includes all of ATen.
+// Declared here: their headers include all of ATen.
 namespace at::autocast {
 TORCH_API c10::ScalarType get_autocast_dtype(c10::DeviceType device);
+}
+namespace torch::jit::tracer {
+struct TracingState;
+TORCH_API const std::shared_ptr<TracingState> &getTracingState();
 }
 
 namespace {
@@ -29,16 +39,19 @@ PyObject *slot_names;       // "__slotnames__"
 PyTypeObject *tensor_type;  // torch._C.TensorBase
 Py_ssize_t impl_offset;     // offset of the TensorImpl pointer in a tensor object
 
-uint64_t version_of(PyObject *dict) {
+// The tag of a dictionary that each modification changes.
+const uint64_t *version_address(PyObject *dict) {
 #if PY_VERSION_HEX >= 0x030C0000
   _Py_COMP_DIAG_PUSH
   _Py_COMP_DIAG_IGNORE_DEPR_DECLS
-  return ((PyDictObject *)dict)->ma_version_tag;
+  return &((PyDictObject *)dict)->ma_version_tag;
   _Py_COMP_DIAG_POP
 #else
-  return ((PyDictObject *)dict)->ma_version_tag;
+  return &((PyDictObject *)dict)->ma_version_tag;
 #endif
 }
+
+uint64_t version_of(PyObject *dict) { return *version_address(dict); }
 
 // --- tensors -------------------------------------------------------------------------------------
 
@@ -48,6 +61,12 @@ c10::TensorImpl *tensor_impl(PyObject *tensor) {
 
 bool is_tensor(PyObject *value) { return PyType_IsSubtype(Py_TYPE(value), tensor_type); }
 
+// Of a tensor with dynamic dimensions: bounds of each size, and the dimension whose size times stride
+// is the stride (-1: the stride is fixed).
+struct DynamicDimensions {
+  std::vector<int64_t> minimum, maximum, stride_source;
+};
+
 // Expected metadata of a tensor.
 struct Metadata {
   PyTypeObject *type;
@@ -55,10 +74,9 @@ struct Metadata {
   c10::ScalarType dtype;
   c10::Device device{c10::kCPU};
   bool requires_grad, strided;
-  std::vector<int64_t> sizes, strides;
-  // Of a tensor with dynamic dimensions: bounds of each size, and the dimension whose size times
-  // stride is the stride (-1: the stride is fixed).
-  std::vector<int64_t> minimum, maximum, stride_source;
+  size_t rank;
+  c10::SmallVector<int64_t, 8> layout;  // sizes, then strides
+  std::unique_ptr<DynamicDimensions> dynamic;
 
   explicit Metadata(PyObject *tensor) : type(Py_TYPE(tensor)) {
     c10::TensorImpl *t = tensor_impl(tensor);
@@ -67,9 +85,14 @@ struct Metadata {
     device = t->device();
     requires_grad = t->requires_grad();
     strided = t->layout() == c10::kStrided;
-    sizes = t->sizes().vec();  // throws for a nested tensor, which has none
-    if (strided) strides = t->strides().vec();
+    const c10::IntArrayRef n = t->sizes();  // throws for a nested tensor, which has none
+    rank = n.size();
+    layout.append(n.begin(), n.end());
+    if (strided) layout.append(t->strides().begin(), t->strides().end());
   }
+
+  c10::IntArrayRef sizes() const { return {layout.data(), rank}; }
+  c10::IntArrayRef strides() const { return {layout.data() + rank, layout.size() - rank}; }
 
   // Catches exceptions of torch: the interpreter is written in C.
   static Metadata *of(PyObject *tensor) {
@@ -97,19 +120,69 @@ struct Metadata {
     if (t->device() != device) return "device";
     if (t->requires_grad() != requires_grad) return "requires_grad";
     if (t->key_set().raw_repr() != keys) return "layout or dispatch keys";
-    if (!stride_source.empty() && strided) {
-      c10::IntArrayRef n = t->sizes(), s = t->strides();
-      if (n.size() != sizes.size()) return "number of dimensions";
-      for (size_t i = 0; i < sizes.size(); i++) {
-        if (n[i] < minimum[i] || n[i] > maximum[i]) return "shape";
-        const int64_t from = stride_source[i];
-        if (s[i] != (from < 0 ? strides[i] : n[from] * s[from])) return "strides";
-      }
-      return nullptr;
-    }
-    if (t->sizes() != c10::IntArrayRef(sizes)) return "shape";
-    if (strided && t->strides() != c10::IntArrayRef(strides)) return "strides";
+    if (dynamic && strided) return find_dynamic_difference(t->sizes(), t->strides());
+    if (t->sizes() != sizes()) return "shape";
+    if (strided && t->strides() != strides()) return "strides";
     return nullptr;
+  }
+
+  const char *find_dynamic_difference(c10::IntArrayRef n, c10::IntArrayRef s) const {
+    if (n.size() != rank) return "number of dimensions";
+    const DynamicDimensions &d = *dynamic;
+    for (size_t i = 0; i < rank; i++) {
+      if (n[i] < d.minimum[i] || n[i] > d.maximum[i]) return "shape";
+      const int64_t from = d.stride_source[i];
+      if (s[i] != (from < 0 ? strides()[i] : n[from] * s[from])) return "strides";
+    }
+    return nullptr;
+  }
+};
+
+// Names the members of a TensorImpl from its sizes to its dispatch keys, which lie in one block and
+// hold all metadata but `requires_grad`.
+struct ImplLayout : c10::TensorImpl {
+  static constexpr size_t begin() { return offsetof(ImplLayout, sizes_and_strides_); }
+  static constexpr size_t end() { return offsetof(ImplLayout, key_set_) + sizeof(c10::DispatchKeySet); }
+};
+constexpr size_t BLOCK_WORDS = (ImplLayout::end() - ImplLayout::begin()) / sizeof(uint64_t);
+static_assert(BLOCK_WORDS * sizeof(uint64_t) == ImplLayout::end() - ImplLayout::begin());
+
+// A tensor whose metadata must not change. Metadata is compared as a block of memory; only if the block
+// has changed, it is compared in detail.
+struct WatchedTensor {
+  PyObject *tensor;  // owned
+  PyTypeObject *type;
+  c10::TensorImpl *impl = nullptr;  // null: the block says nothing
+  uint64_t block[BLOCK_WORDS];
+  bool requires_grad;
+
+  const uint64_t *found_block() const { return (const uint64_t *)((const char *)impl + ImplLayout::begin()); }
+
+  bool has_same_block() const {
+    const uint64_t *found = found_block();
+    uint64_t difference = 0;
+#pragma GCC unroll 32
+    for (size_t i = 0; i < BLOCK_WORDS; i++) difference |= found[i] ^ block[i];
+    return !difference;
+  }
+
+  bool is_as_found() const {
+    return impl && tensor_impl(tensor) == impl && Py_TYPE(tensor) == type && has_same_block() &&
+           impl->requires_grad() == requires_grad;
+  }
+
+  // Copies the block, if it determines the metadata: then sizes and strides are in it, and neither a
+  // subclass of TensorImpl nor Python answers for them.
+  void note_block() {
+    impl = tensor_impl(tensor);
+    memcpy(block, found_block(), sizeof(block));
+    requires_grad = impl->requires_grad();
+    const char *inside = (const char *)impl + ImplLayout::begin(), *end = (const char *)impl + ImplLayout::end();
+    const bool determines = typeid(*impl) == typeid(c10::TensorImpl) && impl->layout() == c10::kStrided &&
+                            !impl->key_set().has_any(c10::python_ks) &&
+                            (const char *)impl->sizes().data() >= inside &&
+                            (const char *)(impl->strides().end()) <= end;
+    if (!determines) impl = nullptr;
   }
 };
 
@@ -151,30 +224,40 @@ PyObject *tensor_check_new(PyTypeObject *type, PyObject *args, PyObject *) {
   self->expected = m;
   self->call = tensor_check_call;
   if (!stride_source) return (PyObject *)self;
-  Py_ssize_t rank = PyTuple_GET_SIZE(stride_source);
+  const Py_ssize_t rank = PyTuple_GET_SIZE(stride_source);
+  m->dynamic = std::make_unique<DynamicDimensions>();
   for (Py_ssize_t i = 0; i < rank; i++) {
     long j = PyLong_AsLong(PyTuple_GET_ITEM(stride_source, i));
-    m->stride_source.push_back(j < 0 || j >= rank ? -1 : j);
+    m->dynamic->stride_source.push_back(j < 0 || j >= rank ? -1 : j);
   }
-  m->minimum = m->maximum = m->sizes;
-  if (!PyErr_Occurred() && rank != (Py_ssize_t)m->sizes.size())
+  m->dynamic->minimum = m->dynamic->maximum = m->sizes().vec();
+  if (!PyErr_Occurred() && rank != (Py_ssize_t)m->rank)
     PyErr_SetString(PyExc_ValueError, "expected one entry for each dimension");
   if (PyErr_Occurred()) Py_CLEAR(self);
   return (PyObject *)self;
 }
 
 PyObject *tensor_check_set_bounds(PyObject *self, PyObject *args) {
-  Metadata *m = ((TensorCheck *)self)->expected;
+  DynamicDimensions *d = ((TensorCheck *)self)->expected->dynamic.get();
   Py_ssize_t dim;
   long long minimum, maximum;
   if (!PyArg_ParseTuple(args, "nLL", &dim, &minimum, &maximum)) return nullptr;
-  if (dim < 0 || dim >= (Py_ssize_t)m->stride_source.size()) {
+  if (!d || dim < 0 || dim >= (Py_ssize_t)d->stride_source.size()) {
     PyErr_SetString(PyExc_IndexError, "no such dimension");
     return nullptr;
   }
-  m->minimum[dim] = minimum;
-  m->maximum[dim] = maximum;
+  d->minimum[dim] = minimum;
+  d->maximum[dim] = maximum;
   Py_RETURN_NONE;
+}
+
+PyObject *tensor_check_sizes(PyObject *self, PyObject *) {
+  const Metadata &m = *((TensorCheck *)self)->expected;
+  if (m.dynamic) Py_RETURN_NONE;
+  PyObject *sizes = PyTuple_New(m.rank);
+  for (size_t i = 0; sizes && i < m.rank; i++)
+    PyTuple_SET_ITEM(sizes, i, PyLong_FromLongLong(m.sizes()[i]));
+  return sizes;
 }
 
 void tensor_check_dealloc(PyObject *self) {
@@ -191,42 +274,53 @@ struct Location {
   bool equal;          // accepts an equal plain value
 };
 
-enum WatchKind { DICT, TYPE, LIST, CELL, FUNCTION, CALLABLE };
+enum WatchKind { DICT, TYPE, LIST, CELL, FUNCTION, CALLABLE, RESULT };
 
 struct WatchedObject {
   WatchKind kind;
   PyObject *object;  // owned
-  uint64_t version = 0;         // of a dictionary or type, when its locations were last checked
+  uint64_t version = 0;         // of a type, when its locations were last checked; 0: never
   Py_ssize_t length = -1;       // of a list or dictionary, -1: any
   Py_ssize_t ordered_keys = 0;  // of a dictionary: the last locations are all of its keys in order
   std::vector<Location> locations;
 };
 
-struct WatchedTensor {
-  PyObject *tensor;  // owned
-  Metadata expected;
+// A word of memory that differs from what is expected if something was modified. It lies in an object
+// that the watch owns, so it can be read at any time.
+struct Word {
+  const uint64_t *address;
+  uint64_t expected;
+};
+static_assert(sizeof(void *) == sizeof(uint64_t), "a pointer is one word");
+
+enum WordKind { DICT_VERSION, FUNCTION_SLOT, INSTANCE_TYPE, INSTANCE_DICT };
+
+// What a word belongs to: the index of a watched dictionary or function, or of an instance.
+struct WordOwner {
+  WordKind kind;
+  size_t index;
 };
 
-struct WatchedType {
-  PyObject *object;    // owned
-  PyTypeObject *type;  // owned
+// An instance whose class, or whose attribute dictionary, must not be replaced.
+struct WatchedInstance {
+  PyObject *instance;  // owned
+  PyObject *expected;  // owned: its class or its dictionary
 };
 
-// The attribute dictionary of an instance, which an assignment to `__dict__` replaces.
-struct WatchedDict {
-  PyObject *object;      // owned
-  PyObject **dict_slot;  // in the instance
-  PyObject *dict;        // owned
-};
-
+// Most of what a record watches are unmodified dictionaries, instances and tensors. Each dictionary and
+// instance costs the comparison of one word, in the order of addresses.
 struct Watch {
   PyObject_HEAD
-  std::vector<WatchedType> *types;
-  std::vector<WatchedDict> *dicts;
+  std::vector<Word> *words;
+  std::vector<WordOwner> *owners;  // of the words
+  std::vector<WatchedInstance> *instances;
   std::vector<WatchedObject> *objects;
+  std::vector<size_t> *others;  // indices of the objects without a word
   std::vector<WatchedTensor> *tensors;
+  std::vector<Metadata> *expected;  // of the tensors
   PyObject *index;  // id of a watched object -> its index in `objects`
   std::string *failed;
+  bool sorted;
   vectorcallfunc call;
 };
 
@@ -274,6 +368,7 @@ std::string describe_location(const WatchedObject &o, const Location *p) {
     case FUNCTION:
       return short_repr(o.object) + "." + (p ? key : "");
     case CALLABLE:
+    case RESULT:
       return key;
   }
   return "";
@@ -321,7 +416,7 @@ bool has_keys_in_order(const WatchedObject &o) {
   return true;
 }
 
-bool check_dict(Watch *w, WatchedObject &o) {
+bool check_dict(Watch *w, const WatchedObject &o) {
   if (o.length >= 0 && PyDict_GET_SIZE(o.object) != o.length) return record_change(w, o, nullptr, nullptr);
   if (o.ordered_keys && !has_keys_in_order(o)) return record_change(w, o, nullptr, nullptr);
   for (const Location &p : o.locations) {
@@ -329,12 +424,14 @@ bool check_dict(Watch *w, WatchedObject &o) {
     if (!found) PyErr_Clear();
     if (!holds_expected(p, found)) return record_change(w, o, &p, found);
   }
-  o.version = version_of(o.object);
   return true;
 }
 
 bool check_type(Watch *w, WatchedObject &o) {
   PyTypeObject *t = (PyTypeObject *)o.object;
+  // A version tag is valid only with the type's flag, which a lookup sets. 0 never matches.
+  _PyType_Lookup(t, class_name);
+  const uint64_t version = PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG) ? t->tp_version_tag : 0;
   for (const Location &p : o.locations) {
     PyObject *found = PyTuple_Check(p.key) ? lookup_after_class(t, p.key)
                       : p.key == Py_None   ? t->tp_mro
@@ -342,9 +439,7 @@ bool check_type(Watch *w, WatchedObject &o) {
     if (!found) PyErr_Clear();
     if (!holds_expected(p, found)) return record_change(w, o, &p, found);
   }
-  // A version tag is valid only with the type's flag, which a lookup sets. 0 never matches.
-  _PyType_Lookup(t, class_name);
-  o.version = PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG) ? t->tp_version_tag : 0;
+  o.version = version;  // of before: comparisons may run code that modifies the class
   return true;
 }
 
@@ -365,12 +460,16 @@ bool check_cell(Watch *w, WatchedObject &o) {
   return holds_expected(o.locations[0], found) || record_change(w, o, &o.locations[0], found);
 }
 
-bool check_function(Watch *w, WatchedObject &o) {
-  PyFunctionObject *f = (PyFunctionObject *)o.object;
+PyObject **function_slot(PyObject *function, PyObject *name) {
+  PyFunctionObject *f = (PyFunctionObject *)function;
+  const bool code = PyUnicode_CompareWithASCIIString(name, "__code__") == 0;
+  const bool keyword = PyUnicode_CompareWithASCIIString(name, "__kwdefaults__") == 0;
+  return code ? &f->func_code : keyword ? &f->func_kwdefaults : &f->func_defaults;
+}
+
+bool check_function(Watch *w, const WatchedObject &o) {
   for (const Location &p : o.locations) {
-    bool code = PyUnicode_CompareWithASCIIString(p.key, "__code__") == 0;
-    bool keyword = PyUnicode_CompareWithASCIIString(p.key, "__kwdefaults__") == 0;
-    PyObject *found = code ? f->func_code : keyword ? f->func_kwdefaults : f->func_defaults;
+    PyObject *found = *function_slot(o.object, p.key);
     if (!found) found = Py_None;
     if (!holds_expected(p, found)) return record_change(w, o, &p, found);
   }
@@ -383,6 +482,18 @@ bool check_callable(Watch *w, WatchedObject &o) {
   if (!result) PyErr_Clear();
   Py_XDECREF(result);
   return is_true || record_change(w, o, &o.locations[0], nullptr);
+}
+
+// Compares the result of a call: the same object, or an equal one of the same type.
+bool check_result(Watch *w, WatchedObject &o) {
+  const Location &p = o.locations[0];
+  PyObject *found = PyObject_CallNoArgs(o.object);
+  bool same = found == p.expected;
+  if (found && !same && Py_TYPE(found) == Py_TYPE(p.expected))
+    same = PyObject_RichCompareBool(found, p.expected, Py_EQ) == 1;
+  PyErr_Clear();
+  Py_XDECREF(found);
+  return same || record_change(w, o, &p, nullptr);
 }
 
 // Reads all locations of an object again.
@@ -400,54 +511,105 @@ bool check_locations(Watch *w, WatchedObject &o) {
       return check_function(w, o);
     case CALLABLE:
       return check_callable(w, o);
+    case RESULT:
+      return check_result(w, o);
   }
   return false;
 }
 
-// Watched objects are scattered in memory: later ones are prefetched.
-constexpr size_t PREFETCH_DISTANCE = 12;
+void sort_words(Watch *w) {
+  std::vector<size_t> order(w->words->size());
+  for (size_t i = 0; i < order.size(); i++) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return (*w->words)[a].address < (*w->words)[b].address; });
+  std::vector<Word> words;
+  std::vector<WordOwner> owners;
+  for (size_t i : order) {
+    words.push_back((*w->words)[i]);
+    owners.push_back((*w->owners)[i]);
+  }
+  w->words->swap(words);
+  w->owners->swap(owners);
+  w->sorted = true;
+}
 
-bool is_unchanged(Watch *w) {
-  const size_t objects = w->objects->size(), tensors = w->tensors->size(), instances = w->types->size();
-  for (size_t i = 0; i < objects; i++) {
-    if (i + PREFETCH_DISTANCE < objects) {
-      const WatchedObject &next = (*w->objects)[i + PREFETCH_DISTANCE];
-      if (next.kind == DICT) __builtin_prefetch(&((PyDictObject *)next.object)->ma_version_tag);
-    }
-    WatchedObject &o = (*w->objects)[i];
-    if (o.kind == DICT) {
-      if (version_of(o.object) == o.version) continue;
-    } else if (o.kind == TYPE) {
-      PyTypeObject *t = (PyTypeObject *)o.object;
-      if (o.version && t->tp_version_tag == o.version && PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG))
-        continue;
-    }
-    if (!check_locations(w, o)) return false;
+// Finds out what the change of a word means. Called for changed words only.
+bool check_changed_word(Watch *w, size_t i) {
+  const WordOwner owner = (*w->owners)[i];
+  if (owner.kind == DICT_VERSION || owner.kind == FUNCTION_SLOT) {
+    // The word of before: comparisons may run code that modifies the object.
+    const uint64_t found = *(*w->words)[i].address;
+    if (!check_locations(w, (*w->objects)[owner.index])) return false;
+    (*w->words)[i].expected = found;
+    return true;
   }
-  for (size_t i = 0; i < instances; i++) {
-    if (i + PREFETCH_DISTANCE < instances) __builtin_prefetch((*w->types)[i + PREFETCH_DISTANCE].object);
-    const WatchedType &t = (*w->types)[i];
-    if (Py_TYPE(t.object) != t.type) {
-      *w->failed = std::string("the class of a ") + t.type->tp_name + " changed";
-      return false;
-    }
-  }
-  for (const WatchedDict &h : *w->dicts)
-    if (*h.dict_slot != h.dict) {
-      *w->failed = std::string("the __dict__ of a ") + Py_TYPE(h.object)->tp_name + " changed";
-      return false;
-    }
-  for (size_t i = 0; i < tensors; i++) {
-    if (i + PREFETCH_DISTANCE < tensors)
-      __builtin_prefetch(tensor_impl((*w->tensors)[i + PREFETCH_DISTANCE].tensor));
-    const WatchedTensor &t = (*w->tensors)[i];
-    const char *property = t.expected.difference(t.tensor);
-    if (property) {
-      *w->failed = std::string("the ") + property + " of a parameter, buffer or known tensor changed";
-      return false;
-    }
+  const WatchedInstance &o = (*w->instances)[owner.index];
+  *w->failed = owner.kind == INSTANCE_TYPE
+                   ? std::string("the class of a ") + ((PyTypeObject *)o.expected)->tp_name + " changed"
+                   : std::string("the __dict__ of a ") + Py_TYPE(o.instance)->tp_name + " changed";
+  return false;
+}
+
+// Compares the words in groups without a branch, so that their loads overlap.
+bool check_words(Watch *w) {
+  constexpr size_t GROUP = 16;
+  const size_t count = w->words->size();
+  for (size_t start = 0; start < count; start += GROUP) {
+    const Word *words = w->words->data();
+    const size_t end = std::min(start + GROUP, count);
+    uint64_t difference = 0;
+#pragma GCC unroll 16
+    for (size_t i = start; i < end; i++) difference |= *words[i].address ^ words[i].expected;
+    for (size_t i = start; difference && i < end; i++)
+      if (*(*w->words)[i].address != (*w->words)[i].expected && !check_changed_word(w, i)) return false;
   }
   return true;
+}
+
+bool is_unmodified(const WatchedObject &o) {
+  const PyTypeObject *t = (PyTypeObject *)o.object;
+  return o.kind == TYPE && o.version && t->tp_version_tag == o.version &&
+         PyType_HasFeature((PyTypeObject *)t, Py_TPFLAGS_VALID_VERSION_TAG);
+}
+
+bool check_tensor(Watch *w, size_t i) {
+  WatchedTensor &t = (*w->tensors)[i];
+  t.impl = nullptr;
+  const char *property = (*w->expected)[i].difference(t.tensor);
+  if (property) {
+    *w->failed = std::string("the ") + property + " of a parameter, buffer or known tensor changed";
+    return false;
+  }
+  t.note_block();
+  return true;
+}
+
+// Tensors are scattered in memory: later ones are prefetched.
+constexpr size_t PREFETCH_DISTANCE = 8;
+
+bool check_tensors(Watch *w) {
+  const size_t count = w->tensors->size();
+  for (size_t i = 0; i < count; i++) {
+    if (i + PREFETCH_DISTANCE < count) {
+      const WatchedTensor &next = (*w->tensors)[i + PREFETCH_DISTANCE];
+      __builtin_prefetch(next.tensor);
+      __builtin_prefetch(next.impl);
+      __builtin_prefetch(next.found_block());
+      __builtin_prefetch(next.found_block() + BLOCK_WORDS - 1);
+    }
+    if (!(*w->tensors)[i].is_as_found() && !check_tensor(w, i)) return false;
+  }
+  return true;
+}
+
+bool is_unchanged(Watch *w) {
+  if (!w->sorted) sort_words(w);
+  if (!check_words(w)) return false;
+  for (const size_t i : *w->others) {
+    WatchedObject &o = (*w->objects)[i];
+    if (!is_unmodified(o) && !check_locations(w, o)) return false;
+  }
+  return check_tensors(w);
 }
 
 PyObject *watch_call(PyObject *self, PyObject *const *, size_t n, PyObject *) {
@@ -456,6 +618,17 @@ PyObject *watch_call(PyObject *self, PyObject *const *, size_t n, PyObject *) {
     return nullptr;
   }
   return PyBool_FromLong(is_unchanged((Watch *)self));
+}
+
+void add_word(Watch *w, const void *address, uint64_t expected, WordKind kind, size_t index) {
+  w->words->push_back({(const uint64_t *)address, expected});
+  w->owners->push_back({kind, index});
+  w->sorted = false;
+}
+
+void add_instance(Watch *w, PyObject *instance, const void *slot, PyObject *expected, WordKind kind) {
+  w->instances->push_back({Py_NewRef(instance), Py_NewRef(expected)});
+  add_word(w, slot, (uint64_t)expected, kind, w->instances->size() - 1);
 }
 
 WatchedObject *get_or_add_object(Watch *w, WatchKind kind, PyObject *object) {
@@ -471,6 +644,10 @@ WatchedObject *get_or_add_object(Watch *w, WatchKind kind, PyObject *object) {
     }
     Py_DECREF(index);
     w->objects->push_back({kind, Py_NewRef(object)});
+    if (kind == DICT)
+      add_word(w, version_address(object), 0, DICT_VERSION, w->objects->size() - 1);
+    else if (kind != FUNCTION)
+      w->others->push_back(w->objects->size() - 1);
     Py_DECREF(id);
     return &w->objects->back();
   }
@@ -501,9 +678,25 @@ PyObject *watch_location(PyObject *self, PyObject *args) {
   }
   WatchedObject *o = get_or_add_object((Watch *)self, kind, object);
   if (!o) return nullptr;
+  if (kind == FUNCTION && equal) {
+    PyErr_SetString(PyExc_ValueError, "slots of functions are compared by identity");
+    return nullptr;
+  }
+  if (kind == FUNCTION)
+    add_word((Watch *)self, function_slot(object, key), 0, FUNCTION_SLOT, o - ((Watch *)self)->objects->data());
   // Before the ordered keys of a dictionary, which are last.
   o->locations.insert(o->locations.end() - o->ordered_keys,
                    {Py_NewRef(key), expected == Py_Ellipsis ? nullptr : Py_NewRef(expected), equal != 0});
+  Py_RETURN_NONE;
+}
+
+PyObject *watch_result(PyObject *self, PyObject *args) {
+  PyObject *function, *description, *result;
+  if (!PyArg_ParseTuple(args, "OOO", &function, &description, &result)) return nullptr;
+  Watch *w = (Watch *)self;
+  w->objects->push_back({RESULT, Py_NewRef(function)});
+  w->objects->back().locations.push_back({Py_NewRef(description), Py_NewRef(result), false});
+  w->others->push_back(w->objects->size() - 1);
   Py_RETURN_NONE;
 }
 
@@ -536,21 +729,21 @@ PyObject *watch_tensor(PyObject *self, PyObject *tensor) {
   }
   Metadata *m = Metadata::of(tensor);
   if (!m) return nullptr;
-  ((Watch *)self)->tensors->push_back({Py_NewRef(tensor), std::move(*m)});
+  ((Watch *)self)->tensors->push_back({Py_NewRef(tensor), Py_TYPE(tensor)});
+  ((Watch *)self)->expected->push_back(std::move(*m));
   delete m;
   Py_RETURN_NONE;
 }
 
 PyObject *watch_type_of(PyObject *self, PyObject *object) {
-  PyTypeObject *type = Py_TYPE(object);
-  ((Watch *)self)->types->push_back({Py_NewRef(object), (PyTypeObject *)Py_NewRef((PyObject *)type)});
+  add_instance((Watch *)self, object, &object->ob_type, (PyObject *)Py_TYPE(object), INSTANCE_TYPE);
   Py_RETURN_NONE;
 }
 
 PyObject *watch_dict(PyObject *self, PyObject *object) {
   PyObject **dict_slot = _PyObject_GetDictPtr(object);
   if (!dict_slot || !*dict_slot) Py_RETURN_FALSE;
-  ((Watch *)self)->dicts->push_back({Py_NewRef(object), dict_slot, Py_NewRef(*dict_slot)});
+  add_instance((Watch *)self, object, dict_slot, *dict_slot, INSTANCE_DICT);
   Py_RETURN_TRUE;
 }
 
@@ -572,8 +765,11 @@ PyObject *watch_new(PyTypeObject *type, PyObject *, PyObject *) {
   if (!w) return nullptr;
   w->objects = new std::vector<WatchedObject>();
   w->tensors = new std::vector<WatchedTensor>();
-  w->types = new std::vector<WatchedType>();
-  w->dicts = new std::vector<WatchedDict>();
+  w->expected = new std::vector<Metadata>();
+  w->words = new std::vector<Word>();
+  w->owners = new std::vector<WordOwner>();
+  w->instances = new std::vector<WatchedInstance>();
+  w->others = new std::vector<size_t>();
   w->failed = new std::string();
   w->index = PyDict_New();
   w->call = watch_call;
@@ -590,13 +786,9 @@ int watch_traverse(PyObject *self, visitproc visit, void *arg) {
     }
   }
   for (WatchedTensor &t : *w->tensors) Py_VISIT(t.tensor);
-  for (WatchedType &t : *w->types) {
-    Py_VISIT(t.object);
-    Py_VISIT(t.type);
-  }
-  for (WatchedDict &h : *w->dicts) {
-    Py_VISIT(h.object);
-    Py_VISIT(h.dict);
+  for (WatchedInstance &o : *w->instances) {
+    Py_VISIT(o.instance);
+    Py_VISIT(o.expected);
   }
   Py_VISIT(w->index);
   return 0;
@@ -608,10 +800,11 @@ int watch_clear(PyObject *self) {
   objects.swap(*w->objects);
   std::vector<WatchedTensor> tensors;
   tensors.swap(*w->tensors);
-  std::vector<WatchedType> types;
-  types.swap(*w->types);
-  std::vector<WatchedDict> dicts;
-  dicts.swap(*w->dicts);
+  std::vector<WatchedInstance> instances;
+  instances.swap(*w->instances);
+  w->words->clear();
+  w->owners->clear();
+  w->others->clear();
   for (WatchedObject &o : objects) {
     Py_DECREF(o.object);
     for (Location &p : o.locations) {
@@ -620,13 +813,9 @@ int watch_clear(PyObject *self) {
     }
   }
   for (WatchedTensor &t : tensors) Py_DECREF(t.tensor);
-  for (WatchedType &t : types) {
-    Py_DECREF(t.object);
-    Py_DECREF(t.type);
-  }
-  for (WatchedDict &h : dicts) {
-    Py_DECREF(h.object);
-    Py_DECREF(h.dict);
+  for (WatchedInstance &o : instances) {
+    Py_DECREF(o.instance);
+    Py_DECREF(o.expected);
   }
   Py_CLEAR(w->index);
   return 0;
@@ -638,8 +827,11 @@ void watch_dealloc(PyObject *self) {
   Watch *w = (Watch *)self;
   delete w->objects;
   delete w->tensors;
-  delete w->types;
-  delete w->dicts;
+  delete w->expected;
+  delete w->words;
+  delete w->owners;
+  delete w->instances;
+  delete w->others;
   delete w->failed;
   Py_TYPE(self)->tp_free(self);
 }
@@ -670,6 +862,19 @@ TorchState read_torch_state() {
           at::impl::PythonTorchFunctionTLS::stack_len(),
           autocast_type(c10::DeviceType::CPU) | autocast_type(c10::DeviceType::CUDA) << 8};
 }
+
+// True if somebody may see the operators of this thread: a mode of torch's functions or operators,
+// `torch.jit.trace`, hooks on saved tensors while gradients are recorded, or a transform.
+bool may_be_observed() {
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  return at::impl::PythonTorchFunctionTLS::stack_len() > 0 || c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
+         included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode) || torch::jit::tracer::getTracingState() ||
+         (c10::AutogradState::get_tls_state().get_grad_mode() &&
+          !at::SavedTensorDefaultHooks::get_tls_state().stack.empty());
+}
+
+PyObject *operators_may_be_observed(PyObject *, PyObject *) { return PyBool_FromLong(may_be_observed()); }
 
 // Expected attributes of a class, compared only if the class was modified.
 struct ClassNamespace {
@@ -788,6 +993,76 @@ PyObject *lacks(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+// --- calls with known arguments ------------------------------------------------------------------
+
+// A function with some of its positional arguments, which may be a thousand parameters of a model. They
+// are passed on without a change of their reference counts.
+struct PartialCall {
+  PyObject_HEAD
+  PyObject *function;
+  PyObject *known;  // a tuple with ABSENT in the places of the arguments of a call
+  std::vector<Py_ssize_t> *places;
+  vectorcallfunc call;
+};
+
+PyObject *partial_call(PyObject *self, PyObject *const *args, size_t n, PyObject *names) {
+  PartialCall *p = (PartialCall *)self;
+  if (!p->function) {
+    PyErr_SetString(PyExc_RuntimeError, "the function has been collected");
+    return nullptr;
+  }
+  if (PyVectorcall_NARGS(n) != (Py_ssize_t)p->places->size() || names) {
+    PyErr_SetString(PyExc_TypeError, "expected the positional arguments that are not known");
+    return nullptr;
+  }
+  const Py_ssize_t count = PyTuple_GET_SIZE(p->known);
+  // One place before the arguments belongs to the callee.
+  c10::SmallVector<PyObject *, 64> stack(count + 1);
+  std::copy_n(((PyTupleObject *)p->known)->ob_item, count, stack.begin() + 1);
+  for (size_t i = 0; i < p->places->size(); i++) stack[(*p->places)[i] + 1] = args[i];
+  // A finalizer may clear this object while the callee runs.
+  PyObject *known = Py_NewRef(p->known), *function = Py_NewRef(p->function);
+  PyObject *result =
+      PyObject_Vectorcall(function, stack.data() + 1, count | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  Py_DECREF(function);
+  Py_DECREF(known);
+  return result;
+}
+
+PyObject *partial_call_new(PyTypeObject *type, PyObject *args, PyObject *) {
+  PyObject *function, *known;
+  if (!PyArg_ParseTuple(args, "OO!", &function, &PyTuple_Type, &known)) return nullptr;
+  PartialCall *self = (PartialCall *)type->tp_alloc(type, 0);
+  if (!self) return nullptr;
+  self->function = Py_NewRef(function);
+  self->known = Py_NewRef(known);
+  self->places = new std::vector<Py_ssize_t>();
+  self->call = partial_call;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(known); i++)
+    if (PyTuple_GET_ITEM(known, i) == absent) self->places->push_back(i);
+  return (PyObject *)self;
+}
+
+int partial_call_traverse(PyObject *self, visitproc visit, void *arg) {
+  Py_VISIT(((PartialCall *)self)->function);
+  Py_VISIT(((PartialCall *)self)->known);
+  return 0;
+}
+
+// Members are null from here on: nothing calls an object in a cycle that is collected.
+int partial_call_clear(PyObject *self) {
+  Py_CLEAR(((PartialCall *)self)->function);
+  return 0;
+}
+
+void partial_call_dealloc(PyObject *self) {
+  PyObject_GC_UnTrack(self);
+  Py_CLEAR(((PartialCall *)self)->function);
+  Py_CLEAR(((PartialCall *)self)->known);
+  delete ((PartialCall *)self)->places;
+  Py_TYPE(self)->tp_free(self);
+}
+
 // --- module --------------------------------------------------------------------------------------
 
 // Finds the TensorImpl pointer in a tensor object. Called once, with any tensor and the address that
@@ -815,6 +1090,9 @@ PyMethodDef watch_methods[] = {
      "or function. expected: ABSENT for an empty location, ... for any value. The key of a class may be "
      "(name, class): the attribute that super finds after that class. Any other callable is called and "
      "must return true; key names it."},
+    {"result", watch_result, METH_VARARGS,
+     "(function, description, result): a call without arguments returns the same object, or an equal one "
+     "of the same type."},
     {"size", watch_size, METH_VARARGS, "(list or dict, length) or (dict, keys in order)"},
     {"tensor", watch_tensor, METH_O, "A tensor whose metadata must not change."},
     {"type", watch_type_of, METH_O, "An object whose class must not change."},
@@ -826,6 +1104,7 @@ PyMethodDef watch_methods[] = {
 
 PyMethodDef tensor_check_methods[] = {
     {"why", tensor_check_why, METH_O, "Return the name of the first property that differs, or None."},
+    {"sizes", tensor_check_sizes, METH_NOARGS, "Return the expected sizes; None if some are dynamic."},
     {"set_bounds", tensor_check_set_bounds, METH_VARARGS,
      "(dimension, least, most): set the accepted sizes of a dimension. Requires the constructor's second "
      "argument: for each dimension, the one whose size times stride is its stride, or -1."},
@@ -834,6 +1113,7 @@ PyMethodDef tensor_check_methods[] = {
 PyTypeObject watch_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyTypeObject tensor_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyTypeObject state_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject partial_call_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyMethodDef state_check_methods[] = {
     {"modes", state_check_modes, METH_NOARGS, "Return the expected modes, to compare with another check's."},
@@ -844,6 +1124,8 @@ PyMethodDef module_methods[] = {
      "(instance, name): return an entry of its dictionary. Raises AttributeError if there is none."},
     {"lacks", (PyCFunction)(void *)lacks, METH_FASTCALL,
      "(instance, names…): True if its dictionary has none of these names."},
+    {"operators_may_be_observed", operators_may_be_observed, METH_NOARGS,
+     "True if a mode, a transform, torch.jit.trace or hooks on saved tensors may see this thread's operators."},
     {"calibrate", calibrate, METH_VARARGS, "(tensor, tensor._cdata): find the layout of tensor objects."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -877,7 +1159,12 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
   state_check_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
   state_check_type.tp_traverse = state_check_traverse;
   state_check_type.tp_clear = state_check_clear;
-  if (PyType_Ready(&watch_type) < 0 || PyType_Ready(&tensor_check_type) < 0 ||
+  init_type(partial_call_type, "_magpy_guards.PartialCall", sizeof(PartialCall), partial_call_new,
+            partial_call_dealloc, offsetof(PartialCall, call), nullptr);
+  partial_call_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  partial_call_type.tp_traverse = partial_call_traverse;
+  partial_call_type.tp_clear = partial_call_clear;
+  if (PyType_Ready(&partial_call_type) < 0 || PyType_Ready(&watch_type) < 0 || PyType_Ready(&tensor_check_type) < 0 ||
       PyType_Ready(&state_check_type) < 0)
     return nullptr;
   PyObject *m = PyModule_Create(&module);
@@ -888,7 +1175,8 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
   if (!class_name || !slot_names || !absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
       PyModule_AddObjectRef(m, "Watch", (PyObject *)&watch_type) < 0 ||
       PyModule_AddObjectRef(m, "TensorCheck", (PyObject *)&tensor_check_type) < 0 ||
-      PyModule_AddObjectRef(m, "StateCheck", (PyObject *)&state_check_type) < 0) {
+      PyModule_AddObjectRef(m, "StateCheck", (PyObject *)&state_check_type) < 0 ||
+      PyModule_AddObjectRef(m, "PartialCall", (PyObject *)&partial_call_type) < 0) {
     Py_DECREF(m);
     return nullptr;
   }

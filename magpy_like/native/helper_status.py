@@ -22,7 +22,10 @@ _NAMES = {
         "frame_set_local", "frame_set_operand", "frame_stack", "fresh_plain", "instance_dict",
         "is_of", "lookup_in_type", "replace_references", "tuple_set",
     ),
-    "guards": ("ABSENT", "StateCheck", "TensorCheck", "Watch", "attribute", "lacks"),
+    "guards": (
+        "ABSENT", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute", "lacks",
+        "operators_may_be_observed",
+    ),
     "keys": ("dict_of", "ordered_keys", "stored_hashes"),
     "dispatch": ("dispatch_counter", "start_counting", "stop_counting"),
 }  # fmt: skip

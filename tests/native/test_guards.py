@@ -1,0 +1,286 @@
+"""Native checks of guards: fixed objects, metadata of tensors, observers of operators."""
+
+import sys
+import threading
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from magpy_like.native import ABSENT, PartialCall, Watch, operators_may_be_observed
+
+
+class Instance:
+    pass
+
+
+class Other:
+    pass
+
+
+def watched(value):
+    """A watch of one tensor that has found it unchanged several times."""
+    watch = Watch()
+    watch.tensor(value)
+    assert watch() and watch()
+    return watch
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+def set_data(other):
+    def change(tensor):
+        tensor.data = other
+
+    return change
+
+
+def assign_class(tensor):
+    tensor.__class__ = torch.nn.Parameter
+
+
+TENSOR_CHANGES = {
+    "requires_grad": lambda t: t.requires_grad_(),
+    "shape": set_data(torch.ones(3, 2)),
+    "number of dimensions": set_data(torch.ones(2, 3, 1)),
+    "strides": set_data(torch.ones(3, 2).t()),
+    "dtype": set_data(torch.ones(2, 3, dtype=torch.float64)),
+    "storage set": lambda t: t.set_(torch.ones(6).untyped_storage(), 0, (3, 2), (2, 1)),
+    "resized": lambda t: t.resize_(2, 4),
+    "transposed": lambda t: t.t_(),
+    "conjugate": set_data(torch.ones(2, 3, dtype=torch.complex64).conj()),
+    "swapped": lambda t: torch.utils.swap_tensors(t, torch.ones(3, 2)),
+    "class": assign_class,
+}
+
+
+@pytest.mark.parametrize("change", TENSOR_CHANGES)
+def test_each_change_of_metadata_is_noticed(change):
+    tensor = torch.ones(2, 3)
+    watch = watched(tensor)
+    TENSOR_CHANGES[change](tensor)
+    assert not watch()
+    assert "changed" in watch.why()
+    assert not watch()
+
+
+def test_metadata_that_is_restored_is_accepted_again():
+    tensor = torch.ones(2, 3)
+    watch = watched(tensor)
+    before = tensor.data
+    tensor.data = torch.ones(7)
+    assert not watch()
+    tensor.data = before
+    assert watch() and watch()
+    tensor.requires_grad_()
+    assert not watch()
+    tensor.requires_grad_(False)
+    assert watch() and watch()
+
+
+def test_same_metadata_in_other_memory_is_accepted():
+    tensor = torch.ones(2, 3)
+    watch = watched(tensor)
+    tensor.data = torch.zeros(4, 3)[2:]
+    assert watch() and watch()
+    torch.utils.swap_tensors(tensor, torch.zeros(2, 3))
+    assert watch() and watch()
+    tensor.data = torch.zeros(2, 4)
+    assert not watch()
+
+
+@pytest.mark.parametrize("rank", [0, 4, 5, 6, 9])
+def test_sizes_of_any_rank_are_watched(rank):
+    tensor = torch.ones((1,) * rank)
+    watch = watched(tensor)
+    for dim in range(rank):
+        size = [1] * rank
+        size[dim] = 2
+        tensor.data = torch.ones(size)
+        assert not watch()
+        tensor.data = torch.ones((1,) * rank)
+        assert watch()
+    tensor.data = torch.ones((1,) * (rank + 1))
+    assert not watch()
+
+
+def test_sparse_tensor_is_watched():
+    sparse = torch.eye(3).to_sparse()
+    watch = watched(sparse)
+    sparse.sparse_resize_((4, 4), 2, 0)
+    assert not watch()
+
+
+# --- dictionaries, instances, functions -----------------------------------------------------------
+
+
+def test_class_and_dictionary_of_an_instance_are_watched():
+    one = Instance()
+    watch = Watch()
+    watch.type(one)
+    assert watch.instance_dict(one)
+    assert watch() and watch()
+    one.attribute = 1
+    assert watch(), "only its identity matters here"
+    one.__class__ = Other
+    assert not watch()
+    assert watch.why() == "the class of a Instance changed"
+    one.__class__ = Instance
+    assert watch()
+    before, one.__dict__ = one.__dict__, {}
+    assert not watch()
+    assert watch.why() == "the __dict__ of a Instance changed"
+    one.__dict__ = before
+    assert watch()
+
+
+@pytest.mark.parametrize("slot", ["__code__", "__defaults__", "__kwdefaults__"])
+def test_slots_of_a_function_are_watched(slot):
+    def function(a=1, *, b=2):
+        return a, b
+
+    def other(a=3, *, b=4):
+        return b, a
+
+    watch = Watch()
+    before = getattr(function, slot)
+    watch.location(function, slot, before, False)
+    assert watch() and watch()
+    setattr(function, slot, getattr(other, slot))
+    assert not watch()
+    setattr(function, slot, before)
+    assert watch()
+
+
+def test_absent_defaults_are_watched():
+    def function():
+        pass
+
+    watch = Watch()
+    watch.location(function, "__defaults__", None, False)
+    assert watch() and watch()
+    function.__defaults__ = (1,)
+    assert not watch()
+    function.__defaults__ = None
+    assert watch()
+
+
+def test_each_of_many_dictionaries_is_watched():
+    dictionaries = [{"a": i} for i in range(100)]
+    watch = Watch()
+    for i, d in enumerate(dictionaries):
+        watch.location(d, "a", i, True)
+    assert watch()
+    for i, d in enumerate(dictionaries):
+        d["b"] = 1
+        assert watch(), "another entry"
+        d["a"] = -1
+        assert not watch()
+        d["a"] = i
+        assert watch()
+
+
+def test_change_by_a_comparison_of_the_watch_itself_is_noticed():
+    class Key:
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            entries["a"] = 2
+            return self is other
+
+    entries = {"a": 1, Key(): 3}
+    watch = Watch()
+    watch.location(entries, "a", 1, True)
+    watch.location(entries, Key(), ABSENT, False)
+    watch()  # compares the keys after the entry
+    assert entries["a"] == 2
+    assert not watch()
+
+
+def test_change_in_another_thread_is_noticed():
+    entries = {"a": 1}
+    watch = Watch()
+    watch.location(entries, "a", 1, True)
+    assert watch()
+    thread = threading.Thread(target=entries.update, kwargs={"a": 2})
+    thread.start()
+    thread.join()
+    assert not watch()
+
+
+def test_result_of_a_call_is_watched():
+    now = [(1, 2)]
+    watch = Watch()
+    watch.result(lambda: now[0], "now()", now[0])
+    assert watch()
+    now[0] = tuple([1, 2])
+    assert watch(), "an equal one"
+    now[0] = [1, 2]
+    assert not watch(), "of another type"
+    assert "now()" in watch.why()
+    now.clear()  # raises
+    assert not watch()
+
+
+# --- calls with known arguments -------------------------------------------------------------------
+
+
+def test_known_arguments_are_passed_in_their_places():
+    call = PartialCall(lambda *args: args, (ABSENT, 1, ABSENT, 2))
+    assert call("a", "b") == ("a", 1, "b", 2)
+    assert PartialCall(lambda: 3, ())() == 3
+    for wrong in [(), ("a",), ("a", "b", "c")]:
+        with pytest.raises(TypeError):
+            call(*wrong)
+
+
+def test_thousands_of_known_arguments_keep_their_reference_counts():
+    value = object()
+    call = PartialCall(lambda *args: len(args), (ABSENT, *[value] * 5000))
+    before = sys.getrefcount(value)
+    assert [call(None) for _ in range(3)] == [5001] * 3
+    assert sys.getrefcount(value) == before
+
+
+def test_exception_of_the_function_is_raised():
+    def fail(*args):
+        raise ValueError(args)
+
+    with pytest.raises(ValueError, match="1"):
+        PartialCall(fail, (1,))()
+
+
+# --- observers of operators -----------------------------------------------------------------------
+
+
+def test_operators_are_not_observed_by_default():
+    assert not operators_may_be_observed()
+    with torch.no_grad(), torch.autocast("cpu"):
+        assert not operators_may_be_observed()
+
+
+def test_each_observer_of_operators_is_noticed():
+    seen = []
+
+    def note(x):
+        seen.append(operators_may_be_observed())
+        return x * 2
+
+    torch.vmap(note)(torch.ones(2))
+    torch.func.grad(lambda x: note(x).sum())(torch.ones(2))
+    torch.jit.trace(note, torch.ones(2), check_trace=False)
+    with saved_tensors_hooks(lambda x: x, lambda x: x):
+        note(torch.ones(2))
+    with torch.device("meta"):
+        note(torch.ones(2))
+    with TorchDispatchMode():
+        seen.append(operators_may_be_observed())
+    assert seen == [True] * 6
+
+
+def test_hooks_on_saved_tensors_see_nothing_without_gradients():
+    with saved_tensors_hooks(lambda x: x, lambda x: x), torch.no_grad():
+        assert not operators_may_be_observed()
