@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
-active = threading.local()
-"""Its attribute ``run`` is the monitor run of the current thread, if there is one."""
+
+class ActiveRun(threading.local):
+    """The monitor run of each thread."""
+
+    run: Any = None
+    """The monitor run of the current thread, or None."""
+
+
+active = ActiveRun()
 
 
 def is_monitoring() -> bool:
     """True if this thread is inside a monitor run."""
-    return getattr(active, "run", None) is not None
+    return active.run is not None

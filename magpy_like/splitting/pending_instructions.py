@@ -135,7 +135,7 @@ def get_attribute(value: Any, name: str, getter: Callable[[], Any]) -> Any:
         return getter()
     except AttributeError:
         pass
-    run = getattr(active, "run", None)
+    run = active.run
     if run is not None:
         detail = f"the getter of {name} fails after a split, and __getattr__ takes its place"
         run.end_recording(SplitReason.EXCEPTION_STATE, detail)
