@@ -3,6 +3,7 @@
 - ``interface``: the dispatcher as the public functions see it; explanations and counters
 - ``dispatcher``: one compiled function or continuation, and the decision how a call runs
 - ``record_cache``: its records, and the search for one that matches
+- ``record_index``: which of many records may match a call
 - ``record_limits``: the number of records kept, and the misses before values are lifted
 - ``monitored_call``: a call that misses, run under the monitor
 - ``segments``: the monitored run cut into segments, each with a record

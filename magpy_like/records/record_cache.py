@@ -8,29 +8,46 @@ from typing import Any
 
 from magpy_like.interruption import is_interruption
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.records.record_index import RecordIndex
 from magpy_like.synthesis.record import Record
+
+INDEXED_FROM = 6
+"""Number of records beyond which they are indexed."""
 
 
 class RecordCache:
-    """The records of one compiled function or continuation, the last that matched first."""
+    """The records of one compiled function or continuation.
+
+    The last that matched comes first. The others of a few are tried in turn; many are indexed.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.records: tuple[Record, ...] = ()
+        self._index: RecordIndex | None = None
+        """All records, if they are many."""
+        self._last: Record | None = None
+        """The record that matched last, or is the newest."""
         self.hits = self.misses = 0
 
     def match(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], excluded: tuple[Record, ...] = ()
     ) -> tuple[Record, tuple[Any, ...]] | None:
         """The first record whose guard holds, with the arguments of its mock."""
-        for i, record in enumerate(self.records):
-            if excluded and any(record is other for other in excluded):
+        last = self._last
+        if last is not None and not excluded:
+            found = self.try_guard(last, args, kwargs)
+            if type(found) is tuple:
+                self.hits += 1
+                return last, found
+        index = self._index
+        for record in self.records if index is None else index.candidates(args, kwargs):
+            if (record is last and not excluded) or any(record is other for other in excluded):
                 continue
             found = self.try_guard(record, args, kwargs)
             if type(found) is tuple:
                 self.hits += 1
-                if i:
-                    self._promote(record)
+                self._promote(record)
                 return record, found
         return None
 
@@ -64,19 +81,39 @@ class RecordCache:
     def insert(self, record: Record) -> None:
         """Add a record as the first, and drop those that it covers."""
         with self.lock:
-            self.records = (record, *(r for r in self.records if not record.covers(r)))
+            kept = tuple(r for r in self.records if not record.covers(r))
+            is_smaller, self.records = len(kept) < len(self.records), (record, *kept)
+            self._last = record
+            if self._index is None or is_smaller:
+                self._begin_index()
+            else:
+                self._index.insert(record)
 
     def discard(self, is_outdated: Callable[[Record], bool]) -> None:
         """Drop the records for which the predicate is true."""
         with self.lock:
-            self.records = tuple(r for r in self.records if not is_outdated(r))
+            kept = tuple(r for r in self.records if not is_outdated(r))
+            if len(kept) < len(self.records):
+                self._set(kept)
 
     def clear(self) -> None:
         """Drop all records."""
         with self.lock:
-            self.records = ()
+            self._set(())
+
+    def _set(self, records: tuple[Record, ...]) -> None:
+        self.records = records
+        self._last = records[0] if records else None
+        self._begin_index()
+
+    def _begin_index(self) -> None:
+        self._index = RecordIndex(self.records) if len(self.records) > INDEXED_FROM else None
 
     def _promote(self, record: Record) -> None:
         with self.lock:
-            if record in self.records:
+            if self._index is not None:
+                if record in self._index:
+                    self._last = record
+            elif any(record is r for r in self.records):
                 self.records = (record, *(r for r in self.records if r is not record))
+                self._last = record

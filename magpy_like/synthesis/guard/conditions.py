@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 
 class Kind(enum.StrEnum):
@@ -108,6 +110,43 @@ class Part(NamedTuple):
     source: str
 
 
+class Aspect(enum.Enum):
+    """What a condition on an argument compares."""
+
+    IDENTITY = enum.auto()
+    VALUE = enum.auto()
+    SIZES = enum.auto()
+
+
+class ArgumentKey(NamedTuple):
+    """What an argument must be for a condition to hold, as data: records are indexed by it."""
+
+    argument: int | str
+    """Position or keyword."""
+    aspect: Aspect
+    expected: Hashable
+    """The key of the argument as :func:`argument_key` returns it, if the condition holds."""
+
+
+INDEXED_TYPES = frozenset({bool, int, str, bytes, type(None)})
+"""Types of plain values that are the same exactly if they are equal and of one type."""
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def argument_key(aspect: Aspect, value: Any) -> Hashable:
+    """A key that is the same for two arguments if they are the same in one aspect.
+
+    Calls no code of the program. For a value that has no such key the result is None, which is the
+    key of no condition.
+    """
+    kind = type(value)
+    if aspect is Aspect.IDENTITY:
+        return id(value)
+    if aspect is Aspect.VALUE:
+        return (kind, value) if kind in INDEXED_TYPES else None
+    return value.shape if kind in _TENSORS else None
+
+
 Test = str | Sequence[Part]
 """Source text of a condition, whole or in parts that must all hold."""
 
@@ -126,3 +165,5 @@ class Condition:
     """Its text for ``explain``, which also decides whether one record covers another."""
     is_about_lifted: bool = False
     """Whether it constrains a lifted value, so that a more general record need not share it."""
+    key: ArgumentKey | None = None
+    """What an argument must be for it to hold; None if that is not known."""

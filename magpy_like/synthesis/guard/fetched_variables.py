@@ -20,7 +20,7 @@ from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.synthesis.generated_source import describe_key
-from magpy_like.synthesis.guard.conditions import Condition, Kind
+from magpy_like.synthesis.guard.conditions import INDEXED_TYPES, Aspect, Condition, Kind
 from magpy_like.synthesis.guard.fixed_objects import FixedObjects
 from magpy_like.synthesis.guard.guard_checks import (
     ordered_keys,
@@ -94,7 +94,9 @@ class FetchedVariables:
             )
             return
         test = writer.equality(writer.access(parent, relation), value)
-        writer.check(Kind.VALUE, test, f"{label} == {value!r}")
+        condition = writer.check(Kind.VALUE, test, f"{label} == {value!r}")
+        if type(value) in INDEXED_TYPES:
+            self._writer.set_key(condition, parent, relation, Aspect.VALUE, (type(value), value))
 
     def _contents(self, name: str, node: ShadowNode) -> None:
         """Write the conditions on a fetched variable: the facts of its type and contents."""
@@ -184,5 +186,9 @@ class FetchedVariables:
         self._source.names[check] = node.first.value or TensorCheck(tensor)
         described = REPLACED_TENSOR if tensor is None else describe_tensor(tensor)
         condition = self._writer.check(Kind.TENSOR, f"{check}({name})", f"{label}: {described}")
+        sizes = self._source.names[check].sizes()
+        if sizes is not None:
+            parent, relation = self._writer.guarded.edges[node.node_id][0]
+            self._writer.set_key(condition, parent, relation, Aspect.SIZES, sizes)
         if self._rec.sizes.twin is not None and node.node_id in self._rec.sizes.twin.checks:
             self.dynamic.append((condition, node))

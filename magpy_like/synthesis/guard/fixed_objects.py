@@ -22,7 +22,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, MRO, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE
 from magpy_like.synthesis.generated_source import describe_key
-from magpy_like.synthesis.guard.conditions import Kind
+from magpy_like.synthesis.guard.conditions import Aspect, Kind
 from magpy_like.synthesis.guard.guard_checks import (
     location_check,
     ordered_keys,
@@ -69,7 +69,8 @@ class FixedObjects:
         self.bound.add(id(node.variable))
         test = f"{writer.access(parent, relation)} is {writer.name(node)}"
         description = f"{writer.label(node)} is the same {node.type.__qualname__}"
-        writer.check(kind, test, description)
+        condition = writer.check(kind, test, description)
+        writer.set_key(condition, parent, relation, Aspect.IDENTITY, id(node.variable))
 
     def contents(self, node: ShadowNode) -> None:
         """The fixed object still has the type and the contents that the program relied on."""

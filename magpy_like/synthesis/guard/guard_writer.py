@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,14 @@ from magpy_like.refgraph.plain_values import has_values, is_identity, is_plain, 
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import Source, describe_key, literal
-from magpy_like.synthesis.guard.conditions import Condition, Kind, Part, Test
+from magpy_like.synthesis.guard.conditions import (
+    ArgumentKey,
+    Aspect,
+    Condition,
+    Kind,
+    Part,
+    Test,
+)
 from magpy_like.synthesis.guard.guarded_variables import GuardedVariables, access_source
 from magpy_like.synthesis.guard.size_conditions import MAX_SIZE, Bounds
 
@@ -84,6 +91,11 @@ class GuardWriter:
         condition = Condition((kind,), description, sentences=sentences)
         self.add_watched(condition, "location", check, description, True, False)
 
+    def result(self, kind: Kind, call: Callable[[], Any], expected: Any, description: str) -> None:
+        """A condition on the result of a call without arguments, which the watch repeats."""
+        condition = Condition((kind,), description, sentences=(description,))
+        self.add_watched(condition, "result", call, description, expected)
+
     def watched(self, kinds: tuple[Kind, ...], method: str, *args: Any) -> None:
         """A condition on a fixed object, added to the native watch by one of its methods."""
         self.add_watched(_native_condition(kinds), method, *args)
@@ -101,6 +113,20 @@ class GuardWriter:
         found = _IDENTITY_TEST.findall(condition.source)
         objects = (names[name] for name in found if name in names)
         self.objects |= {(condition.description, id(v)) for v in objects if not is_plain(v)}
+
+    def set_key(
+        self,
+        condition: Condition,
+        parent: ShadowNode,
+        relation: Relation,
+        aspect: Aspect,
+        expected: Hashable,
+    ) -> None:
+        """Note what an argument must be for a condition to hold, if it is one on an argument."""
+        kind, argument = relation
+        is_argument = parent.node_id == EXTERNAL and kind is RelationKind.LOCAL
+        if is_argument and is_instance(argument, int | str):
+            condition.key = ArgumentKey(argument, aspect, expected)
 
     def add_watched(self, condition: Condition, method: str, *args: Any) -> None:
         """Add a condition to the native watch. Every such condition passes through here."""
