@@ -76,15 +76,14 @@ class ProcessState:
             if entry in seen:
                 continue
             seen.append(entry)
-            repeat = functools.partial(operation, *args, **kwargs)
+            repeat = functools.partial(operation, *args, **kwargs) if arguments else operation
             if not returns(repeat, result):
                 continue  # each call creates the result, or the monitor answers
             name = operation.__name__
             texts = (repr(v) if is_plain(v) else type(v).__qualname__ for v in arguments)
             description = f"{name}({', '.join(texts)}) == {result!r}"
             if all(map(writer.is_constant, arguments)):
-                check = functools.partial(returns, repeat, result)
-                writer.call(Kind.STATE_READ, check, description)
+                writer.result(Kind.STATE_READ, repeat, result, description)
                 continue
             names = [self._argument(v) for v in args]
             names += [f"{key}={self._argument(v)}" for key, v in kwargs.items()]
