@@ -19,6 +19,7 @@ from magpy_like.monitor.calls.native_results import NativeCall
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.symbolic.expressions import is_liftable
 from magpy_like.monitor.symbolic.lists import varying_lists
+from magpy_like.monitor.symbolic.numbers.number_folds import FOLDS
 from magpy_like.monitor.symbolic.numbers.pure_number_calls import (
     GUARDED_RESULTS,
     NUMPY_FUNCTIONS,
@@ -107,7 +108,8 @@ def handle_fold(context: Context, call: NativeCall) -> Any:
     """A fold, such as ``sum`` or ``max``, of a container with lifted numbers."""
     operation, args = call.operation, call.args
     if (
-        not call.kwargs
+        operation in FOLDS
+        and not call.kwargs
         and context.lifted.identities.holds_lifted(args)
         and context.lifted.folds.can_compute(operation, args)
     ):

@@ -101,8 +101,12 @@ def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | 
     for position, value in enumerate(args):
         if is_plain(value):
             continue
-        rec.inspections.record_comparison(value)
         node = rec.variables.node(value)
+        if position == 0 and operation is operator.iadd and type(value) is list:
+            if node is not None:
+                record_change(rec, list.extend, value, args, {})
+            continue  # nothing reads its elements, which may be many
+        rec.inspections.record_comparison(value)
         if position == 0 and in_place and node is not None and is_instance(value, _CHANGE_IN_PLACE):
             if is_instance(value, list) and operation is operator.iadd:
                 record_change(rec, list.extend, value, args, {})

@@ -102,11 +102,14 @@ def check_tensor_reads(
     """
     by_key = orders_by_key(operation, kwargs)
     for position, value in inputs_of(args, kwargs):
-        if is_plain(value) or not holds_tensor(value) or context.recording.constants.hold(value):
+        is_read_in_full = annotation.input(position).value_read is ValueRead.ALL
+        if is_plain(value) or not (is_read_in_full or is_instance(value, torch.Tensor)):
+            continue  # such as the list of `list.append`, which may be long
+        if not holds_tensor(value) or context.recording.constants.hold(value):
             continue
         if by_key and position != "default":
             continue
-        if annotation.input(position).value_read is ValueRead.ALL:
+        if is_read_in_full:
             if getattr(operation, "__objclass__", None) in _HASHING_TYPES and is_instance(
                 value, torch.Tensor
             ):

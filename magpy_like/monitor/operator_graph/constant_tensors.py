@@ -41,7 +41,8 @@ class ConstantTensors:
 
     def hold(self, *values: Any) -> bool:
         """True if the tensors among some values, and in containers there, are constant."""
-        tensors = [value for value in _leaves(values) if is_instance(value, torch.Tensor)]
+        # Stops at the first other tensor: the containers may be long.
+        tensors = (value for value in _leaves(values) if is_instance(value, torch.Tensor))
         return bool(self._known) and all(self._holds(tensor, 0) for tensor in tensors)
 
     def _holds(self, tensor: torch.Tensor, changes: int) -> bool:

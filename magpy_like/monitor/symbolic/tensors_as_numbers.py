@@ -41,6 +41,8 @@ def read_number_arguments(
     operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: Read
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operator, with ``read(tensor)`` for tensors in place of numbers."""
+    if not (operation in _SUBSCRIPTS or _may_have_schemas(operation)):
+        return args, kwargs  # such as `list.append`: the list may be long
     if not any(map(_may_be_number, (*args, *kwargs.values()))):
         return args, kwargs
     if operation in _SUBSCRIPTS:
@@ -118,6 +120,10 @@ def _schemas(operation: Any) -> Sequence[Any]:
     if is_instance(operation, OpOverloadPacket):
         return [getattr(operation, name)._schema for name in operation.overloads()]
     return _schemas_of(operation.__name__) if _is_of_torch(operation) else ()
+
+
+def _may_have_schemas(operation: Any) -> bool:
+    return is_instance(operation, OpOverload | OpOverloadPacket) or _is_of_torch(operation)
 
 
 def _is_of_torch(operation: Any) -> bool:
