@@ -4,6 +4,7 @@ Each module is a command, `python -m benchmarks.NAME`; `--help` lists its option
 
 - ``demo``: captured graphs and speed of one model of the zoo (`make demo`); no goal
 - ``overhead``: a matched call without its graph; goal: at most a third of Dynamo's time
+- ``scaling``: matched and first calls by the size of the program; goal: proportional at most
 - ``capture``: the first call without compilation; goal: no slower than Dynamo
 - ``kernels``: single kernels by bandwidth; goal: within 15 % of a plain copy
 - ``scans``: running sums and maxima, compared with eager mode; no goal
