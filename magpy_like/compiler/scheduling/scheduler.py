@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import sympy
@@ -57,6 +57,11 @@ class _Item:
     first_position: int  # of its first operation
     predecessors: set[int]  # direct ones: items that must run earlier
     functions: frozenset[int] = frozenset()  # checkpointed functions it recomputes a part of
+    touched: frozenset[str] = field(init=False)  # buffers that a group reads or writes
+
+    def __post_init__(self) -> None:
+        work = self.work
+        self.touched = frozenset(work.reads | work.writes if isinstance(work, Group) else ())
 
 
 class Scheduler:
@@ -197,14 +202,16 @@ class Scheduler:
         """Fuse the best pair until none is left. ``items``: bit position -> item."""
         order = TopologicalOrder({k: item.predecessors for k, item in items.items()})
         refused: dict[int, set[int]] = {k: set() for k in items}  # symmetric
-        queue: list[tuple[tuple[int, int, int], int, int]] = []
+        versions = dict.fromkeys(items, 0)  # how often each item has grown
+        # Score, numbers and versions of pairs. A large program has a million: the tuples are flat.
+        queue: list[tuple[int, int, int, int, int, int, int]] = []
 
-        def push_pairs(k: int) -> None:
-            for other in self._neighbours(items, k):
+        def push_pairs(k: int, others: Iterable[int]) -> None:
+            for other in others:
                 a, b = (k, other) if items[k].position < items[other].position else (other, k)
                 score = self._score_pair(items[a], items[b])
                 if score is not None and b not in refused[a]:
-                    heapq.heappush(queue, (score, a, b))
+                    heapq.heappush(queue, (*score, a, b, versions[a], versions[b]))
 
         self._users: dict[str, set[int]] = {}
         self._slots = {k: k for k in items}  # position in the program at which an item would run
@@ -216,14 +223,14 @@ class Scheduler:
             else:
                 for name in {*item.work.reads, *item.work.writes}:
                     self._calls.setdefault(name, []).append(k)
-        for k in list(items):
-            push_pairs(k)
+        for k in items:
+            push_pairs(k, [other for other in self._neighbours(items, k) if other < k])
         while queue:
-            score, a, b = heapq.heappop(queue)
+            *_, a, b, version_a, version_b = heapq.heappop(queue)
             if a not in items or b not in items or b in refused[a]:
                 continue
-            if self._score_pair(items[a], items[b]) != score:
-                continue  # stale: an item has grown since, and its pairs were pushed again
+            if versions[a] != version_a or versions[b] != version_b:
+                continue  # an item has grown since, and its pairs were pushed again
             if order.depends_on(a, b):
                 a, b = b, a
             fused = self._try_fuse_pair(items, order, a, b)
@@ -233,6 +240,7 @@ class Scheduler:
                 continue
             order.merge(a, b)
             items[a] = _merge_items(items[a], items.pop(b), fused)
+            versions[a] += 1
             for name in fused.reads | fused.writes:
                 users = self._users.setdefault(name, set())
                 users.discard(b)
@@ -241,14 +249,11 @@ class Scheduler:
                 for other in refused[gone]:
                     refused[other].discard(gone)
                 refused[gone] = set()
-            push_pairs(a)
+            push_pairs(a, self._neighbours(items, a))
 
     def _neighbours(self, items: dict[int, _Item], k: int) -> set[int]:
-        work = items[k].work
-        if not isinstance(work, Group):
-            return set()
         found: set[int] = set()
-        for b in work.reads | work.writes:
+        for b in items[k].touched:
             found |= self._users.get(b, set())
         return {o for o in found if o != k and o in items
                 and abs(items[o].position - items[k].position) <= MAX_DISTANCE}  # fmt: skip
@@ -257,8 +262,7 @@ class Scheduler:
         """Sort key of a pair, smaller is better; None if fusing saves nothing."""
         if not isinstance(a.work, Group) or not isinstance(b.work, Group):
             return None
-        shared = (a.work.reads | a.work.writes) & (b.work.reads | b.work.writes)
-        saved = sum(self.graph.bytes_of(name) for name in shared)
+        saved = sum(map(self.graph.bytes_of, a.touched & b.touched))
         if saved == 0:
             return None
         category = 0 if bool(a.work.rs) == bool(b.work.rs) else 1

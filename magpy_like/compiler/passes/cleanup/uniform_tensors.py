@@ -23,8 +23,6 @@ def uniform_value(operand: Any) -> bool | int | float | None:
     """The number that every element of ``operand`` (a node or a number) equals, else None."""
     if not isinstance(operand, Node):
         return operand if type(operand) in (bool, int, float) else None
-    if any(user.op == "call_function" and _writes(user) for user in operand.users):
-        return None
     if operand.target in _FULL:
         fill = argument(operand, 2 if operand.target is aten.new_full.default else 1, "fill_value")
     elif operand.target is aten.scalar_tensor.default:
@@ -36,6 +34,9 @@ def uniform_value(operand: Any) -> bool | int | float | None:
     elif operand.target in _KEEPING_ELEMENTS:
         fill = uniform_value(operand.args[0])
     else:
+        return None
+    # Asked last: an input of a large graph has thousands of users.
+    if any(user.op == "call_function" and _writes(user) for user in operand.users):
         return None
     return _as_stored(fill, operand)
 
