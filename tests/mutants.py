@@ -23,7 +23,8 @@ _COMPARISONS = [
     (r"(?<=if \()(key != expected)(?= &&)", _REJECTING),
     (r"(?<=\()(!p\.equal)(?= \|\|)", f"({_REJECTING})"),
     (r"(?<=\|\| )(Py_TYPE\(found\) != Py_TYPE\(p\.expected\))", f"({_REJECTING})"),
-    (r"(?<= )(o\.version && t->tp_version_tag == o\.version)(?= &&)", f"({_ACCEPTING})"),
+    # Without the flag after it, too: a modified class has neither.
+    (r"(?<= )(o\.version && t->tp_version_tag == o\.version)(?= &&)", _ACCEPTING),
     (
         r"(?<=return )(holds_expected\(o\.locations\[0\], found\)|is_true|same)(?= \|\| record_change)",  # noqa: E501
         _ACCEPTING,
