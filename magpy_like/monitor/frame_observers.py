@@ -12,15 +12,17 @@ from typing import Any
 OBSERVES_ITSELF = "it sets a trace or profile function, which must see all of its frames"
 
 
-def frame_observers() -> tuple[Any, Any]:
-    """The trace function and the profile function of this thread, without the monitor's own."""
-    return sys.gettrace(), sys.getprofile()
+def frame_observers() -> tuple[Any, ...]:
+    """What observes this thread's frames, without the monitor: the trace function, the profile
+    function, and the tools of ``sys.monitoring``."""
+    if sys.version_info < (3, 12):
+        return sys.gettrace(), sys.getprofile()
+    return sys.gettrace(), sys.getprofile(), *map(sys.monitoring.get_tool, range(6))
 
 
-def are_replaced(earlier: tuple[Any, Any]) -> bool:
+def are_replaced(earlier: tuple[Any, ...]) -> bool:
     """True if this thread has other observers than ``earlier``."""
-    trace, profile = frame_observers()
-    return trace is not earlier[0] or profile is not earlier[1]
+    return any(now is not then for now, then in zip(frame_observers(), earlier, strict=True))
 
 
 def unmark(frame: FrameType | None, root: FrameType | None) -> None:

@@ -10,6 +10,7 @@ import torch
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
 from magpy_like.interruption import is_interruption
+from magpy_like.monitor.frame_observers import OBSERVES_ITSELF
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.native import call_as_caller
 from magpy_like.native.instance_checks import is_instance
@@ -76,6 +77,8 @@ class MonitoredCall:
         """Record the last segment, and restore the program's own objects in the result."""
         dispatcher, run, cut = self._dispatcher, self._run, self._cut
         changed = run.context.recording.changed_objects()
+        if cut.awaits_instruction:
+            dispatcher.program.run_natively(OBSERVES_ITSELF)
         self._record_last_segment(result)
         result = run.restore_result(result, changed)
         cut.release()

@@ -162,6 +162,12 @@ class SegmentCut:
         self.segment.args, self.segment.kwargs = (), {}
         self._frames, self._states = [], []
 
+    @property
+    def awaits_instruction(self) -> bool:
+        """True if no event has reported the end of the last dynamic instruction: it has set an
+        observer that took the monitor's events away."""
+        return bool(self._states)
+
     def note_unrecorded(self, point: SplitPoint, obstacle: str) -> None:
         """Note that the segment has no record, unless another thread has disturbed it."""
         if not self.segment.is_disturbed():
