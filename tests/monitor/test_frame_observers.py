@@ -95,6 +95,7 @@ def enters_the_debugger(x, factor):
     debugger.set_trace()
     y = x * factor
     y = y + 1
+    sys.settrace(None)  # the debugger goes on while the process has breakpoints of other tests
     return y, out.getvalue()
 
 
