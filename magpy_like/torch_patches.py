@@ -108,6 +108,8 @@ def untraced(function: F) -> F:
 
     skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     set_code_exec_strategy(function.__code__, skipped)
+    # In a frame that Dynamo traces, a call of the function breaks the graph, without a warning.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 

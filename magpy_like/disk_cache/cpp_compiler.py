@@ -107,7 +107,6 @@ def _find_compiler(wanted: str, path: str) -> Compiler:
         # Absolute, because it runs in a folder of its own.
         answer = _version((os.path.abspath(found), *options))
         if isinstance(answer, Compiler):
-            _remember(answer)
             return answer
         tried.append(answer)
     of = f"CXX={wanted!r} does not run: " if wanted else ""
@@ -287,6 +286,7 @@ def _build(
         # The source is for debuggers, profilers and people.
         cache.folder("cpp", create=True).receive(work, text, text)
     eviction.account(cache, len(unit.source))
+    _remember(compiler)
     return _store(cache, name, library)
 
 

@@ -184,15 +184,22 @@ class EventHandlers:
         except BaseException as error:
             self.run.splits.fail(frame, error)
 
-    def on_interruption(self, frame: types.FrameType, error: BaseException) -> BaseException:
+    def on_interruption(
+        self, frame: types.FrameType, error: BaseException | None
+    ) -> BaseException | None:
         """End the recording: a callback was interrupted, or the program.
+
+        Args:
+            frame: The innermost frame of the program.
+            error: The exception of the signal's handler; None if it has raised none.
 
         Returns:
             The exception for the program.
         """
         if is_instance(error, Interruption):
             error = error.error
-        detail = f"was interrupted by {type(error).__name__}"
+        by = "a signal" if error is None else type(error).__name__
+        detail = f"was interrupted by {by}"
         self.run.splits.split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
         return error
 
@@ -212,7 +219,7 @@ class EventHandlers:
     def on_frame(self, frame: types.FrameType) -> bool:
         try:
             if frame.f_code in self._handlers:
-                self.on_interruption(frame, Interruption(RuntimeError("a signal")))
+                self.on_interruption(frame, None)
             self.run.restoration.entered(frame)
             return not self.run.restoration.over and self.run.entering.enter(
                 self.run.context, frame

@@ -32,12 +32,14 @@ void on_signal(int number) {
     arrived[number].store(true);
     interrupts.waiting.store(true);
   } else if (is_replaced[number] && originals[number].sa_handler) {
+    interrupts.passed.store(true);
     originals[number].sa_handler(number);
   }
 }
 
 void deliver() {
   if (!interrupts.waiting.exchange(false)) return;
+  interrupts.passed.store(true);
   for (int number = 1; number < NSIG; number++)
     if (arrived[number].exchange(false) && originals[number].sa_handler)
       originals[number].sa_handler(number);

@@ -524,6 +524,20 @@ int handle_event(Monitor *m, PyFrameObject *frame, int event, PyObject *argument
   }
 }
 
+// Runs the handlers of signals that have been passed on to Python, as the next instruction of the
+// program would; else they would run in the next callback. True if one has raised an exception.
+bool run_signal_handlers(Monitor *m, PyFrameObject *frame) {
+  if (PyErr_CheckSignals() < 0) {
+    handle_callback_error(m, frame);
+    return m->interruption.raise();
+  }
+  PyObject *result =
+      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, Py_None, nullptr);
+  if (!result) PyErr_Clear();
+  Py_XDECREF(result);
+  return false;
+}
+
 // The monitor whose trace function is installed on this thread; owned. The interpreter passes the
 // trace function the object that `sys.gettrace` returns: that of the program's caller.
 thread_local Monitor *installed = nullptr;
@@ -532,6 +546,8 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
   Monitor *m = installed;
   if (!m) return 0;
   Interrupts *interrupts = m->interrupts;  // the monitor may be released meanwhile
+  if (interrupts && m->running && interrupts->passed.exchange(false) && run_signal_handlers(m, frame))
+    return -1;
   if (interrupts) interrupts->depth++;
   int result = handle_event(m, frame, event, argument);
   if (!m->isolated_run.code && m->interruption.raise()) result = -1;
@@ -701,6 +717,7 @@ struct Scope {
     trace_object = Py_XNewRef(thread->c_traceobj);
     if (monitor->dispatched) monitor->accounted = *monitor->dispatched;
     monitor->running = true;
+    if (monitor->interrupts) monitor->interrupts->passed = false;  // of signals before the run
     was_entered = true;
     outer_monitor = installed;
     installed = (Monitor *)Py_NewRef((PyObject *)monitor);

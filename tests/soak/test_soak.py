@@ -40,4 +40,4 @@ def test_many_random_calls_equal_eager_and_objects_do_not_grow():
     objects = [sample.objects for sample in samples]
     assert objects[-1] < 1.05 * max(objects[:3])
     assert len({sample.descriptors for sample in samples[2:]}) == 1
-    assert {sample.threads for sample in samples} == {1}
+    assert len({sample.threads for sample in samples[2:]}) == 1

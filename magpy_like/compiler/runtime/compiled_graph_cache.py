@@ -161,7 +161,7 @@ _SOURCES = (
     "torch_patches.py",
 )  # fmt: skip
 """The packages and modules that decide what the compiler generates: it imports no others but
-exceptions and logs."""
+exceptions, signals and logs."""
 
 
 def source_files() -> list[Path]:
