@@ -14,8 +14,11 @@ import torch
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from magpy_like.synthesis.shared_graphs import _MODES
+from magpy_like.torch_interop.current_gpu import current_gpu
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_READ_MODES = [read_mode for read_mode in _MODES if read_mode is not current_gpu]
+"""Reads of the modes that all graphs rely on; few ask for the current GPU."""
 _UNKNOWN = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
@@ -24,13 +27,13 @@ class Promise:
 
     def __init__(self, examples: Sequence[Any]) -> None:
         self._forms = [_form(example) for example in examples]
-        self._modes = [read_mode() for read_mode in _MODES]
+        self._modes = [read_mode() for read_mode in _READ_MODES]
         symbolic = [n for _, numbers in self._forms for n in numbers if isinstance(n, _SYMBOLIC)]
         self._env = symbolic[0].node.shape_env if symbolic else None
 
     def find_violation(self, inputs: Sequence[Any]) -> str | None:
         """Describes the first input that differs from its example; None if there is none."""
-        modes = [read_mode() for read_mode in _MODES]
+        modes = [read_mode() for read_mode in _READ_MODES]
         if modes != self._modes:
             return f"torch's modes are {modes}, not {self._modes}"
         values: dict[Any, Any] = {}

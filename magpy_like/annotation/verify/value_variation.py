@@ -72,6 +72,8 @@ def _same_type(value: Any, keep: Any) -> Any:
         if keep is not NOTHING:
             return _same_length(value, keep)
         return type(value)([Marker(), Marker(), *value])
+    if type(value) is torch.Size:
+        return torch.Size([*(n + 7 for n in value)]) if value else NOTHING
     if type(value) in (int, float):
         return value + 7
     if type(value) in (str, bytes, bytearray):

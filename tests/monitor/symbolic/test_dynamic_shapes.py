@@ -494,3 +494,14 @@ def test_strides_of_a_row_are_derived_from_the_sizes_of_its_tensor(read):
     for size in (12, 15, 9, 5, 1, 2):
         x = torch.ones(2, size, 3)
         assert torch.equal(fast(x), program(x))
+
+
+def test_sizes_that_native_code_computes_from_a_torch_size_follow_it():
+    w = torch.arange(4.0).view(1, 4)
+
+    def program(n):
+        return w.expand(torch._C._infer_size(torch.Size([n, 1]), torch.Size([1, 4]))).sum()
+
+    fast = magpy.compile(program, backend="eager")
+    for n in (3, 3, 4, 5, 6):
+        torch.testing.assert_close(fast(n), program(n))
