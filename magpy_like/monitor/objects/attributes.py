@@ -356,9 +356,9 @@ def location_of_store(
             or target.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) != HEAP_TYPE
         ):
             return None
-    elif node is None:
+    found = read_class(rec, cls, name)  # of a new object too: its class may get a descriptor
+    if node is None:
         return None
-    found = read_class(rec, cls, name)
     if is_instance(found, types.MemberDescriptorType) and node is not None:
         return node, Relation(RelationKind.SLOT, name)
     setters = [lookup_in_type(type(found), name) for name in ("__set__", "__delete__")]

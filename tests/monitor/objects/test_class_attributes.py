@@ -627,3 +627,34 @@ def test_external_changes_of_classes_take_effect(make):
             pair.call(tensor(4, 5, -6) + i)
         pair.change(CHANGES[first - 1])
         pair.call(tensor(7, 8, -9))
+
+
+@pytest.mark.parametrize("is_new_class", [False, True])
+def test_descriptor_that_stores_on_new_objects_is_guarded(is_new_class):
+    log = []
+
+    class Logging:
+        def __set__(self, instance, value):
+            log.append(value)
+
+    class Base:
+        limit = Logging()
+
+    def program(x):
+        class Local(Base):
+            pass
+
+        (Local if is_new_class else Base)().limit = 1
+        return x + 1
+
+    fast = magpy.compile(program, backend="eager")
+    fast(torch.ones(1))
+    fast(torch.ones(1))
+    assert log == [1, 1]
+    assert magpy.cache_info(fast).hits == 1
+    Base.limit = 2  # no descriptor any more
+    fast(torch.ones(1))
+    assert log == [1, 1]
+    Base.limit = Logging()
+    fast(torch.ones(1))
+    assert log == [1, 1, 1]
