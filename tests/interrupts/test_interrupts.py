@@ -166,7 +166,7 @@ def test_signal_that_the_program_catches_is_not_recorded(kind, alarm):
 
 
 def test_handler_in_the_middle_of_the_program_ends_the_recording(handlers):
-    total = []
+    total, began = [], []
 
     def ring(number, frame):
         total.append(frame.f_code.co_name)
@@ -175,14 +175,21 @@ def test_handler_in_the_middle_of_the_program_ends_the_recording(handlers):
 
     def program(x):
         y = x * 2
-        for i in range(2_000_000 if armed else 10):
+        began.append(True)
+        for _ in range(2_000_000):
             if total:
                 break
         return y + 1
 
-    armed = True
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    def send_signal():
+        while not began:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    thread = threading.Thread(target=send_signal)
+    thread.start()
     report = magpy.explain(program, torch.ones(2))
+    thread.join()
     assert total == ["program"]
     assert report.split_points[0].reason is SplitReason.INTERRUPTED
 
