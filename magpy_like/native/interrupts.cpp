@@ -104,10 +104,6 @@ PyObject *check(PyObject *, PyObject *) {
   Py_RETURN_NONE;
 }
 
-PyObject *is_deferring(PyObject *, PyObject *) {
-  return PyBool_FromLong(is_main_thread() && interrupts.depth.load() > 0);
-}
-
 PyObject *address(PyObject *, PyObject *) { return PyLong_FromVoidPtr(&interrupts); }
 
 PyObject *note_main_thread(PyObject *, PyObject *ident) {
@@ -126,7 +122,6 @@ PyTypeObject own_work_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyMethodDef methods[] = {
     {"check", check, METH_NOARGS, "Run the handlers of deferred signals; raise what they raise."},
-    {"is_deferring", is_deferring, METH_NOARGS, "True if signals of this thread are deferred."},
     {"address", address, METH_NOARGS, "Return the address of the shared state."},
     {"note_main_thread", note_main_thread, METH_O, "Set the identifier of the main thread."},
     {nullptr, nullptr, 0, nullptr}};

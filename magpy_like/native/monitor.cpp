@@ -464,6 +464,14 @@ int handle_opcode(Monitor *m, PyFrameObject *frame) {
   return trace_result(m);
 }
 
+// Ends the recording: a signal's handler has run in the program, and raised `error` or None.
+void report_interruption(Monitor *m, PyFrameObject *frame, PyObject *error) {
+  PyObject *result =
+      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, error, nullptr);
+  if (!result) PyErr_Clear();
+  Py_XDECREF(result);
+}
+
 // True for a KeyboardInterrupt that begins in this frame, and not by a `raise`: a signal's.
 bool is_keyboard_interrupt(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   if (!exception || !PyTuple_Check(exception) || PyTuple_GET_SIZE(exception) != 3) return false;
@@ -478,11 +486,7 @@ bool is_keyboard_interrupt(Monitor *m, PyFrameObject *frame, PyObject *exception
 
 void handle_exception(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   if (is_keyboard_interrupt(m, frame, exception)) {
-    PyObject *error = PyTuple_GET_ITEM(exception, 1);
-    PyObject *result =
-        PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, error, nullptr);
-    if (!result) PyErr_Clear();
-    Py_XDECREF(result);
+    report_interruption(m, frame, PyTuple_GET_ITEM(exception, 1));
     return;
   }
   if (ends_loop(m, frame, exception) || !has_pending(m, frame)) return;
@@ -531,10 +535,7 @@ bool run_signal_handlers(Monitor *m, PyFrameObject *frame) {
     handle_callback_error(m, frame);
     return m->interruption.raise();
   }
-  PyObject *result =
-      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, Py_None, nullptr);
-  if (!result) PyErr_Clear();
-  Py_XDECREF(result);
+  report_interruption(m, frame, Py_None);
   return false;
 }
 
