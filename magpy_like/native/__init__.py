@@ -6,6 +6,8 @@
 ``interrupts.cpp``, ``interrupts.h``: signals that arrive during own work wait for its end.
 ``container_keys.cpp``: order and stored hashes of dictionaries and sets.
 ``operator_count.cpp``: the count of operators that torch dispatches.
+``loans.cpp``: tensors over memory that a CUDA graph reuses, counted while somebody holds them.
+``tensor_objects.h``: the TensorImpl of a tensor object.
 ``helper_sources``: the C++ modules, their flags, and the identity of their binaries.
 ``helper_loading``: loading the binaries of a wheel or of the disk cache, or compiling them.
 ``helper_status``: whether this process has the helper, and else the reason and the remedy.

@@ -104,8 +104,9 @@ def _unit(name: str, source: str, *flags: str) -> CppSource:
 def _load(paths: Mapping[str, Path]) -> Helper:
     helper = {name: load_extension(path, f"_magpy_{name}") for name, path in paths.items()}
     probe = torch.empty(0)
-    if not helper["guards"].calibrate(probe, probe._cdata):
-        raise ImportError("the memory layout of tensors in this build of torch is unknown")
+    for name in ("guards", "loans"):
+        if not helper[name].calibrate(probe, probe._cdata):
+            raise ImportError("the memory layout of tensors in this build of torch is unknown")
     note_main_thread = helper["interrupts"].note_main_thread
     note_main_thread(threading.main_thread().ident)
     os.register_at_fork(after_in_child=lambda: note_main_thread(threading.main_thread().ident))

@@ -32,6 +32,7 @@ MODULES = (
     Module("guards", "guards", True),
     Module("keys", "container_keys", False),
     Module("dispatch", "operator_count", True),
+    Module("loans", "loans", True),
 )
 FLAGS = ("-O2", "-std=c++20")
 INCLUDES = (sysconfig.get_paths()["include"],)
@@ -39,7 +40,7 @@ INCLUDES = (sysconfig.get_paths()["include"],)
 # The process has loaded torch's libraries before the helper, which therefore needs no path to them.
 TORCH_INCLUDES = (str(_TORCH / "include"),)
 TORCH_LIBRARY_FOLDER = str(_TORCH / "lib")
-TORCH_LIBRARIES = ("torch_cpu", "c10")
+TORCH_LIBRARIES = ("torch_python", "torch_cpu", "c10")
 TORCH_DEFINES = (("_GLIBCXX_USE_CXX11_ABI", str(int(torch.compiled_with_cxx11_abi()))),)
 
 
