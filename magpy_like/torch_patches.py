@@ -258,7 +258,8 @@ def _ptx_hook(
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Collect no garbage. Applied while annotations are loaded: they stay, so a collection takes
-    longer than loading them and finds nothing."""
+    longer than loading them and finds nothing. Applied while a CUDA graph is captured: a finaliser
+    may call a CUDA function that ends the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -49,6 +49,7 @@ LAYERS = {
         "graph_operators",
         "interruption",
         "logs",
+        "native",
         "torch_interop",
     }
     | OF_TORCH,

@@ -22,13 +22,16 @@ from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_gra
 from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
 from magpy_like.compiler.autograd.overwritten_saved_values import may_overwrite_saved_tensors
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
+from magpy_like.compiler.codegen.capture_obstacles import graph_facts
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
+from magpy_like.compiler.compile_modes import CompileSettings, compile_settings
 from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph_partition import compile_in_parts, make_interpreter
 from magpy_like.compiler.lowering.aten_graph_properties import assumptions, find_shape_env
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import captured_graph_cache
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.stage_trace import Trace, open_trace
@@ -50,8 +53,6 @@ from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_interop.symbols import is_symbolic
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
-
-_OPTIONS = {"strict", "trace"}
 
 
 def compile_fx(
@@ -103,33 +104,30 @@ def compile_untransformed(
 ) -> Callable[..., Any]:
     """:func:`compile_fx` for callers that call the result neither under functorch's transforms nor
     in a level of forward-mode AD: the result does not check for them."""
+    settings = compile_settings(mode, options)
     if has_parts(gm):
         varying = [is_symbolic(example) for example in example_inputs]
         compile_part = functools.partial(compile_untransformed, mode=mode, options=options)
         return compile_in_parts(
             gm, compile_part, varying, eager_with_gradients=may_overwrite_saved_tensors(gm)
         )
-    settings = dict(options or {})
-    unknown = set(settings) - _OPTIONS
-    if unknown:
-        raise CompileError(f"unknown options {sorted(unknown)}; there are {sorted(_OPTIONS)}")
-    strict = bool(settings.get("strict", False))
+    strict = settings.strict
     unusual = next(filter(None, map(_describe_unusual, _input_tensors(gm, example_inputs))), None)
     if unusual is not None:
         warn_fallback("a graph", f"one of its tensors is {unusual}", strict=strict)
         return cast(Callable[..., Any], gm.forward)
-    trace = open_trace(settings)
+    trace = open_trace(options or {})
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
     try:
         lock = tracing_without_cache() if has_current_gpu_calls(gm) else TRACING_LOCK
         with lock, trace.timing("compile"), torch.random.fork_rng(devices=[]):
             try:
-                return _compile_captured(gm, example_inputs, strict, trace)
+                return _compile_captured(gm, example_inputs, settings, trace)
             except DATA_DEPENDENT_ERRORS:
                 if (symbolic := make_sizes_symbolic(gm, example_inputs)) is None:
                     raise
-                return _compile_captured(*symbolic, strict, trace)
+                return _compile_captured(*symbolic, settings, trace)
     except CompileError:
         raise
     except StatisticsUpdateUnsupported:
@@ -143,7 +141,7 @@ def compile_untransformed(
             values = {k: e.node.hint for k, e in floats.items()}
             if None not in values.values():
                 constants = [values.get(k, e) for k, e in enumerate(example_inputs)]
-                call = compile_untransformed(gm, constants, options=options)
+                call = compile_untransformed(gm, constants, mode=mode, options=options)
                 return runtime_scalars.guard_float_values(values, call, gm)
         # If the program itself is wrong, eager raises its own error when the graph runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
@@ -168,7 +166,10 @@ def _describe_unusual(tensor: torch.Tensor) -> str | None:
 
 
 def _compile_captured(
-    captured: fx.GraphModule, example_inputs: Sequence[Any], strict: bool, trace: Trace
+    captured: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: CompileSettings,
+    trace: Trace,
 ) -> Callable[..., Any]:
     """:func:`compile_fx` without its fallbacks."""
     with_assumptions: list[fx.GraphModule] = []
@@ -176,7 +177,9 @@ def _compile_captured(
 
     def stage(kind: str) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            call = compile_aten(graph, kind=kind, strict=strict, trace=trace)
+            call = compile_aten(
+                graph, kind=kind, strict=settings.strict, trace=trace, graphs=settings.cuda_graphs
+            )
             if getattr(call, "assumes", False) and kind != "backward":
                 with_assumptions.append(graph)
             if kind == "forward":
@@ -188,7 +191,7 @@ def _compile_captured(
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = inline_checkpoints(captured)
     gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # its source is never run
-    cached = kernel_build.find_captured(key) if key is not None else None
+    cached = kernel_build.find_captured(key, settings.cuda_graphs) if key is not None else None
     if cached is not None:
         _, restore = _flatten_outputs(gm)
         return without_grad(cached) if restore is None else _then(without_grad(cached), restore)
@@ -257,7 +260,12 @@ def _then(call: Callable[..., Any], restore: Callable[[Any], Any]) -> Callable[.
 
 
 def compile_aten(
-    gm: fx.GraphModule, *, kind: str, strict: bool, trace: Trace
+    gm: fx.GraphModule,
+    *,
+    kind: str,
+    strict: bool,
+    trace: Trace,
+    graphs: CudaGraphs = CudaGraphs.NEVER,
 ) -> Callable[[list[Any]], Any]:
     """Compile one functional ATen graph (``kind``: forward, backward, inference).
 
@@ -265,7 +273,7 @@ def compile_aten(
     """
     try:
         with disable_current_modes():  # constants are folded for real, not as fake tensors
-            call = _compile(gm, kind, trace)
+            call = _compile(gm, kind, trace, graphs)
     except Unsupported as reason:
         warn_fallback(reason.subject, reason.reason, strict=strict)
         call = _interpret_if_possible(gm, kind)
@@ -301,9 +309,11 @@ def _interpret_if_possible(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]
     return interpret(gm)
 
 
-def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]], Any]:
+def _compile(
+    gm: fx.GraphModule, kind: str, trace: Trace, graphs: CudaGraphs
+) -> Callable[[list[Any]], Any]:
     key = kernel_build.key(gm, kind, trace)
-    cached = None if key is None else kernel_build.find(key, gm, kind)
+    cached = None if key is None else kernel_build.find(key, gm, kind, graphs)
     if cached is not None:
         return cached
     stage = "aten_backward" if kind == "backward" else "aten_forward"
@@ -327,4 +337,7 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         steps = plan_memory(graph, schedule)
     trace.write("schedule", f"{kind}.txt", lambda: ir_text.format_schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
-    return kernel_build.build(Launcher(graph, steps), kernels, graph, kind, trace, key)
+    facts = graph_facts(graph, steps, kind)
+    return kernel_build.build(
+        Launcher(graph, steps), kernels, graph, kind, trace, key, facts, graphs
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.cpp import cpp_printer, cpp_special_functions
@@ -22,8 +22,11 @@ from magpy_like.compiler.runtime import (
     triton_launch,
 )
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs, GraphFacts
+from magpy_like.compiler.runtime.cuda_graphs.graphed_launcher import GraphedLauncher
 from magpy_like.compiler.stage_trace import Trace
 from magpy_like.disk_cache import cpp_compiler
+from magpy_like.native import helper_status
 
 CHARACTERS_PER_UNIT = 20_000
 """C++ source per compiler process: starting one takes about as long as compiling this much."""
@@ -55,7 +58,7 @@ def key(gm: fx.GraphModule, kind: str, trace: Trace) -> str | None:
 
 def build(
     launcher: Launcher, kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace,
-    key: str | None,
+    key: str | None, facts: GraphFacts, graphs: CudaGraphs,
 ) -> Call:  # fmt: skip
     """Print, compile and load the kernels and the launcher, and cache them under ``key``.
 
@@ -63,7 +66,7 @@ def build(
     which it empties, and returns a tuple.
     """
     source = launcher.print()
-    compiled = CompiledGraph(source, launcher.assumes)
+    compiled = CompiledGraph(source, launcher.assumes, **asdict(facts))
     functions: Functions = {}
     for device in dict.fromkeys(k.device.type for k in kernels):
         part = [k for k in kernels if k.device.type == device]
@@ -80,24 +83,24 @@ def build(
                 functions |= PRINTERS[device].build(part, graph, kind, trace)
                 key = None
     trace.write("launcher", f"{kind}.py", source)
-    call = _call(compiled, launcher.namespace | functions)
+    call = _call(compiled, launcher.namespace | functions, graphs)
     if key is not None and _store(compiled, launcher, graph, key) and not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
 
 
-def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
+def find(key: str, gm: fx.GraphModule, kind: str, graphs: CudaGraphs) -> Call | None:
     """The callable that :func:`build` cached under ``key``, in this or another process, or None."""
     compiled = compiled_graph_cache.get(key)
     if compiled is None:
         return None
-    call = _call(compiled, compiled.objects(gm) | _load(compiled, kind))
+    call = _call(compiled, compiled.objects(gm) | _load(compiled, kind), graphs)
     if not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
 
 
-def find_captured(key: str) -> Call | None:
+def find_captured(key: str, graphs: CudaGraphs) -> Call | None:
     """The inference callable cached for a captured graph, by this or another process, or None.
 
     Only a graph that refers to no parameters or constants and assumes nothing can be found.
@@ -106,12 +109,17 @@ def find_captured(key: str) -> Call | None:
     if compiled is None or compiled.attributes or compiled.assumes:
         return None
     empty = fx.GraphModule({}, fx.Graph())
-    return _call(compiled, compiled.objects(empty) | _load(compiled, "inference"))
+    names = compiled.objects(empty) | _load(compiled, "inference")
+    return _call(compiled, names, graphs)
 
 
-def _call(compiled: CompiledGraph, names: dict[str, Any]) -> Call:
-    call = define(compiled.launcher, {**COMMON, **names})
-    call.assumes = compiled.assumes  # type: ignore[attr-defined]
+def _call(compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs) -> Call:
+    call: Any = define(compiled.launcher, {**COMMON, **names})
+    replays = compiled.gpu is not None and graphs is not CudaGraphs.NEVER
+    if replays and helper_status.obstacle() is None:
+        constants = {t.untyped_storage()._cdata for t in names.values() if isinstance(t, Tensor)}
+        call = GraphedLauncher(call, compiled.facts(), graphs, constants)
+    call.assumes = compiled.assumes
     return call
 
 

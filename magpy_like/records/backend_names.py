@@ -33,7 +33,9 @@ def resolve_backend(
         return lambda graph, inputs: graph.forward
     if backend == "magpy":
         from magpy_like.compiler.compile_fx import compile_untransformed
+        from magpy_like.compiler.compile_modes import compile_settings
 
+        compile_settings(mode, options)
         return functools.partial(compile_untransformed, mode=mode, options=options)
     from magpy_like.torch_compat.dynamo import list_backends, lookup_backend
 

@@ -6,10 +6,17 @@ A build of torch without CUDA has neither function; nothing there calls them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-__all__ = ["current_device", "current_raw_stream"]
+__all__ = [
+    "current_device",
+    "current_raw_stream",
+    "end_allocate_to_pool",
+    "library_settings",
+    "release_pool",
+]
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
 """Number of this thread's current GPU, without initialising CUDA."""
@@ -17,3 +24,27 @@ current_raw_stream: Callable[[int], int] = getattr(  # type: ignore[assignment]
     torch._C, "_cuda_getCurrentRawStream", None
 )
 """``(gpu)``: address of a GPU's current stream; 0 is the default stream."""
+
+end_allocate_to_pool: Callable[[int, Any], None] = getattr(  # type: ignore[assignment]
+    torch._C, "_cuda_endAllocateToPool", None
+)
+"""``(gpu, pool)``: allocations of a capture no longer take a private pool's memory."""
+release_pool: Callable[[int, Any], None] = getattr(  # type: ignore[assignment]
+    torch._C, "_cuda_releasePool", None
+)
+"""``(gpu, pool)``: one user of a private pool fewer."""
+
+_SETTINGS = tuple(
+    getattr(torch._C, name)
+    for name in (
+        "_get_cublas_allow_tf32", "_get_cudnn_allow_tf32", "_get_cudnn_benchmark",
+        "_get_cudnn_deterministic", "_get_cudnn_enabled", "_get_deterministic_algorithms",
+        "_get_cublas_allow_fp16_reduced_precision_reduction",
+        "_get_cublas_allow_bf16_reduced_precision_reduction",
+    )
+)  # fmt: skip
+
+
+def library_settings() -> tuple[Any, ...]:
+    """Torch's settings on which the kernels of its operators on a GPU depend."""
+    return tuple([get() for get in _SETTINGS])

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["TensorGuards", "empty_strided_cpu", "reinterpret_tensor", "storage_use_count"]
+__all__ = [
+    "TensorGuards",
+    "copy_all",
+    "empty_strided_cpu",
+    "reinterpret_tensor",
+    "storage_use_count",
+]
 
 empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
 """``(size, stride, dtype)``: as ``torch.empty_strided``, without the dispatcher."""
@@ -18,5 +24,7 @@ the offset is relative to the tensor's own."""
 TensorGuards = torch._C._dynamo.guards.TensorGuards
 """``TensorGuards(*tensors, dynamic_dims_sizes, dynamic_dims_strides).check(*tensors)``: True if the
 tensors have the same class, dtype, device, sizes, strides and ``requires_grad``."""
+copy_all = torch._foreach_copy_
+"""``(targets, sources)``: copy each source to its target, with few kernels."""
 storage_use_count = torch._C._storage_Use_Count
 """``(storage._cdata)``: number of C++ references to a storage."""

@@ -4,5 +4,6 @@ sections 4.5 to 4.7).
 ``common``: the plan of a kernel and the walk over its values, for both printers
 ``cpp``: kernels for the CPU
 ``triton``: kernels for CUDA GPUs
+``capture_obstacles``: facts that decide whether a CUDA graph is captured
 ``launcher``: the Python function that allocates buffers and calls kernels
 """

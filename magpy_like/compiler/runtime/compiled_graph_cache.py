@@ -31,6 +31,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import (
     find_shape_env,
     is_program_input,
 )
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
 from magpy_like.disk_cache import cache_entries
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.operators import OpOverload
@@ -161,7 +162,7 @@ _SOURCES = (
     "torch_patches.py",
 )  # fmt: skip
 """The packages and modules that decide what the compiler generates: it imports no others but
-exceptions, signals and logs."""
+exceptions, signals, logs and the native helper."""
 
 
 def source_files() -> list[Path]:
@@ -236,6 +237,7 @@ class CompiledGraph:
     ``functions``: kernel -> C++ function
     ``triton_kernels``: Triton kernels as text; their machine code is in Triton's own cache
     ``triton_indices``: kernel -> its index there
+    ``gpu``, ``obstacle``, ``lendable``, ``symbolic``: see :class:`GraphFacts`
     """
 
     launcher: str
@@ -247,6 +249,13 @@ class CompiledGraph:
     functions: dict[str, str] = field(default_factory=dict)
     triton_kernels: list[str] = field(default_factory=list)
     triton_indices: dict[str, int] = field(default_factory=dict)
+    gpu: int | None = None
+    obstacle: str | None = None
+    lendable: tuple[int, ...] = ()
+    symbolic: bool = False
+
+    def facts(self) -> GraphFacts:
+        return GraphFacts(self.gpu, self.obstacle, tuple(self.lendable), self.symbolic)
 
     def objects(self, gm: fx.GraphModule) -> dict[str, Any]:
         """The launcher's names, except kernels; ``gm`` is the ATen graph."""

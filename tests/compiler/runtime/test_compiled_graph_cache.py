@@ -118,7 +118,7 @@ def test_graph_with_a_trace_is_compiled_in_full(tmp_path, lowered, monkeypatch):
 
 
 def test_every_module_that_the_compiler_imports_is_part_of_the_key():
-    """Only exceptions, signals and logs decide nothing about the generated code."""
+    """Only exceptions, signals, logs and the native helper decide nothing about generated code."""
     package = Path(compiled_graph_cache.__file__).parents[2]
     used = set()
     for file in (package / "compiler").rglob("*.py"):
@@ -127,5 +127,5 @@ def test_every_module_that_the_compiler_imports_is_part_of_the_key():
                 used.add(node.module.split(".")[1])
     files = [file for file in compiled_graph_cache.source_files() if package in file.parents]
     digested = {file.relative_to(package).parts[0].removesuffix(".py") for file in files}
-    assert used - digested == {"errors", "interruption", "logs"}
+    assert used - digested == {"errors", "interruption", "logs", "native"}
     assert any(file.name == "operators.yaml" for file in compiled_graph_cache.source_files())

@@ -1,0 +1,82 @@
+"""Facts for CUDA graphs: whether a schedule's steps can be captured, and which results can be lent.
+
+A captured call leaves nothing but work on the GPU. A step that waits for the GPU, computes on the
+CPU, or runs code that the compiler does not know is an obstacle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel
+from magpy_like.compiler.ir.loop_ir import ExternOp, Strided, strided_leaves
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
+from magpy_like.compiler.scheduling.memory_planning import Step
+from magpy_like.torch_compat.operators import OpOverload
+
+_KNOWN_NAMESPACES = {"aten", "prims", "magpy_like"}
+
+aten = torch.ops.aten
+_WAITS = {
+    aten.bincount.default, aten.histc.default, aten._ctc_loss.default, aten._ctc_loss.Tensor,
+    aten._use_cudnn_ctc_loss.default, aten._cudnn_ctc_loss.default, aten._cudnn_rnn.default,
+    aten._cudnn_rnn_backward.default, aten.multinomial.default, aten.record_stream.default,
+    aten._linalg_check_errors.default, aten.equal.default, aten.is_nonzero.default,
+}  # fmt: skip
+"""Operators that wait for the GPU, or use host memory that is gone at a replay, and do not say so
+by a tag or by their results."""
+
+
+def graph_facts(graph: Graph, steps: Sequence[Step], kind: str) -> GraphFacts:
+    """The facts of a scheduled graph; ``kind`` is "forward", "backward" or "inference"."""
+    gpus = {b.device.index or 0 for b in graph.buffers.values() if b.device.type == "cuda"}
+    obstacle = next(_obstacles(graph, steps), None)
+    if len(gpus) > 1:
+        obstacle = "it uses several GPUs"
+    lendable: Iterable[int] = ()
+    if kind == "backward":
+        lendable = range(len(graph.outputs))
+    elif kind == "forward":
+        lendable = sorted(graph.saved)
+    symbolic = any(b.size and _varies(b) for b in graph.buffers.values() if b.kind == "input")
+    return GraphFacts(min(gpus, default=None), obstacle, tuple(lendable), symbolic)
+
+
+def _varies(buffer: Any) -> bool:
+    return any(e.free_symbols for e in (*buffer.size, *buffer.stride))
+
+
+def _obstacles(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
+    for name in graph.inputs:
+        if isinstance(name, str) and graph.buffers[name].device.type != "cuda":
+            yield f"an argument is on the {graph.buffers[name].device.type}"
+    for step in steps:
+        if isinstance(step.work, Kernel) and step.work.device.type != "cuda":
+            yield f"it computes on the {step.work.device.type}: {', '.join(step.work.origins)}"
+        elif isinstance(step.work, ExternOp):
+            reason = _obstacle_of(step.work, graph)
+            if reason is not None:
+                yield f"{step.work.target} {reason}"
+
+
+def _obstacle_of(operation: ExternOp, graph: Graph) -> str | None:
+    target = operation.target
+    if not isinstance(target, OpOverload):
+        plain = all(not isinstance(a, Strided) for a in strided_leaves(operation.args))
+        return None if plain else "is no operator of torch"
+    if target.namespace not in _KNOWN_NAMESPACES:
+        return "is a custom operator"
+    if operation.dynamic or torch.Tag.data_dependent_output in target.tags or target in _WAITS:
+        return "waits for the GPU"
+    if torch.Tag.dynamic_output_shape in target.tags:
+        return "waits for the GPU"
+    if any(o is not None and not isinstance(o, str) for o in operation.outputs):
+        return "reads a number from the GPU"
+    buffers = [graph.buffers[name] for name in (*operation.reads, *operation.writes)]
+    if any(buffer.device.type != "cuda" for buffer in buffers):
+        return "uses a tensor that is not on the GPU"
+    return None

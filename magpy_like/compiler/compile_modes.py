@@ -1,0 +1,56 @@
+"""The modes and options of ``compile``: torch.compile's names, and their meaning here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from magpy_like.compiler.compiler_errors import CompileError
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs
+
+MODES = {
+    None: CudaGraphs.IF_FASTER,
+    "default": CudaGraphs.IF_FASTER,
+    "reduce-overhead": CudaGraphs.ALWAYS,
+    "max-autotune": CudaGraphs.ALWAYS,
+    "max-autotune-no-cudagraphs": CudaGraphs.NEVER,
+}
+"""Mode -> use of CUDA graphs."""
+
+OPTIONS = {"cuda_graphs": bool, "strict": bool, "trace": (str, os.PathLike, type(None))}
+"""Option -> the types of its values."""
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """Settings of one compilation, but for its trace (:mod:`.stage_trace`).
+
+    ``strict``: raise instead of running anything unsupported through ATen
+    ``cuda_graphs``: the use of CUDA graphs
+    """
+
+    strict: bool
+    cuda_graphs: CudaGraphs
+
+
+def compile_settings(mode: str | None, options: Mapping[str, Any] | None) -> CompileSettings:
+    """The settings of a mode and of options.
+
+    Raises:
+        CompileError: the mode or an option is unknown, or an option's value has another type.
+    """
+    if mode not in MODES:
+        known = ", ".join(repr(name) for name in MODES)
+        raise CompileError(f"unknown mode {mode!r}; there are {known}")
+    found = dict(options or {})
+    if unknown := sorted(map(str, set(found) - set(OPTIONS))):
+        raise CompileError(f"unknown options {unknown}; there are {sorted(OPTIONS)}")
+    for name, value in found.items():
+        if not isinstance(value, OPTIONS[name]):  # type: ignore[arg-type]
+            raise CompileError(f"option {name!r} has no value {value!r} of {type(value).__name__}")
+    graphs = MODES[mode]
+    if "cuda_graphs" in found:
+        graphs = CudaGraphs.ALWAYS if found["cuda_graphs"] else CudaGraphs.NEVER
+    return CompileSettings(found.get("strict", False), graphs)

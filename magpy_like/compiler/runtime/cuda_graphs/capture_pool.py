@@ -1,0 +1,94 @@
+"""Memory, capture stream and lock of the CUDA graphs that are replayed on one stream of one GPU.
+
+Replays on one stream follow each other, so that all graphs may use the same memory for values that
+live within a replay. A pool's memory is used by its graphs only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from magpy_like.torch_compat.cuda import end_allocate_to_pool, release_pool
+from magpy_like.torch_patches import no_garbage_collection
+
+
+class CapturePool:
+    """What the CUDA graphs of one stream share.
+
+    ``lock`` is held from the first write to a graph's memory until its results are handed out. A
+    thread that finds it taken launches kernel by kernel; so does a call from a finaliser within.
+    """
+
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+        self._handle: Any = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        # Of its own: library workspaces belong to the stream of the capture.
+        self._stream = torch.cuda.Stream(gpu)
+        self.lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Record the kernels that are launched within as ``graph``; none of them runs.
+
+        Raises:
+            Exception: any that the capture raises. ``graph`` is unusable then.
+        """
+        if not self._graphs:  # the allocator gives up a pool without graphs
+            self._handle = torch.cuda.graph_pool_handle()
+        # Finalisers may call CUDA functions that end a capture.
+        with no_garbage_collection(), torch.cuda.stream(self._stream):
+            try:
+                graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+                yield
+                graph.capture_end()
+                self._graphs.add(graph)
+            except BaseException:
+                self._abandon(graph)
+                raise
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture in which an error occurred.
+
+        Where the driver has ended it already, torch raises before it restores the allocators of
+        memory and the generator of random numbers. A further capture restores the generator. The
+        allocators may refer to the graph, which therefore is kept, and do not admit its pool again.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            _abandoned.append(graph)
+            with contextlib.suppress(RuntimeError):  # there is no such capture
+                end_allocate_to_pool(self._gpu, self._handle)
+                release_pool(self._gpu, self._handle)
+            self._graphs = weakref.WeakSet()
+            spare = torch.cuda.CUDAGraph()
+            spare.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device=torch.device("cuda", self._gpu))
+            spare.capture_end()
+
+
+_abandoned: list[torch.cuda.CUDAGraph] = []
+
+_pools: dict[tuple[int, int], CapturePool] = {}
+_making = threading.Lock()
+
+MAX_POOLS = 4
+"""Streams with a pool of their own. Calls on further streams launch kernel by kernel."""
+
+
+def pool_of(gpu: int, stream: int) -> CapturePool | None:
+    """The pool of a GPU's stream, by the stream's address; None if there are too many."""
+    found = _pools.get((gpu, stream))
+    if found is None:
+        with _making:
+            found = _pools.get((gpu, stream))
+            if found is None and len(_pools) < MAX_POOLS:
+                found = _pools[gpu, stream] = CapturePool(gpu)
+    return found

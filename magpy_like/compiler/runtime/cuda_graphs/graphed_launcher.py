@@ -1,0 +1,131 @@
+"""The launcher of a compiled graph, replayed as a CUDA graph where that pays and is possible."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from magpy_like.compiler.runtime.cuda_graphs.capture_pool import CapturePool, pool_of
+from magpy_like.compiler.runtime.cuda_graphs.capture_site import (
+    MAX_CAPTURES,
+    MAX_GRAPHS,
+    MIN_CALLS,
+    CaptureSite,
+)
+from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs, GraphFacts
+from magpy_like.torch_compat.cuda import current_device, current_raw_stream, library_settings
+
+_log = logging.getLogger(__name__)
+
+Call = Callable[[list[Any]], Any]
+
+MAX_SITES = 16
+"""Combinations of sizes, numbers, streams and settings of one launcher that have CUDA graphs. The
+one that was called least recently makes room for a new one."""
+MAX_STAGED_BYTES = 16 << 20
+"""Bytes of staged arguments that are accepted at once: copying them takes some 15 µs."""
+MAX_STAGED_SHARE = 0.25
+"""Largest share of more staged bytes in those of all arguments. Where more changes its address,
+such as activations that another graph computes, it pays to wait until they settle."""
+
+
+class GraphedLauncher:
+    """Called with a list of arguments, which it empties, like the launcher that it replays."""
+
+    def __init__(
+        self, call: Call, facts: GraphFacts, policy: CudaGraphs, constants: Collection[int]
+    ) -> None:
+        """``constants``: ``_cdata`` of the storages of the launcher's constant tensors."""
+        assert facts.gpu is not None
+        self._call, self._facts, self._policy, self._constants = call, facts, policy, constants
+        self._gpu = facts.gpu
+        self._sites: OrderedDict[Any, CaptureSite] = OrderedDict()
+        self.obstacle = facts.obstacle
+        """Why nothing is captured; None if that is possible."""
+
+    def __call__(self, args: list[Any]) -> Any:
+        if self.obstacle is not None or torch.cuda.is_current_stream_capturing():
+            return self._call(args)
+        if current_device() != self._gpu:
+            return self._call(args)
+        stream = current_raw_stream(self._gpu)
+        key = self._key(args, stream)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._new_site(key)
+        if site.obstacle is not None:
+            return self._call(args)
+        pool = pool_of(self._gpu, stream)
+        if pool is None or not pool.lock.acquire(blocking=False):
+            return self._call(args)
+        try:
+            graph = site.find(args) or self._capture(site, args, pool)
+            if graph is not None:
+                return graph.replay(args)
+        finally:
+            pool.lock.release()
+        return site.run_timed(self._call, args)
+
+    def _key(self, args: list[Any], stream: int) -> Any:
+        """What a CUDA graph depends on beside the addresses of its arguments."""
+        numbers = [a for a in args if not isinstance(a, Tensor)]
+        sizes = None
+        if self._facts.symbolic:
+            sizes = tuple((*a.size(), *a.stride()) for a in args if isinstance(a, Tensor))
+        return (stream, library_settings(), sizes, *numbers)
+
+    def _new_site(self, key: Any) -> CaptureSite:
+        site = self._sites[key] = CaptureSite()
+        if len(self._sites) > MAX_SITES:
+            self._sites.popitem(last=False)
+        return site
+
+    def _capture(
+        self, site: CaptureSite, args: list[Any], pool: CapturePool
+    ) -> CapturedGraph | None:
+        """A CUDA graph for these arguments, if it is time for one."""
+        site.observe(args)
+        if site.calls <= MIN_CALLS:
+            return None
+        if self._policy is CudaGraphs.IF_FASTER and not (bound := site.launches_bound()):
+            if bound is False:
+                site.obstacle = "the GPU takes longer than the launches"
+            return None
+        staged = site.staged(args)
+        if not _is_cheap(args, staged) and site.calls < 2 * MIN_CALLS + 2:
+            return None
+        if site.captures >= MAX_CAPTURES:
+            site.obstacle = "the addresses of its arguments change too often"
+            return None
+        if len(site.graphs) == MAX_GRAPHS and all(graph.is_held() for graph in site.graphs):
+            return None
+        return self._try_capture(site, args, staged, pool)
+
+    def _try_capture(
+        self, site: CaptureSite, args: list[Any], staged: set[int], pool: CapturePool
+    ) -> CapturedGraph | None:
+        try:
+            graph = CapturedGraph(
+                self._call, args, staged, pool, self._constants, self._facts.lendable
+            )
+        except torch.OutOfMemoryError:
+            site.obstacle = "GPU memory was exhausted"
+            return None
+        except Exception as error:
+            self.obstacle = f"its capture failed: {str(error).strip().splitlines()[0]}"
+            _log.info("a graph is launched kernel by kernel: %s", self.obstacle)
+            return None
+        site.add(graph)
+        return graph
+
+
+def _is_cheap(args: list[Any], staged: set[int]) -> bool:
+    sizes = [a.nbytes if isinstance(a, Tensor) else 0 for a in args]
+    copied = sum(sizes[k] for k in staged)
+    return copied <= MAX_STAGED_BYTES or copied <= MAX_STAGED_SHARE * sum(sizes)

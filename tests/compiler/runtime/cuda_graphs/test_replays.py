@@ -1,0 +1,512 @@
+"""Programs on a GPU, replayed as CUDA graphs: nothing shows but speed."""
+
+import gc
+import random
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import magpy_like as magpy
+from magpy_like.compiler.runtime.cuda_graphs import capture_site, captured_graph
+from tests.compare import assert_same
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+CALLS = capture_site.MIN_CALLS + 4
+
+
+@pytest.fixture(autouse=True)
+def _on_a_gpu():
+    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    with torch.device("cuda"), exact:
+        yield
+    magpy.reset()
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """The CUDA graphs replayed so far, in order."""
+    seen = []
+    replay = captured_graph.CapturedGraph.replay
+
+    def counted(graph, args):
+        seen.append(graph)
+        return replay(graph, args)
+
+    monkeypatch.setattr(captured_graph.CapturedGraph, "replay", counted)
+    return seen
+
+
+def compiled(target, **options):
+    return magpy.compile(target, mode="reduce-overhead", options={"strict": True, **options})
+
+
+def layers(seed=0, width=32):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(width, 2 * width), nn.GELU(), nn.LayerNorm(2 * width), nn.Linear(2 * width, width)
+    )
+
+
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_kept_results_stay_valid(replays):
+    model = layers()
+    fast = compiled(model)
+    inputs = [torch.randn(4, 32) for _ in range(50)]
+    kept = [fast(x) for x in inputs]
+    assert len(replays) > 40
+    for x, y in zip(inputs, kept, strict=True):
+        assert_close(y, model(x))
+
+
+@torch.no_grad()
+def test_arguments_at_new_addresses_are_read(replays):
+    model = layers()
+    fast = compiled(model)
+    held = []
+    for _ in range(20):
+        x = torch.randn(4, 32)
+        held.append(x)
+        assert_close(fast(x), model(x))
+    assert len(replays) > 10
+
+
+@torch.no_grad()
+def test_non_contiguous_and_expanded_arguments(replays):
+    fast = compiled(lambda x, y: (x * 2 + y).sum(0))
+    for k in range(CALLS):
+        x, y = torch.randn(6, 8 + k)[:, :4].t(), torch.randn(4, 1).expand(4, 6)
+        x = torch.randn(6, 8)[:, :4].t()
+        assert_close(fast(x, y), (x * 2 + y).sum(0))
+
+
+def test_sizes_in_random_order(replays):
+    model = layers()
+    fast = compiled(model)
+    choose = random.Random(0)
+    sizes = [choose.choice((2, 3, 5, 8)) for _ in range(60)]
+    with torch.no_grad():
+        for size in sizes:
+            x = torch.randn(size, 32)
+            assert_close(fast(x), model(x))
+    assert len(replays) > 20
+
+
+def train(model, run, steps, make, *, set_to_none=True, accumulate=1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for step in range(steps):
+        for part in range(accumulate):
+            loss = run(make(step, part)).square().mean()
+            loss.backward()
+        seen.append((loss.detach(), [p.grad.clone() for p in model.parameters()]))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+    return seen
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_training(replays, set_to_none, accumulate):
+    def make(step, part):
+        return torch.randn(4, 32, generator=torch.Generator("cuda").manual_seed(9 * step + part))
+
+    model, twin = layers(), layers()
+    fast = compiled(model)
+    options = {"set_to_none": set_to_none, "accumulate": accumulate}
+    found = train(model, fast, 12, make, **options)
+    expected = train(twin, twin, 12, make, **options)
+    assert_close(found, expected)
+    assert len(replays) > 10
+
+
+def test_gradients_that_the_program_keeps(replays):
+    model = layers()
+    fast = compiled(model)
+    kept, expected = [], []
+    for _ in range(12):
+        x = torch.randn(4, 32)
+        kept.append(torch.autograd.grad(fast(x).sum(), list(model.parameters())))
+        expected.append(torch.autograd.grad(model(x).sum(), list(model.parameters())))
+    for a, b in zip(kept, expected, strict=True):
+        assert_close(a, b)
+    assert replays
+
+
+def test_second_forward_pass_before_the_backward_pass(replays):
+    model = layers()
+    fast = compiled(model)
+    for _ in range(10):
+        inputs = [torch.randn(4, 32, requires_grad=True) for _ in range(3)]
+        results = [fast(x) for x in inputs]
+        for k in (1, 0, 2):
+            results[k].sum().backward()
+        for x in inputs:
+            (expected,) = torch.autograd.grad(model(x).sum(), x)
+            assert_close(x.grad, expected)
+    assert replays
+
+
+def test_retained_graphs_and_second_gradients(replays):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    fast = compiled(model)
+    for step in range(10):
+        x = torch.randn(4, 8, requires_grad=True)
+        y, z = fast(x).sum(), model(x).sum()
+        if step % 3 == 0:
+            for _ in range(2):
+                y.backward(retain_graph=True)
+                z.backward(retain_graph=True)
+            continue
+        (a,) = torch.autograd.grad(y, x, create_graph=step % 3 == 1)
+        (b,) = torch.autograd.grad(z, x, create_graph=step % 3 == 1)
+        assert_close(a, b)
+        if step % 3 == 1:
+            assert_close(*(torch.autograd.grad(g.square().sum(), x)[0] for g in (a, b)))
+    assert replays
+
+
+def test_buffers_that_training_writes(replays):
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+
+    model, twin = make(), make()
+    fast = compiled(model)
+    for _ in range(10):
+        x = torch.randn(2, 3, 8, 8)
+        assert_close(fast(x), twin(x))
+        assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert replays
+
+
+@torch.no_grad()
+def test_writes_to_arguments(replays):
+    def step(x, y):
+        x.add_(y)
+        return x.mul(2).relu().sum()
+
+    fast = compiled(step)
+    fixed = torch.zeros(4)
+    for k in range(14):
+        x = fixed if k < 8 else torch.zeros(4)
+        twin, y = x.clone(), torch.randn(4)
+        version = x._version
+        assert_close(fast(x, y), step(twin, y))
+        assert_close(x, twin)
+        assert x._version == version + 1
+    assert len(replays) > 6
+
+
+def test_random_numbers_are_those_of_eager_mode(replays):
+    def noisy(x):
+        return F.dropout(x, 0.5) + torch.rand_like(x)
+
+    fast = compiled(noisy)
+    x = torch.randn(64)
+    with torch.no_grad():
+        for seed in range(12):
+            torch.manual_seed(seed // 3)
+            found = [fast(x), torch.rand(3), fast(x), torch.rand(3)]
+            torch.manual_seed(seed // 3)
+            expected = [noisy(x), torch.rand(3), noisy(x), torch.rand(3)]
+            for a, b in zip(found, expected, strict=True):
+                assert_close(a, b)
+    assert replays
+
+
+@torch.no_grad()
+def test_results_that_share_memory_share_it_still(replays):
+    def views(x):
+        y = x.sin() + 1
+        return y, y[1:], y.view(2, -1), x
+
+    fast = compiled(views)
+    for _ in range(CALLS):
+        x = torch.randn(8)
+        a, b, c, d = fast(x)
+        assert_close([a, b, c, d], list(views(x)))
+        assert d is x
+        a.zero_()
+        assert not b.any() and not c.any()
+    assert replays
+
+
+@torch.no_grad()
+def test_results_that_the_program_changes(replays):
+    model = layers()
+    fast = compiled(model)
+    for k in range(12):
+        x = torch.randn(4, 32)
+        y = fast(x)
+        assert_close(y, model(x))
+        y.resize_(400).fill_(k)
+        y.untyped_storage().resize_(0)
+    assert replays
+
+
+def test_streams(replays):
+    model = layers()
+    fast = compiled(model)
+    streams = [torch.cuda.Stream() for _ in range(6)]
+    with torch.no_grad():
+        for k in range(60):
+            stream = streams[k % len(streams)]
+            x = torch.randn(4, 32)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                y = fast(x)
+            torch.cuda.current_stream().wait_stream(stream)
+            assert_close(y, model(x))
+    assert replays
+
+
+def test_threads(replays):
+    model = layers()
+    fast = compiled(model)
+    problems = []
+
+    def work(seed, stream):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        try:
+            with torch.no_grad(), torch.cuda.stream(stream):
+                for _ in range(40):
+                    x = torch.randn(4, 32, generator=generator, device="cuda")
+                    assert_close(fast(x), model(x))
+        except BaseException as error:
+            problems.append(error)
+
+    for shared in (True, False):
+        stream = torch.cuda.Stream()
+        threads = [
+            threading.Thread(target=work, args=(k, stream if shared else torch.cuda.Stream()))
+            for k in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not problems, problems
+    assert replays
+
+
+@torch.no_grad()
+def test_parameters_that_are_replaced(replays):
+    model = layers()
+    fast = compiled(model)
+    x = torch.randn(4, 32)
+    for k in range(20):
+        if k % 6 == 5:
+            model[0].weight.data = torch.randn_like(model[0].weight)
+        model[3].bias.add_(0.1)
+        assert_close(fast(x), model(x))
+    assert len(replays) > 5
+
+
+def test_inference_mode_and_autocast(replays):
+    model = layers()
+    fast = compiled(model)
+    for _ in range(CALLS):
+        x = torch.randn(4, 32)
+        with torch.inference_mode():
+            y = fast(x)
+            assert y.is_inference()
+            assert_close(y, model(x))
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            y = fast(x)
+            assert y.dtype is torch.bfloat16
+            torch.testing.assert_close(y, model(x), rtol=0.05, atol=0.05)
+    assert replays
+
+
+@torch.no_grad()
+def test_capture_of_the_program_itself(replays):
+    model = layers()
+    fast = compiled(model)
+    x = torch.randn(4, 32)
+    for _ in range(CALLS):
+        fast(x)
+    graph = torch.cuda.CUDAGraph()
+    before = len(replays)
+    with torch.cuda.graph(graph):
+        y = fast(x)
+    assert len(replays) == before
+    x.copy_(torch.randn(4, 32))
+    graph.replay()
+    assert_close(y, model(x))
+    assert_close(fast(x), model(x))
+
+
+@torch.no_grad()
+def test_compiled_functions_that_call_compiled_functions(replays):
+    inner = compiled(lambda x: (x * 2).relu())
+    outer = compiled(lambda x: inner(x + 1).sum(0) + inner(x).mean(0))
+    for _ in range(CALLS):
+        x = torch.randn(4, 8)
+        expected = ((x + 1) * 2).relu().sum(0) + (x * 2).relu().mean(0)
+        assert_close(outer(x), expected)
+        assert_close(inner(x), (x * 2).relu())
+    assert replays
+
+
+def test_graphs_whose_capture_fails_run_kernel_by_kernel(replays, monkeypatch):
+    class Failing(torch.cuda.CUDAGraph):
+        def capture_end(self):
+            super().capture_end()
+            raise RuntimeError("no capture today")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Failing)
+    model = layers()
+    fast = compiled(model)
+    with torch.no_grad():
+        for _ in range(CALLS):
+            x = torch.randn(4, 32)
+            assert_close(fast(x), model(x))
+    assert not replays
+
+
+@torch.no_grad()
+def test_an_operator_that_waits_within_the_capture_leaves_no_trace(replays, monkeypatch):
+    """As an operator does that is not known to wait for the GPU."""
+    from magpy_like.compiler.runtime.cuda_graphs import graphed_launcher
+
+    class Waiting(captured_graph.CapturedGraph):
+        def __init__(self, call, *rest):
+            def waiting(args):
+                torch.rand(8)
+                results = call(args)
+                results[0].sum().item()
+                return results
+
+            super().__init__(waiting, *rest)
+
+    monkeypatch.setattr(graphed_launcher, "CapturedGraph", Waiting)
+    model = layers()
+    fast = compiled(model)
+    for _ in range(CALLS):
+        x = torch.randn(4, 32)
+        torch.manual_seed(1)
+        assert_close(fast(x), model(x))
+        found = torch.rand(4)
+        torch.manual_seed(1)
+        assert_close(found, torch.rand(4))
+    assert not replays
+    monkeypatch.undo()
+    other = layers()
+    again = compiled(other)
+    for _ in range(CALLS):
+        x = torch.randn(4, 32)
+        assert_close(again(x), other(x))
+
+
+def test_memory_returns_with_the_model(replays):
+    def use():
+        model = layers(width=512)
+        fast = compiled(model)
+        for _ in range(CALLS):
+            fast(torch.randn(64, 512)).sum().backward()
+            model.zero_grad()
+
+    held = []
+    for _ in range(8):
+        use()
+        gc.collect()
+        torch.cuda.empty_cache()
+        held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert held[-1] <= held[3], held
+    assert replays
+
+
+@torch.no_grad()
+def test_results_outlive_their_model(replays):
+    model = layers()
+    fast = compiled(model)
+    x = torch.randn(4, 32)
+    kept = [fast(x) for _ in range(CALLS)]
+    expected = model(x)
+    del model, fast
+    magpy.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.randn(1 << 22)
+    for y in kept:
+        assert_close(y, expected)
+    assert replays
+
+
+@torch.no_grad()
+def test_exhausted_memory_leaves_a_working_program(replays):
+    model = layers(width=256)
+    fast = compiled(model)
+    x = torch.randn(64, 256)
+    expected = model(x)
+    free, total = torch.cuda.mem_get_info()
+    for k in range(CALLS + 4):
+        if k == capture_site.MIN_CALLS:
+            torch.cuda.empty_cache()
+            used = torch.cuda.memory_reserved()
+            torch.cuda.set_per_process_memory_fraction(used / total)
+        try:
+            assert_close(fast(x), expected)
+        except torch.OutOfMemoryError:
+            pass
+        if k == CALLS:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert_close(fast(x), expected)
+
+
+def test_default_mode_captures_where_launches_bound(replays):
+    """Fifty small layers: each takes longer to launch than to run."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(50) for m in (nn.Linear(16, 16), nn.LayerNorm(16))))
+    fast = magpy.compile(model)
+    with torch.no_grad():
+        for _ in range(20):
+            x = torch.randn(4, 16)
+            assert_close(fast(x), model(x))
+            torch.cuda.synchronize()
+    assert replays
+
+
+def test_default_mode_captures_nothing_where_the_gpu_bounds(replays):
+    fast = magpy.compile(lambda x: (x @ x).relu() @ x)
+    x = torch.randn(4096, 4096) / 64
+    with torch.no_grad():
+        for _ in range(20):
+            fast(x)
+    assert not replays
+
+
+def test_forbidden_cuda_graphs(replays):
+    model = layers()
+    fast = magpy.compile(model, mode="reduce-overhead", options={"cuda_graphs": False})
+    with torch.no_grad():
+        for _ in range(CALLS):
+            x = torch.randn(4, 32)
+            assert_close(fast(x), model(x))
+    assert not replays
+
+
+def test_objects_are_as_in_eager_mode(replays):
+    model = layers()
+    fast = compiled(model)
+    for _ in range(CALLS):
+        x = torch.randn(4, 32, requires_grad=True)
+        twin = x.detach().clone().requires_grad_()
+        y, z = fast(x), model(twin)
+        y.sum().backward()
+        z.sum().backward()
+        assert (y._version, y.is_leaf, y._is_view()) == (z._version, z.is_leaf, z._is_view())
+        assert y.untyped_storage().nbytes() == z.untyped_storage().nbytes()
+        assert_same(y.stride(), z.stride())
+        assert x.grad.stride() == twin.grad.stride()
+    assert replays
