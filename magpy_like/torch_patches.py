@@ -27,6 +27,8 @@ While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_e
 torch that one thread enters and leaves (gradient mode, autocast, hooks on saved tensors, the
 default device) are listed in ``torch_compat``.
 
+Once a CUDA graph lends results: :func:`note_streams_of`.
+
 ``magpy annotations verify`` changes more (random state, recursion limit, environment), in processes
 of its own.
 """
@@ -111,6 +113,25 @@ def untraced(function: F) -> F:
     # In a frame that Dynamo traces, a call of the function breaks the graph, without a warning.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
+
+
+@functools.cache
+def note_streams_of(is_noted: Callable[[Any], bool], note: Callable[[Any], object]) -> None:
+    """Have ``Tensor.record_stream`` pass the stream to ``note`` if ``is_noted`` admits the tensor.
+
+    The allocator of GPU memory ignores a tensor whose memory it has not handed out itself, such as
+    a result that a CUDA graph lends. Applied, for good, when the first CUDA graph with such results
+    is captured.
+    """
+    record_stream = torch.Tensor.record_stream
+
+    @functools.wraps(record_stream)
+    def noting(tensor: Any, stream: Any) -> None:
+        if is_noted(tensor):
+            note(stream)
+        record_stream(tensor, stream)
+
+    torch.Tensor.record_stream = noting
 
 
 def operator_library() -> torch.library.Library:

@@ -150,7 +150,15 @@ PyObject *same_addresses(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+PyObject *is_lent(PyObject *, PyObject *tensor) {
+  if (!is_tensor(tensor)) Py_RETURN_FALSE;
+  c10::TensorImpl *impl = tensor_impl(tensor);
+  if (!impl->has_storage()) Py_RETURN_FALSE;
+  return PyBool_FromLong(impl->storage().data_ptr().get_deleter() == end_loan);
+}
+
 PyMethodDef methods[] = {
+    {"is_lent", is_lent, METH_O, "True for a tensor over memory that a `Lender` lent."},
     {"same_addresses", (PyCFunction)(void *)same_addresses, METH_FASTCALL,
      "(arguments, addresses): True if each tensor's memory begins at its address; None admits any argument."},
     {"calibrate", tensor_objects::calibrate, METH_VARARGS,

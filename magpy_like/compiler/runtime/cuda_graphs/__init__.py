@@ -6,6 +6,8 @@
 ``captured_graph``: one CUDA graph: its inputs, its results, its replay
 ``staged_inputs``: inputs whose addresses change from call to call
 ``passed_results``: results that a replay hands out
+``streams_of_loans``: streams on which a program uses lent results
+``held_graphs``: the bound on their memory
 ``capture_pool``: memory, streams and locks of the graphs that run on one stream
 
 A program must not notice. Three rules see to that:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from magpy_like.compiler.runtime.cuda_graphs import held_graphs
 from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph
 
 Call = Callable[[list[Any]], Any]
@@ -27,8 +28,13 @@ MIN_LAUNCH_SHARE = 0.7
 bound it. The GPU is never ahead: where it waits for launches, the ratio is about one."""
 MAX_GRAPHS = 3
 """CUDA graphs of one site: several where results of one are held while the next call runs."""
-MAX_CAPTURES = 8
-"""Captures at one site. Where addresses change so often, calls launch kernel by kernel."""
+MIN_OBSERVATIONS = 2
+"""Calls in a row that no CUDA graph accepts before another capture: their difference shows which
+arguments change their addresses at each call, and which do not."""
+FREE_CAPTURES = 4
+"""Captures of one site that need not have paid yet."""
+MIN_REPLAYS = 16
+"""Replays for each further capture: capturing takes about as long as launching some ten times."""
 
 
 class CaptureSite:
@@ -37,7 +43,8 @@ class CaptureSite:
     def __init__(self) -> None:
         self.graphs: list[CapturedGraph] = []
         self.calls = 0
-        self.captures = 0
+        self._captures = self._replays = 0
+        self._observed = 0
         self.obstacle: str | None = None
         """Why nothing more is captured here."""
         self._addresses: list[int | None] = []
@@ -51,8 +58,15 @@ class CaptureSite:
         """The CUDA graph for these arguments."""
         for graph in self.graphs:
             if graph.accepts(args):
+                self._replays += 1
+                self._observed = 0
                 return graph
         return None
+
+    def may_capture(self) -> bool:
+        """True if enough is known for a capture, and earlier ones have paid."""
+        paid = self._captures < FREE_CAPTURES or self._replays >= MIN_REPLAYS * self._captures
+        return self.calls > MIN_CALLS and self._observed >= MIN_OBSERVATIONS and paid
 
     def observe(self, args: Sequence[Any]) -> None:
         """Note a call that no CUDA graph accepts."""
@@ -61,6 +75,7 @@ class CaptureSite:
         self._changed = {k for k, (now, before) in enumerate(pairs) if now != before}
         self._addresses = addresses
         self.calls += 1
+        self._observed += 1
 
     def run_timed(self, call: Call, args: list[Any]) -> Any:
         """``call(args)``, timed if that is still needed."""
@@ -91,9 +106,15 @@ class CaptureSite:
         """The indices of arguments that a capture has to stage."""
         return {k for k in self._changed if isinstance(args[k], Tensor)}
 
-    def add(self, graph: CapturedGraph) -> None:
+    def drop(self, graph: CapturedGraph) -> None:
+        """Forget a CUDA graph; a replay that another thread has begun ends."""
+        self.graphs = [other for other in self.graphs if other is not graph]
+
+    def add(self, graph: CapturedGraph, gpu: int) -> None:
         """Keep a CUDA graph; the one that was captured first makes room for it."""
         if len(self.graphs) == MAX_GRAPHS:
-            del self.graphs[0]
+            self.drop(self.graphs[0])
         self.graphs.append(graph)
-        self.captures += 1
+        held_graphs.add(graph, self, gpu)
+        self._captures += 1
+        self._observed = 0

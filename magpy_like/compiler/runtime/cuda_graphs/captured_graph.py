@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 
 from magpy_like import native
+from magpy_like.compiler.runtime.cuda_graphs import streams_of_loans
 from magpy_like.compiler.runtime.cuda_graphs.capture_pool import CapturePool
 from magpy_like.compiler.runtime.cuda_graphs.passed_results import PassedResults
 from magpy_like.compiler.runtime.cuda_graphs.staged_inputs import StagedInput
 from magpy_like.torch_compat.autograd import increment_version
 from magpy_like.torch_compat.tensor_memory import reinterpret_tensor
+
+_replay_numbers = itertools.count(1)
 
 Call = Callable[[list[Any]], Any]
 
@@ -62,14 +66,20 @@ class CapturedGraph:
         self._written = [(k, count) for k, count in enumerate(writes) if count]
         self._write_back = [(k, m) for k, m in self._staged if writes[k]]
         self._first = True
+        self.last_replay = 0
+        """Number of the last replay among those of all graphs."""
 
     @property
-    def staged_bytes(self) -> int:
-        return sum(memory.nbytes for _, memory in self._staged)
+    def nbytes(self) -> int:
+        """Bytes that only this graph uses: staged arguments and results."""
+        return sum(memory.nbytes for _, memory in self._staged) + self._results.nbytes
 
     def accepts(self, args: list[Any]) -> bool:
         """True if a replay reads these arguments and overwrites nothing that somebody holds."""
-        return not self._results.are_held() and bool(native.same_addresses(args, self._addresses))
+        if self._results.are_held():
+            return False
+        same: bool = native.same_addresses(args, self._addresses)
+        return same
 
     def is_held(self) -> bool:
         """True while somebody holds a result that a replay would overwrite."""
@@ -83,7 +93,9 @@ class CapturedGraph:
         memory = self._results.make_memory()
         for k, staged in self._staged:
             staged.fill(args[k])
+        streams_of_loans.wait()
         self._graph.replay()
+        self.last_replay = next(_replay_numbers)
         self._count_writes(args)
         for k, staged in self._write_back:
             argument = args[k]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from magpy_like.compiler.runtime.cuda_graphs.capture_pool import CapturePool, pool_of
 from magpy_like.compiler.runtime.cuda_graphs.capture_site import (
-    MAX_CAPTURES,
     MAX_GRAPHS,
     MIN_CALLS,
     CaptureSite,
@@ -91,7 +90,7 @@ class GraphedLauncher:
     ) -> CapturedGraph | None:
         """A CUDA graph for these arguments, if it is time for one."""
         site.observe(args)
-        if site.calls <= MIN_CALLS:
+        if not site.may_capture():
             return None
         if self._policy is CudaGraphs.IF_FASTER and not (bound := site.launches_bound()):
             if bound is False:
@@ -99,9 +98,6 @@ class GraphedLauncher:
             return None
         staged = site.staged(args)
         if not _is_cheap(args, staged) and site.calls < 2 * MIN_CALLS + 2:
-            return None
-        if site.captures >= MAX_CAPTURES:
-            site.obstacle = "the addresses of its arguments change too often"
             return None
         if len(site.graphs) == MAX_GRAPHS and all(graph.is_held() for graph in site.graphs):
             return None
@@ -121,7 +117,7 @@ class GraphedLauncher:
             self.obstacle = f"its capture failed: {str(error).strip().splitlines()[0]}"
             _log.info("a graph is launched kernel by kernel: %s", self.obstacle)
             return None
-        site.add(graph)
+        site.add(graph, self._gpu)
         return graph
 
 

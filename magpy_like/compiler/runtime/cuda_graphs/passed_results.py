@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from magpy_like import native
+from magpy_like.compiler.runtime.cuda_graphs import streams_of_loans
 from magpy_like.torch_compat.tensor_memory import copy_all, reinterpret_tensor
 
 Maker = Callable[[], tuple[Tensor, Sequence[Tensor]]]
@@ -59,12 +60,17 @@ class PassedResults:
                 groups.setdefault(storage, []).append(position)
         lent = {s for s, of in groups.items() if set(of) <= set(lendable)}
         self._lent = [k for s in lent for k in groups[s]]
-        self._lender = native.Lender([results[k] for k in self._lent]) if self._lent else None
+        self._lender: native.Lender | None = None
+        if self._lent:
+            streams_of_loans.watch()
+            self._lender = native.Lender([results[k] for k in self._lent])
         self._copied = [of for s, of in groups.items() if s not in lent]
         self._sources: list[Tensor] = []
         self._makers: list[Maker] = []
         for of in self._copied:
             self._add_copy([results[k] for k in of])
+        storages = {s: results[of[0]].untyped_storage().nbytes() for s, of in groups.items()}
+        self.nbytes = sum(storages.values())
 
     def _add_window(
         self, position: int, result: Tensor, argument: int, passed: Sequence[Any]

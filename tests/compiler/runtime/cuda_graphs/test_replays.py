@@ -269,6 +269,27 @@ def test_streams(replays):
     assert replays
 
 
+def test_gradients_in_use_on_another_stream(replays):
+    """A loan ends while another stream still reads the gradient."""
+    model = layers(width=512)
+    fast = compiled(model)
+    side = torch.cuda.Stream()
+    found, expected = [], []
+    for _ in range(12):
+        x = torch.randn(64, 512)
+        (gradient,) = torch.autograd.grad(fast(x).sum(), model[0].weight)
+        expected.append(torch.autograd.grad(model(x).sum(), model[0].weight)[0])
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)
+            found.append(gradient.clone())
+        gradient.record_stream(side)
+        del gradient
+    torch.cuda.synchronize()
+    assert_close(found, expected)
+    assert replays
+
+
 def test_threads(replays):
     model = layers()
     fast = compiled(model)
