@@ -1,9 +1,10 @@
 """Cost by size of the program: `python -m benchmarks.scaling`.
 
-Three tables: a matched call by number of modules and by number of records, with a backend that
-returns a constant, and the first call by number of operators, with a backend that runs the graph
-uncompiled. Goals: a matched call takes less than 0.1 µs per block of four modules, and as long for
-a thousand records as for ten; the time of a first call is proportional to the operators.
+Four tables: a matched call by number of modules, with a backend that returns a constant; the same
+by number of records, which differ in an argument or a global name; and the first call by number of
+operators, with a backend that runs the graph uncompiled. Goals: a matched call takes less than
+0.1 µs per block of four modules, and as long for a thousand records as for ten; the time of a first
+call is proportional to the operators.
 
 Matched calls are timed by the process's own time: they wait for nothing.
 """
@@ -30,6 +31,7 @@ from benchmarks.paired_timing import (
 )
 
 WIDTH = 8
+FACTOR = 0
 STATEMENTS = ("x = x + 1", "x = x * y", "x = torch.sigmoid(x)", "x = x - y", "rest.append(x)")
 
 
@@ -51,6 +53,15 @@ class Block(nn.Module):
 
 def scale(x: torch.Tensor, factor: int) -> torch.Tensor:
     return x * factor
+
+
+def scale_by_global(x: torch.Tensor, _: int) -> torch.Tensor:
+    return x * FACTOR
+
+
+def set_factor(factor: int) -> None:
+    global FACTOR
+    FACTOR = factor
 
 
 def straight_line(operators: int) -> Callable[..., Any]:
@@ -83,31 +94,36 @@ def time_blocks(blocks: int, rounds: int, with_dynamo: bool) -> PairedTiming:
     return timing
 
 
-def time_records(records: int, rounds: int) -> PairedTiming:
+def time_records(
+    program: Callable[[torch.Tensor, int], torch.Tensor], records: int, rounds: int
+) -> PairedTiming:
     """Times a matched call of a function with so many records."""
     magpy.reset()
-    fast = magpy.compile(
-        scale, backend=constant_backend, dynamic=False, options={"record_limit": records}
+    compiled = magpy.compile(
+        program, backend=constant_backend, dynamic=False, options={"record_limit": records}
     )
     x = torch.ones(WIDTH)
-    for factor in range(records):
-        fast(x, factor)
+
+    def call(factor: int) -> None:
+        set_factor(factor)
+        compiled(x, factor)
 
     def call_all() -> None:
         for factor in range(records):
-            fast(x, factor)
+            call(factor)
 
     def call_ends() -> None:
-        fast(x, 0)
-        fast(x, records - 1)
+        call(0)
+        call(records - 1)
 
+    call_all()
     candidates: dict[str, Callable[[], Any]] = {
-        "newest again": partial(fast, x, records - 1),
+        "newest again": partial(call, records - 1),
         "oldest, newest": call_ends,
         "all in turn": call_all,
     }
     timing = measure(candidates, rounds=rounds, clock=time.process_time)
-    check_hits(fast, records)
+    check_hits(compiled, records)
     for name, calls in (("oldest, newest", 2), ("all in turn", records)):
         timing.samples[name] = [seconds / calls for seconds in timing.samples[name]]
     return timing
@@ -169,9 +185,10 @@ def main(
         print("\nMatched call\n")
         print(format_table(("blocks", *columns), rows))
     if records:
-        rows = [(str(n), *times(time_records(n, rounds))) for n in records]
-        print("\nMatched call\n")
-        print(format_table(("records", "newest again", "oldest, newest", "all in turn"), rows))
+        for differ_in, program in (("argument", scale), ("global name", scale_by_global)):
+            rows = [(str(n), *times(time_records(program, n, rounds))) for n in records]
+            print(f"\nMatched call, records that differ in one {differ_in}\n")
+            print(format_table(("records", "newest again", "oldest, newest", "all in turn"), rows))
     if operators:
         time_first_call(10, 1, True)  # warm up: imports and tables loaded on first use
         rows = [

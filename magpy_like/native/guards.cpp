@@ -760,6 +760,21 @@ PyObject *watch_counts(PyObject *self, PyObject *) {
   return Py_BuildValue("nnn", w->objects->size(), locations, w->tensors->size());
 }
 
+PyObject *watch_entries(PyObject *self, PyObject *) {
+  PyObject *entries = PyList_New(0);
+  for (const WatchedObject &o : *((Watch *)self)->objects) {
+    if (!entries || (o.kind != DICT && o.kind != LIST && o.kind != CELL)) continue;
+    for (const Location &p : o.locations) {
+      if (!p.expected) continue;
+      PyObject *entry = Py_BuildValue("OOOO", o.object, p.key, p.expected, p.equal ? Py_True : Py_False);
+      if (!entry || PyList_Append(entries, entry) < 0) Py_CLEAR(entries);
+      Py_XDECREF(entry);
+      if (!entries) break;
+    }
+  }
+  return entries;
+}
+
 PyObject *watch_new(PyTypeObject *type, PyObject *, PyObject *) {
   Watch *w = (Watch *)type->tp_alloc(type, 0);
   if (!w) return nullptr;
@@ -1099,6 +1114,9 @@ PyMethodDef watch_methods[] = {
     {"instance_dict", watch_dict, METH_O,
      "An object whose attribute dictionary must not be replaced; False if it has none."},
     {"why", watch_why, METH_NOARGS, "Return the first change in words, or None."},
+    {"entries", watch_entries, METH_NOARGS,
+     "[(holder, key, expected, equal)…] of the locations in dictionaries, lists and cells. expected: ABSENT "
+     "for an empty location. Those that may hold any value are left out. The key of a cell is None."},
     {"counts", watch_counts, METH_NOARGS, "(objects, locations, tensors) watched."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -4,6 +4,7 @@
 - ``dispatcher``: one compiled function or continuation, and the decision how a call runs
 - ``record_cache``: its records, and the search for one that matches
 - ``record_index``: which of many records may match a call
+- ``location_keys``: global names, attributes and elements by which they are told apart
 - ``record_limits``: the number of records kept, and the misses before values are lifted
 - ``monitored_call``: a call that misses, run under the monitor
 - ``segments``: the monitored run cut into segments, each with a record

@@ -86,6 +86,160 @@ def test_oldest_of_many_records_is_found_by_few_guards(program, arguments, tried
     assert magpy.cache_info(fast).misses == MANY
 
 
+class Settings:
+    """An instance whose attribute the program reads."""
+
+
+SETTINGS, FACTORS, FACTOR = Settings(), [0], 0
+
+
+def set_global(i):
+    global FACTOR
+    FACTOR = i
+
+
+def set_attribute(i):
+    SETTINGS.factor = i
+
+
+def set_element(i):
+    FACTORS[0] = i
+
+
+def closure():
+    factor = 0
+
+    def set_variable(i):
+        nonlocal factor
+        factor = i
+
+    return lambda x: x * factor, set_variable
+
+
+SCALES = [lambda x, i=i: x * i for i in range(MANY)]
+
+
+def set_function(i):
+    SETTINGS.scale = SCALES[i]
+
+
+@pytest.mark.parametrize(
+    "program, change",
+    [
+        (lambda x: x * FACTOR, set_global),
+        (lambda x: x * SETTINGS.factor, set_attribute),
+        (lambda x: x * FACTORS[0], set_element),
+        closure(),
+        (lambda x: SETTINGS.scale(x), set_function),
+    ],
+    ids=["global", "attribute", "element", "closure", "function"],
+)
+def test_records_that_expect_different_contents_of_a_location_are_found_by_few_guards(
+    program, change, tried
+):
+    fast = compiled(program)
+    for _ in range(2):
+        for i in range(MANY):
+            change(i)
+            tried.clear()
+            assert_same(fast(tensor(1, 2)), program(tensor(1, 2)))
+    assert len(tried) <= 2, "the one that matched last, and the one of this call"
+    assert records(fast) == magpy.cache_info(fast).misses == MANY
+
+
+def test_location_of_which_a_record_expects_an_equal_value_of_another_type():
+    def program(x):
+        return x, type(SETTINGS.factor).__name__, repr(SETTINGS.factor)
+
+    class Number(int):
+        pass
+
+    values = [*range(10), True, False, None, 1.0, 0.0, -0.0, "1", b"1", Number(1), (1,), (True,)]
+    fast = compiled(program)
+    for _ in range(3):
+        for value in values:
+            SETTINGS.factor = value
+            assert_same(fast(tensor(1)), program(tensor(1)))
+    assert magpy.cache_info(fast).hits >= len(values)
+
+
+def test_emptied_and_replaced_holders_of_indexed_locations():
+    class Missing(dict):
+        def __missing__(self, key):
+            raise AssertionError("the index runs code of the program")
+
+    table, items = Missing(factor=0), [0]
+
+    def program(x):
+        try:
+            return x * dict.get(table, "factor", 100) + items[0] + SETTINGS.factor
+        except (IndexError, AttributeError):
+            return x
+
+    def check():
+        x = tensor(1, 2)
+        assert_same(fast(x), program(x))
+        assert_same(fast(x), program(x))
+
+    fast = compiled(program)
+    for i in range(MANY):
+        table["factor"] = items[0] = SETTINGS.factor = i
+        check()
+    del table["factor"]
+    check()
+    items.clear()
+    check()
+    items.append(3)
+    table["factor"] = 3
+    SETTINGS.__dict__ = {"factor": 7}
+    check()
+    del SETTINGS.factor
+    check()
+    SETTINGS.factor = 3
+    check()
+
+
+def test_records_of_objects_that_one_attribute_held_are_told_apart_by_it(tried):
+    class Scale(torch.nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x):
+            return x * self.factor
+
+    models = [Scale(i % 5) for i in range(MANY // 2)]
+
+    def program(x):
+        return SETTINGS.model(x)
+
+    fast = compiled(program)
+    for factor in (None, 1, 2, 1, None):
+        for i, model in enumerate(models):
+            SETTINGS.model = model
+            model.factor = i % 5 if factor is None else factor
+            tried.clear()
+            assert_same(fast(tensor(1)), program(tensor(1)))
+    assert len(tried) <= 4, "the last, and those of this model"
+
+
+def test_programs_that_go_different_ways_after_a_location_are_told_apart_by_it(tried):
+    ways = {f"way {i}": Settings() for i in range(MANY)}
+    for i, way in enumerate(ways.values()):
+        way.factor = i
+
+    def program(x):
+        return x * ways[SETTINGS.mode].factor
+
+    fast = compiled(program)
+    for _ in range(2):
+        for mode in ways:
+            SETTINGS.mode = mode
+            tried.clear()
+            assert_same(fast(tensor(1)), program(tensor(1)))
+    assert len(tried) <= 2
+
+
 def test_keywords_are_indexed(tried):
     def program(x, *, n=0):
         return x * n
