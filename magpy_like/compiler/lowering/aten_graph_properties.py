@@ -32,21 +32,22 @@ def reads_number(node: fx.Node) -> bool:
 
 def dense_stride(value: torch.Tensor) -> list[Expr] | None:
     """Strides of a tensor whose elements fill their memory exactly, else None."""
-    size = [expr(s) for s in value.shape]
-    stride = [expr(s) for s in value.stride()]
+    # Integers stay integers until the end: expressions take a hundred times as long.
+    size: list[Any] = [s if type(s) is int else expr(s) for s in value.shape]
+    stride: list[Any] = [s if type(s) is int else expr(s) for s in value.stride()]
     if 0 in size:
-        return stride
+        return [expr(s) for s in stride]
     # Eager's strides count an empty dimension as one element; then there are no elements.
-    steps = [e.replace(_is_at_least_one, _without_one) for e in stride]
+    steps = [e if type(e) is int else e.replace(_is_at_least_one, _without_one) for e in stride]
     dims = [d for d in range(len(size)) if size[d] != 1]
-    step: Expr = sympy.S.One
+    step: Any = 1
     while dims:
         found = next((d for d in dims if steps[d] == step), None)
         if found is None:
             return None
         step = step * size[found]
         dims.remove(found)
-    return stride
+    return [expr(s) for s in stride]
 
 
 def _is_at_least_one(e: Expr) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
-from magpy_like.compiler.codegen.common.kernel_plan import Node, addresses, votes_across_rows
+from magpy_like.compiler.codegen.common.kernel_plan import Node, votes_across_rows
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.loop_ir import LoopOp
@@ -74,12 +74,7 @@ class Group:
     @functools.cached_property
     def has_divided_addresses(self) -> bool:
         """True if addresses contain divisions that splitting loops does not remove."""
-        bases = {
-            f.args[0]
-            for node in self.nodes
-            for address in addresses(node.body)
-            for f in address.atoms(index_arithmetic.Div, index_arithmetic.Mod)
-        }
+        bases = {base for node in self.nodes for base in node.divided_bases}
         bases = {base.args[0] if isinstance(base, index_arithmetic.Div) else base for base in bases}
         return not bases <= self.ranges.keys()
 
@@ -161,10 +156,7 @@ def _find_conflict(
             continue
         written: Expr | None = None
         for node in group.nodes:
-            for value in node.body.values:
-                if value.op not in ("load", "store") or value.args[0] != buffer:
-                    continue
-                index = value.args[1]
+            for index in node.accesses.get(buffer, ()):
                 if written is None:
                     written = index
                 elif index != written:
@@ -173,14 +165,14 @@ def _find_conflict(
             return f"{buffer} is read before and after it is updated"
     # A per-element value exists once its loop has run; a reduction's result cannot feed an earlier
     # iteration. Phases order both. Nodes outside the reduction loops cannot read per element.
-    per_element = {
-        s.args[0]
-        for node in group.nodes
-        if node.inner
-        for s in node.body.of("store")
-        if not s.outer
-    }
     if group.rs:
+        per_element = {
+            s.args[0]
+            for node in group.nodes
+            if node.inner
+            for s in node.body.of("store")
+            if not s.outer
+        }
         for node in group.nodes:
             if not node.inner and node.reads & per_element:
                 return "a buffer is read outside the reduction loops that write it"

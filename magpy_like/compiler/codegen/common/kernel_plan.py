@@ -36,7 +36,7 @@ from magpy_like.compiler.ir.ops import Body, Value
 class Node:
     """One loop nest of a kernel; ``inner``: its loops include the kernel's reduction loops.
 
-    ``reads`` and ``writes`` are cached, since fusion compares many pairs: change loads through
+    Its facts are cached, since fusion compares many pairs: change loads through
     :meth:`redirect_read` only.
     """
 
@@ -53,10 +53,29 @@ class Node:
     def writes(self) -> Set[str]:
         return frozenset(v.args[0] for v in self.body.of("store"))
 
+    @functools.cached_property
+    def accesses(self) -> Mapping[str, Sequence[Expr]]:
+        """The addresses of its loads and stores in order, by buffer."""
+        found: dict[str, list[Expr]] = {}
+        for value in self.body.values:
+            if value.op in ("load", "store"):
+                found.setdefault(value.args[0], []).append(value.args[1])
+        return found
+
+    @functools.cached_property
+    def divided_bases(self) -> Set[Expr]:
+        """What its addresses divide."""
+        return frozenset(
+            part.args[0]
+            for address in addresses(self.body)
+            for part in address.atoms(index_arithmetic.Div, index_arithmetic.Mod)
+        )
+
     def redirect_read(self, value: Value, buffer: str) -> None:
         """Let one of the node's loads read another buffer at the same address."""
         value.args = (buffer, *value.args[1:])
-        vars(self).pop("reads", None)
+        for cached in ("reads", "accesses"):
+            vars(self).pop(cached, None)
 
 
 @dataclass(eq=False)
