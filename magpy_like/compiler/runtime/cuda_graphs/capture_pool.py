@@ -31,7 +31,13 @@ class CapturePool:
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         # Of its own: library workspaces belong to the stream of the capture.
         self._stream = torch.cuda.Stream(gpu)
+        self._scratch = torch.zeros(1, device=torch.device("cuda", gpu))
         self.lock = threading.Lock()
+
+    @property
+    def is_unused(self) -> bool:
+        """True if no graph of this pool is left, and none is made."""
+        return not self._graphs and not self.lock.locked()
 
     @contextlib.contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -70,7 +76,7 @@ class CapturePool:
             self._graphs = weakref.WeakSet()
             spare = torch.cuda.CUDAGraph()
             spare.capture_begin(capture_error_mode="thread_local")
-            torch.zeros(1, device=torch.device("cuda", self._gpu))
+            self._scratch.zero_()  # memory may be exhausted
             spare.capture_end()
 
 
@@ -89,6 +95,10 @@ def pool_of(gpu: int, stream: int) -> CapturePool | None:
     if found is None:
         with _making:
             found = _pools.get((gpu, stream))
-            if found is None and len(_pools) < MAX_POOLS:
-                found = _pools[gpu, stream] = CapturePool(gpu)
+            if found is None:
+                for key, pool in [*_pools.items()]:
+                    if pool.is_unused:
+                        del _pools[key]
+                if len(_pools) < MAX_POOLS:
+                    found = _pools[gpu, stream] = CapturePool(gpu)
     return found
