@@ -350,22 +350,52 @@ def load_extension(path: Path, name: str) -> ModuleType:
     return module
 
 
-@functools.cache
 def load_library(path: Path) -> ctypes.CDLL:
-    """Load a shared object through ctypes, once per process. Raises OSError."""
+    """Load a shared object for good. Raises OSError."""
     return ctypes.CDLL(str(path))
+
+
+_unload = ctypes.CDLL(None).dlclose
+_unload.argtypes = [ctypes.c_void_p]
+
+
+class _Library:
+    """A shared object, unloaded when nothing refers to it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __del__(self, unload: Callable[[int], Any] = _unload) -> None:
+        unload(self._handle)
 
 
 def load_functions(path: Path, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
     """The entry points of a translation unit as Python functions, by CPython's stable interface.
 
     They are its symbol ``magpy_kernels``, an array of ``PyMethodDef`` in the order of ``names``. A
-    call costs as much as one of a built-in function.
+    call costs as much as one of a built-in function. The functions keep the library loaded: each is
+    bound to it, which the entry points ignore. Raises OSError.
     """
-    library = load_library(path)
-    table = ctypes.addressof(ctypes.c_char.in_dll(library, "magpy_kernels"))
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    make.restype = ctypes.py_object
+    loaded = load_library(path)
+    library = _Library(loaded._handle)
+    table = ctypes.addressof(ctypes.c_char.in_dll(loaded, "magpy_kernels"))
     size = 4 * ctypes.sizeof(ctypes.c_void_p)  # a PyMethodDef
-    return {name: make(table + k * size, None, None) for k, name in enumerate(names)}
+    return {name: _make_function(table + k * size, library) for k, name in enumerate(names)}
+
+
+def _make_function(definition: int, library: _Library) -> Callable[..., Any]:
+    """The function of a ``PyMethodDef`` in a library.
+
+    Garbage collection must not track it: of a cycle, it finalizes all objects before it frees any,
+    and would unload the library of functions that are still called or freed.
+    """
+    function: Callable[..., Any] = _bind(definition, library, None)
+    _untrack(function)
+    return function
+
+
+_bind = ctypes.pythonapi.PyCFunction_NewEx
+_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+_bind.restype = ctypes.py_object
+_untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+_untrack.argtypes, _untrack.restype = [ctypes.py_object], None

@@ -4,12 +4,14 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import gc
 import multiprocessing
 import os
 import sysconfig
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -210,6 +212,48 @@ def test_linker_flags_are_accepted():
     source = 'extern "C" int compressBound(int); extern "C" double f() { return 1; }'
     path = cpp_compiler.compile_cpp(source, name="withlib", flags=("-lm",))
     assert isinstance(cpp_compiler.load_library(path), ctypes.CDLL)
+
+
+def load_answer(number):
+    """A function that returns ``number``, and a function that tells if its library is loaded."""
+    source = f"""
+        #include <Python.h>
+        static PyObject* answer(PyObject*, PyObject* const*, long) {{
+            return PyLong_FromLong({number});
+        }}
+        PyMethodDef magpy_kernels[] = {{{{"answer", (PyCFunction)answer, METH_FASTCALL, nullptr}}}};
+        """
+    flags = ("-I" + sysconfig.get_paths()["include"],)
+    path = cpp_compiler.compile_cpp(source, name="answer", flags=flags)
+    function = cpp_compiler.load_functions(path, ["answer"])["answer"]
+    return function, lambda: str(path) in Path("/proc/self/maps").read_text()
+
+
+def test_library_is_unloaded_with_its_last_function():
+    function, is_loaded = load_answer(1)
+    again, _ = load_answer(1)
+    assert function() == 1
+    del function
+    assert is_loaded()
+    assert again() == 1
+    del again
+    assert not is_loaded()
+
+
+def test_function_in_a_garbage_cycle_can_be_called_until_it_is_freed():
+    answers = []
+
+    class Last:
+        def __del__(self):
+            answers.append(self.function())
+
+    cycle = Last()
+    cycle.itself = cycle
+    cycle.function, is_loaded = load_answer(2)
+    del cycle
+    gc.collect()
+    assert answers == [2]
+    assert not is_loaded()
 
 
 def test_missing_compiler_error_has_the_remedy(monkeypatch):
