@@ -250,8 +250,15 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             node.meta["partitioner_tag"] = "must_be_in_backward"
     # A checkpointed function trades time for memory: recompute values even where the backward pass
     # has to store them, rather than save them as well.
-    with functorch_config.patch(ban_recompute_materialized_backward=not saves_memory):
+    with _RECOMPUTE_MATERIALIZED if saves_memory else _SAVE_MATERIALIZED:
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
+
+
+# Made once: torch gives each change of settings a context variable, which a thread's context keeps.
+# *Seen* on torch 2.13.
+_SAVE_MATERIALIZED, _RECOMPUTE_MATERIALIZED = (
+    functorch_config.patch(ban_recompute_materialized_backward=banned) for banned in (True, False)
+)
 
 
 def _keep_results(joint: fx.GraphModule) -> None:
