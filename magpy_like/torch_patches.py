@@ -23,9 +23,9 @@ trace function, which replaces the one of ``sys.settrace``. During own work, the
 signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
-:func:`forget_fake_results`, :func:`rewriting_ptx`, :func:`transient_graph_sources`. The modes of
-torch that one thread enters and leaves (gradient mode, autocast, hooks on saved tensors, the
-default device) are listed in ``torch_compat``.
+:func:`forget_fake_results`, :func:`bound_tables`, :func:`rewriting_ptx`,
+:func:`transient_graph_sources`. The modes of torch that one thread enters and leaves (gradient
+mode, autocast, hooks on saved tensors, the default device) are listed in ``torch_compat``.
 
 Once a CUDA graph lends results: :func:`note_streams_of`.
 
@@ -52,6 +52,7 @@ from torch.fx import graph_module
 
 from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
 from magpy_like.torch_compat.graph_sources import GRAPH_SOURCES, exec_graph_source
+from magpy_like.torch_compat.symbolic_expressions import SIZE_RELATIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -150,6 +151,23 @@ def forget_fake_results() -> None:
     depend. Applied before a graph with such a call is traced (``torch_interop.current_gpu``).
     """
     FakeTensorMode.cache_clear()
+
+
+MAX_TABLE_ENTRIES = 4096
+"""In a table of torch's that has no bound; a large model makes hundreds."""
+
+
+def bound_tables() -> None:
+    """Empty torch's tables of results on fake tensors and of relations of sizes, if they are large.
+
+    Torch keeps all entries, and each new number or size has its own: they would fill the memory of
+    a process that always compiles new programs. Applied before a trace (``torch_interop``). *Seen*
+    on torch 2.13.
+    """
+    if len(FakeTensorMode.cache) > MAX_TABLE_ENTRIES:
+        FakeTensorMode.cache.clear()
+    if SIZE_RELATIONS.cache_info().currsize > MAX_TABLE_ENTRIES:
+        SIZE_RELATIONS.cache_clear()
 
 
 @contextlib.contextmanager

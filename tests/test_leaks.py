@@ -9,7 +9,6 @@ import weakref
 
 import pytest
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import magpy_like as magpy
 from magpy_like.splitting import continuation_code, dynamic_instruction, tracebacks
@@ -179,9 +178,6 @@ def empty_bounded_caches():
     continuation_code._recent.clear()
     dynamic_instruction._calling.cache_clear()
     tracebacks._never_run.cache_clear()
-    for method in vars(ShapeEnv).values():
-        if getattr(method, "cache_info", None) and method.cache_info().maxsize:
-            method.cache_clear()
 
 
 def growth(name, backend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +13,20 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from magpy_like.torch_compat.tracing_context import GuardSource, Source
+from magpy_like.torch_patches import bound_tables
 
 
 class ShapeEnvironment(ShapeEnv):
     """A ``ShapeEnv`` that is freed after use.
 
-    Torch caches what an environment has computed in tables that all environments share, and that
-    are emptied when one with another version is used. Two environments often have equal versions:
-    the tables grow, and keep the tensors and operators of all traces. *Seen* on torch 2.13.
+    Torch caches what an environment has computed in tables that all environments share. Some are
+    emptied when an environment with another version is used. Two environments often have equal
+    versions: these tables grow. Others keep their last entries, or all. Both kinds hold the tensors
+    and operators of their traces. *Seen* on torch 2.13.
     """
 
     def __init__(self, **settings: Any) -> None:
+        bound_tables()
         super().__init__(**settings)
         self._version_counter = next(_numbers) << 32
         """No other environment ever has it: torch increases it by one at a change."""
@@ -43,6 +47,28 @@ def _implications(relation: sympy.Basic) -> Any:
 _compute_implications: Any = getattr(
     ShapeEnv.get_implications, "__wrapped__", ShapeEnv.get_implications
 )
+_CACHED: type = type(_implications)
+
+
+class _OwnCache:
+    """A cached method of ``ShapeEnv`` whose results each environment keeps for itself."""
+
+    def __init__(self, name: str, shared: Any) -> None:
+        self._name, self._function = name, shared.__wrapped__
+        self._size = shared.cache_parameters()["maxsize"]
+
+    def __get__(self, environment: ShapeEnv | None, owner: type) -> Any:
+        """The cached method; later calls find it as an attribute of the environment."""
+        if environment is None:
+            return self
+        method = types.MethodType(self._function, environment)
+        cached = vars(environment)[self._name] = functools.lru_cache(self._size)(method)
+        return cached
+
+
+for _name, _method in vars(ShapeEnv).items():
+    if isinstance(_method, _CACHED) and _name not in vars(ShapeEnvironment):
+        setattr(ShapeEnvironment, _name, _OwnCache(_name, _method))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from magpy_like.torch_patches import transient_graph_sources
+from magpy_like.torch_patches import bound_tables, transient_graph_sources
 
 
 class TracingLock:
@@ -25,6 +25,7 @@ class TracingLock:
         self._lock.acquire()
         self._depth += 1
         if self._depth == 1:
+            bound_tables()
             self._sources = transient_graph_sources()
             self._sources.__enter__()
             self._holder = threading.get_ident()
