@@ -30,6 +30,7 @@ from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_
 from magpy_like.compiler.graph_partition import compile_in_parts, make_interpreter
 from magpy_like.compiler.lowering.aten_graph_properties import assumptions, find_shape_env
 from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.running_statistics import find_uncounted, keep_versions
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
@@ -192,9 +193,11 @@ def _compile_captured(
     whole = inline_checkpoints(captured)
     gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # its source is never run
     cached = kernel_build.find_captured(key, settings.cuda_graphs) if key is not None else None
+    uncounted = find_uncounted(whole)
     if cached is not None:
         _, restore = _flatten_outputs(gm)
-        return without_grad(cached) if restore is None else _then(without_grad(cached), restore)
+        call = keep_versions(without_grad(cached), uncounted)
+        return call if restore is None else _then(call, restore)
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flatten_outputs(gm)
     examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)
@@ -222,6 +225,7 @@ def _compile_captured(
         call = _then(call, restore)
     if len(gpus) > 1:
         call = on_default_streams(call, captured.forward, gpus)
+    call = keep_versions(call, uncounted)
     # ``forward``: calling the module itself prints errors.
     return (
         runtime_scalars.fall_back_on_failed_assumption(call, captured.forward, with_assumptions[0])

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from magpy_like.torch_compat.autograd import is_node_needed
+from magpy_like.torch_compat.autograd import is_node_needed, set_version
 from magpy_like.torch_compat.fake_tensors import detect_fake_mode
 
 Update = tuple[Any, float, Any]
@@ -150,10 +150,13 @@ class CheckpointStatistics:
 
 
 def _update(target: Tensor, scale: float, change: Any) -> None:
+    version = target._version
     with torch.no_grad():
         if scale != 1:
             target.mul_(scale)
         target.add_(change)
+    if isinstance(change, Tensor):  # a batch norm writes without a new version; ``add_`` with one
+        set_version((target,), (version,))
 
 
 def functions_of_inputs(ctx: Any, tensor_inputs: Sequence[int]) -> dict[int, Any]:

@@ -199,22 +199,22 @@ class _MemoryWalk:
         ``saves``: the operator is in a part and gradients are recorded, so the part may save its
         arguments and result; operators outside save only the tensors that their gradients need.
         """
-        inputs, kind = node.all_input_nodes, _classify(node)
+        inputs, kind = node.all_input_nodes, memory_effect(node)
         new = _new_memory(node, point.loops)
-        if kind is _Kind.WRITES:
+        if kind is Effect.WRITES:
             written = _written(node)
             for memory in _NO_MEMORY.union(*(held[n] for n in written)):
                 if memory.copied_in is None:
                     self.writes.add((memory, point))
             result = _NO_MEMORY.union(*(held[n] for n in written))
             used = [n for n in inputs if n not in written or not _saves_no_result(node)]
-        elif kind is _Kind.COPY:
+        elif kind is Effect.COPY:
             copied = (memory for n in inputs for memory in held[n])
             result = new | {memory._replace(copied_in=point.part) for memory in copied}
             used = []
         else:
-            result = new if kind is _Kind.NEW else new.union(*(held[n] for n in inputs))
-            used = [] if kind is _Kind.VIEW or _is_constant(node) else [node, *inputs]
+            result = new if kind is Effect.NEW else new.union(*(held[n] for n in inputs))
+            used = [] if kind is Effect.VIEW or _is_constant(node) else [node, *inputs]
         if saves:
             for memory in _NO_MEMORY.union(*(held.get(n, new) for n in used)):
                 if memory.copied_in in (None, point.part):
@@ -246,7 +246,7 @@ def _is_constant(node: fx.Node) -> bool:
     return not node.all_input_nodes or name.endswith("_like") or name.startswith("new_")
 
 
-class _Kind(enum.Enum):
+class Effect(enum.Enum):
     """An operator's effect on the memory of its arguments."""
 
     WRITES = enum.auto()
@@ -260,20 +260,21 @@ class _Kind(enum.Enum):
     """It computes, and the result never shares memory."""
 
 
-def _classify(node: fx.Node) -> _Kind:
+def memory_effect(node: fx.Node) -> Effect:
+    """The effect of a node that calls an operator, judged by the operator's name and schemas."""
     name = name_of(node).strip("_")
     if may_write(node) or has_inplace_flag(node):
-        return _Kind.WRITES
+        return Effect.WRITES
     if getattr(node.target, "__module__", "") in ("_operator", "operator"):
-        return _Kind.VIEW if node.target in (operator.getitem, operator.pos) else _Kind.NEW
+        return Effect.VIEW if node.target in (operator.getitem, operator.pos) else Effect.NEW
     if name == "clone":
-        return _Kind.COPY
+        return Effect.COPY
     if operator_facts(name).new_memory:
-        return _Kind.NEW
+        return Effect.NEW
     schemas = [schema for schema in find_schemas(node) if _maps_tensors(schema)]
     if any(result.alias_info for schema in schemas for result in schema.returns):
-        return _Kind.VIEW
-    return _Kind.MIXED if not schemas or any(map(_is_composite, schemas)) else _Kind.NEW
+        return Effect.VIEW
+    return Effect.MIXED if not schemas or any(map(_is_composite, schemas)) else Effect.NEW
 
 
 def _maps_tensors(schema: Any) -> bool:

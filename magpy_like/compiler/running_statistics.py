@@ -1,0 +1,75 @@
+"""Running statistics: writes of batch norms, which no version counter of eager mode counts.
+
+Autograd refuses a backward pass whose saved tensors have other versions than in the forward pass.
+The kernels of batch norms update statistics without a new version. A compiled graph writes them as
+it writes any input, so its call restores the versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
+from magpy_like.graph_operators.checkpoint_batch_norm import update_on_recompute
+from magpy_like.graph_operators.control_operators import is_control, name_of
+from magpy_like.torch_compat.autograd import set_version
+
+_OPERATORS = {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+_POSITIONS, _POSITIONS_IN_PYTHON = (3, 4), (1, 2)
+_KEYWORDS = ("running_mean", "running_var")
+
+
+def find_uncounted(gm: fx.GraphModule) -> list[int]:
+    """The indices of inputs that a captured graph writes to as running statistics only."""
+    statistics = {n for node in gm.graph.nodes for n in _statistics(node)}
+    return [
+        k
+        for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))
+        if node in statistics and all(_counts_no_write(user, node) for user in node.users)
+    ]
+
+
+def _statistics(node: fx.Node) -> list[fx.Node]:
+    """The inputs of a node that it updates as running statistics."""
+    if node.op != "call_function" or name_of(node).partition(".")[0] not in _OPERATORS:
+        return []
+    in_python = node.target is torch.nn.functional.batch_norm
+    positions = _POSITIONS_IN_PYTHON if in_python else _POSITIONS
+    found = [node.args[k] for k in positions if k < len(node.args)]
+    found += [node.kwargs[name] for name in _KEYWORDS if name in node.kwargs]
+    return [each for each in found if isinstance(each, fx.Node)]
+
+
+def _counts_no_write(user: fx.Node, node: fx.Node) -> bool:
+    """True if a use of ``node``, and of what shares its memory, counts no new version of it."""
+    if user.op == "output" or user.target is update_on_recompute or node in _statistics(user):
+        return True
+    if user.op not in ("call_function", "call_method") or is_control(user):
+        return False
+    effect = memory_effect(user)
+    if effect in (Effect.NEW, Effect.COPY):
+        return True
+    return effect is not Effect.WRITES and all(_counts_no_write(n, user) for n in user.users)
+
+
+def keep_versions(call: Callable[..., Any], inputs: list[int]) -> Callable[..., Any]:
+    """``call``, after which these inputs have the versions that they had before."""
+    if not inputs:
+        return call
+
+    def run(*args: Any) -> Any:
+        tensors = [args[k] for k in inputs]
+        try:
+            versions = [tensor._version for tensor in tensors]
+        except RuntimeError:  # inference tensors have no version counter
+            tensors = [tensor for tensor in tensors if not tensor.is_inference()]
+            versions = [tensor._version for tensor in tensors]
+        results = call(*args)
+        set_version(tensors, versions)
+        return results
+
+    return run

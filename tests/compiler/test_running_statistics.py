@@ -1,0 +1,95 @@
+"""Compiled batch norms write running statistics without a new version, as those of eager mode."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import magpy_like as magpy
+
+X = torch.linspace(-1, 1, 12).reshape(4, 3)
+
+
+def versions_by_call(model, call, *, compiled, gradients=True, calls=3):
+    """How much each call advances the versions of the model's buffers."""
+    model = copy.deepcopy(model)
+    program = magpy.compile(lambda x: call(model, x)) if compiled else lambda x: call(model, x)
+    found = []
+    for _ in range(calls):
+        before = [(buffer, buffer._version) for buffer in model.buffers()]
+        with torch.set_grad_enabled(gradients):
+            result = program(X)
+        if result.requires_grad:
+            result.sum().backward()
+        found.append([buffer._version > version for buffer, version in before])
+    return found
+
+
+def layers(model, x):
+    return model(x).relu()
+
+
+def written_by_the_program(model, x):
+    with torch.no_grad():
+        y = model(x)
+        model[1].running_mean.mul_(0.5)
+    return y
+
+
+def written_through_a_view(model, x):
+    with torch.no_grad():
+        y = model(x)
+        model[1].running_mean[1:].mul_(0.5)
+    return y
+
+
+def read(model, x):
+    y = model(x)
+    return y + model[1].running_mean.sum() + model[1].running_var[1:].clone().sum()
+
+
+def on_both_sides_of_a_branch(model, x):
+    if x.sum() > -100:
+        return model(x) * 2
+    return x.clone()
+
+
+def checkpointed(model, x):
+    return checkpoint(model, x.clone().requires_grad_(), use_reentrant=False).relu()
+
+
+PROGRAMS = [
+    layers, written_by_the_program, written_through_a_view, read, on_both_sides_of_a_branch,
+    checkpointed,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_versions_advance_as_in_eager_mode(program, gradients):
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    expected = versions_by_call(model, program, compiled=False, gradients=gradients)
+    for _ in range(2):  # the second time, the compiled graph is found in the cache
+        assert versions_by_call(model, program, compiled=True, gradients=gradients) == expected
+        magpy.reset()
+
+
+def test_training_call_leaves_an_earlier_evaluation_differentiable():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    fast = magpy.compile(model)
+    for _ in range(3):
+        evaluated = model.eval()(X)
+        fast.train()(X)
+        evaluated.sum().backward()
+
+
+def test_statistics_of_inference_tensors_are_updated():
+    with torch.inference_mode():
+        model = nn.BatchNorm1d(3)
+        fast = magpy.compile(model)
+        for _ in range(3):
+            fast(X)
+    assert model.num_batches_tracked == 3
+    assert model.running_var.ne(1).all()
