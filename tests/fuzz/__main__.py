@@ -8,35 +8,38 @@ With ``--out`` an interrupted sweep continues where it ended.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from pathlib import Path
 
+import click
+
 from tests.fuzz.sweep import Journal, summary, sweep
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--backend", default="eager")
-    parser.add_argument("--seeds", default="0:100", help="FIRST:LAST, the last one excluded")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--time-limit", type=float, default=float("inf"), help="in seconds")
-    parser.add_argument("--out", type=Path, help="a file of findings, one a line")
-    parser.add_argument("--shrink", type=int, metavar="SEED", help="shrink this seed's program")
-    options = parser.parse_args()
-    if options.shrink is not None:
-        return _shrink(options.shrink, options.backend)
-    journal = Journal(options.out, options.backend)
-    first, last = map(int, options.seeds.split(":"))
+@click.command()
+@click.option("--backend", default="eager", show_default=True)
+@click.option("--seeds", default="0:100", show_default=True, help="FIRST:LAST, without LAST.")
+@click.option("--jobs", default=1, show_default=True, help="Processes at a time.")
+@click.option("--time-limit", default=float("inf"), help="In seconds.")
+@click.option("--out", type=click.Path(path_type=Path), help="A file of findings, one a line.")
+@click.option("--shrink", type=int, metavar="SEED", help="Shrink this seed's program instead.")
+def main(
+    backend: str, seeds: str, jobs: int, time_limit: float, out: Path | None, shrink: int | None
+) -> None:
+    """Tries the programs of many seeds, or shrinks one that fails."""
+    if shrink is not None:
+        sys.exit(_shrink(shrink, backend))
+    journal = Journal(out, backend)
+    first, last = map(int, seeds.split(":"))
     left = [seed for seed in range(first, last) if seed not in journal.known]
-    for found in sweep(options.backend, left, options.jobs, seconds=options.time_limit):
+    for found in sweep(backend, left, jobs, seconds=time_limit):
         journal.add(found)
         if found["failed"]:
             print(f"seed {found['seed']}: {found['kind']}: {found['detail'][:300]}", flush=True)
     results = [found for seed, found in journal.known.items() if first <= seed < last]
     print(summary(results))
-    return int(any(found["failed"] for found in results))
+    sys.exit(any(found["failed"] for found in results))
 
 
 def _shrink(seed: int, backend: str) -> int:
@@ -55,4 +58,4 @@ def _shrink(seed: int, backend: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

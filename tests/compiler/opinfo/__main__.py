@@ -6,13 +6,14 @@ writes the list. With names, only their rows are rewritten.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import re
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 
+import click
 import torch
 
 from magpy_like.compiler import compile_fx
@@ -20,35 +21,37 @@ from tests.compiler.opinfo import coverage
 from tests.compiler.opinfo.harness import FORWARD_DTYPES, Problem, operators, sweep
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.compiler.opinfo")
-    parser.add_argument("names", nargs="*", help="operators; all by default")
-    parser.add_argument("--limit", type=int, help="samples per operator and dtype")
-    parser.add_argument("--dtype", action="append", help="float32, ...; all by default")
-    parser.add_argument("--gradients", action="store_true", help="gradients, not forward")
-    parser.add_argument("--part", default="0/1", help="k/n: every n-th operator from the k-th")
-    parser.add_argument("--coverage", action="store_true", help="write the list of operators")
-    options = parser.parse_args()
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--limit", type=int, help="Samples per operator and dtype.")
+@click.option("--dtype", "dtype_names", multiple=True, help="float32, ...; all by default.")
+@click.option("--gradients", is_flag=True, help="Gradients, not forward.")
+@click.option("--part", default="0/1", show_default=True, help="K/N: each N-th operator from K.")
+@click.option("--coverage", "writes_coverage", is_flag=True, help="Write the list of operators.")
+def main(
+    names: Sequence[str], limit: int | None, dtype_names: Sequence[str], gradients: bool,
+    part: str, writes_coverage: bool,
+) -> None:  # fmt: skip
+    """Sweeps the operators NAMES, all by default."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if options.coverage:
-        print(coverage.write(options.names))
+    if writes_coverage:
+        print(coverage.write(list(names)))
         return
-    dtypes = [getattr(torch, name) for name in options.dtype or ()] or list(FORWARD_DTYPES)
-    part, parts = map(int, options.part.split("/"))
-    names = (options.names or sorted(operators()))[part::parts]
+    dtypes = [getattr(torch, name) for name in dtype_names] or list(FORWARD_DTYPES)
+    if gradients:
+        dtypes = [torch.float32]
+    first, parts = map(int, part.split("/"))
+    swept = (names or sorted(operators()))[first::parts]
     count, problems, begin = 0, [], time.time()
-    for name in names:
+    for name in swept:
         op = operators()[name]
-        swept_dtypes = [torch.float32] if options.gradients else dtypes
-        ran, found = sweep(
-            op, swept_dtypes, compile_fx, gradient=options.gradients, limit=options.limit
-        )
+        ran, found = sweep(op, dtypes, compile_fx, gradient=gradients, limit=limit)
         count += ran
         problems += found
         for problem in found[:3]:
             print(problem, flush=True)
-    print(f"\n{count} samples of {len(names)} operators, {len(problems)} differ", end="")
+    print(f"\n{count} samples of {len(swept)} operators, {len(problems)} differ", end="")
     print(f", {time.time() - begin:.0f} s")
     print(by_cause(problems))
     sys.exit(bool(problems))
@@ -68,4 +71,5 @@ def by_cause(problems: list[Problem]) -> str:
     return "\n".join(lines)
 
 
-main()
+if __name__ == "__main__":
+    main()
