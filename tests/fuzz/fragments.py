@@ -11,6 +11,7 @@ Slots of a template:
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,6 +74,12 @@ class Scope:
         return Scope(self.kinds)
 
 
+@functools.cache
+def _kinds_of_variables(template: str) -> frozenset[str]:
+    """The kinds of the ``<kind!>`` slots of a template."""
+    return frozenset(kind for _, kind, old, *_ in SLOT.findall(template) if old)
+
+
 class Expansion:
     """Draws fragments from the tables."""
 
@@ -121,9 +128,7 @@ class Expansion:
     def _choose(self, table: Sequence[Production], scope: Scope) -> str | None:
         """A template whose ``<kind!>`` slots have a variable."""
         kinds = set(scope.kinds.values())
-        fitting = [
-            p for p in table if all(kind in kinds for _, kind, old, *_ in SLOT.findall(p[1]) if old)
-        ]
+        fitting = [p for p in table if _kinds_of_variables(p[1]) <= kinds]
         if not fitting:
             return None
         return self.rng.choices([t for _, t in fitting], [w for w, _ in fitting])[0]
