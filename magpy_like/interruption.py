@@ -1,9 +1,12 @@
-"""Interruptions: exceptions of signal handlers, which are for the program (Ctrl-C, an alarm).
+"""Interruptions: exceptions that are for the program and come from outside it.
 
-CPython runs a handler between any two instructions of the main thread. During own work (the
-monitor's callbacks, synthesis, compilation) handlers wait: tracing with torch does not survive an
-exception at an arbitrary instruction. They run where the program continues, or, in work that takes
-long, at :func:`check_interruption`.
+They are those of signal handlers (Ctrl-C, an alarm), and those that another thread sends with
+``PyThreadState_SetAsyncExc``, as time-outs and notebooks do. CPython runs a handler between any two
+instructions of the main thread, and raises what was sent between any two of a thread. During own
+work (the monitor's callbacks, synthesis, compilation) both wait: tracing with torch does not
+survive an exception at an arbitrary instruction. They come where the program continues, or, in work
+that takes long, at :func:`check_interruption`. Under a trace function of the caller (a debugger),
+Python 3.11 does not let sent exceptions wait.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from magpy_like.disk_cache import process_runner
-from magpy_like.native import check_interrupts, own_work
+from magpy_like.native import check_interrupts, is_sent, own_work
 
 T = TypeVar("T")
 
 
 class Interruption(BaseException):
-    """Carries an exception of a signal handler out of own work.
+    """Carries an exception from outside out of own work.
 
     It is no ``Exception``, so that no attempt to compile counts it as its failure.
 
@@ -34,10 +37,10 @@ class Interruption(BaseException):
 
 
 def check_interruption() -> None:
-    """Run the handlers of signals that have arrived; to be called where own work may be abandoned.
+    """Let interruptions that wait come; to be called where own work may be abandoned.
 
     Raises:
-        Interruption: a handler has raised an exception.
+        Interruption: a signal's handler has raised an exception, or another thread has sent one.
     """
     try:
         check_interrupts()
@@ -46,7 +49,7 @@ def check_interruption() -> None:
 
 
 def call_uninterrupted(function: Callable[..., T], *args: Any) -> T:
-    """Call a function as own work: handlers of signals run afterwards, in the caller.
+    """Call a function as own work: interruptions come afterwards, in the caller.
 
     Raises:
         BaseException: what the function raises; for an :class:`Interruption`, the exception that
@@ -60,8 +63,8 @@ def call_uninterrupted(function: Callable[..., T], *args: Any) -> T:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """True if a handler of a signal has raised the exception, or it is no ``Exception``."""
-    if not isinstance(error, Exception):
+    """True if a signal's handler raised it, another thread sent it, or it is no ``Exception``."""
+    if not isinstance(error, Exception) or is_sent(error):
         return True
     codes = handler_codes()
     trace = error.__traceback__

@@ -44,6 +44,7 @@ from magpy_like.graph_operators.checkpoint_operator import (
     mark_eager_checkpoints,
 )
 from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.aot_autograd import LazyGraphModule
 from magpy_like.torch_compat.dispatch import disable_current_modes
@@ -135,6 +136,8 @@ def compile_untransformed(
         mark_eager_checkpoints(gm, inlines=False)
         return compile_untransformed(gm, example_inputs, mode=mode, options=options)
     except Exception as error:
+        if is_interruption(error):
+            raise
         floats = {k: e for k, e in enumerate(example_inputs) if isinstance(e, torch.SymFloat)}
         if isinstance(error, RestartAnalysis) and TracingContext.try_get() is not None:
             raise  # Dynamo handles it
@@ -285,6 +288,8 @@ def compile_aten(
         warn_fallback("every graph", str(error), strict=strict)
         call = _interpret_if_possible(gm, kind)
     except Exception as error:  # never a crash: a compiler bug costs speed and a warning
+        if is_interruption(error):
+            raise
         warn_fallback(f"a {kind} graph", _first_line(error), strict=strict)
         call = _interpret_if_possible(gm, kind)
     call._boxed_call = True  # type: ignore[attr-defined]

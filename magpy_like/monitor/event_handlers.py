@@ -191,14 +191,14 @@ class EventHandlers:
 
         Args:
             frame: The innermost frame of the program.
-            error: The exception of the signal's handler; None if it has raised none.
+            error: The exception from outside; None if none is raised, or none yet.
 
         Returns:
             The exception for the program.
         """
         if is_instance(error, Interruption):
             error = error.error
-        by = "a signal" if error is None else type(error).__name__
+        by = "a signal or another thread" if error is None else type(error).__name__
         detail = f"was interrupted by {by}"
         self.run.splits.split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
         return error

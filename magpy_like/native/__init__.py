@@ -3,7 +3,8 @@
 ``monitor.cpp``: trace hook, operand stacks and frames.
 ``stack_depth.h``: the depth of the operand stack at an instruction.
 ``guards.cpp``: checks of guards on tensors, attributes and watched dictionaries.
-``interrupts.cpp``, ``interrupts.h``: signals that arrive during own work wait for its end.
+``interrupts.cpp``, ``interrupts.h``: interruptions during own work wait for its end.
+``asynchronous.h``: recognises exceptions that another thread has sent.
 ``container_keys.cpp``: order and stored hashes of dictionaries and sets.
 ``operator_count.cpp``: the count of operators that torch dispatches.
 ``loans.cpp``: tensors over memory that a CUDA graph reuses, counted while somebody holds them.

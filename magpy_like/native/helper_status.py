@@ -16,7 +16,7 @@ from magpy_like.errors import NativeHelperError
 from magpy_like.native import helper_loading
 
 _NAMES = {
-    "interrupts": ("check_interrupts", "own_work"),
+    "interrupts": ("check_interrupts", "interrupts_address", "is_sent", "own_work"),
     "monitor": (
         "NULL", "Monitor", "call_as_caller", "frame_function", "frame_locals", "frame_operands",
         "frame_set_local", "frame_set_operand", "frame_stack", "fresh_plain", "instance_dict",
@@ -34,6 +34,7 @@ _MODULE_OF_NAME = {name: module for module, names in _NAMES.items() for name in 
 """The C++ module that defines a name."""
 _NAMES_IN_MODULE = {
     "check_interrupts": "check",
+    "interrupts_address": "address",
     "dispatch_counter": "counter",
     "start_counting": "start",
     "stop_counting": "stop",

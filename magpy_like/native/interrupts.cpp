@@ -1,13 +1,17 @@
-// Deferred signals: no Python signal handler runs inside the monitor and the compiler.
+// Deferred interruptions: no Python signal handler runs inside the monitor and the compiler, and no
+// exception that another thread sends is raised there.
 //
-// CPython runs a signal handler between two instructions of the main thread, whatever code that is, and
-// torch's tracing is not written for an exception at any instruction: it leaves modes on its stacks,
-// and some of its callbacks from C++ abort the process. During own work, signals are therefore only
-// noted, in place of CPython's own C handler; they are passed on to it where the program continues.
+// CPython does both between two instructions, whatever code that is, and torch's tracing is not written
+// for an exception at any instruction: it leaves modes on its stacks, and some of its callbacks from
+// C++ abort the process. During own work, signals are therefore only noted, in place of CPython's own C
+// handler, and exceptions go to a stand-in of the thread's state (interrupts.h). Both are passed on
+// where the program continues.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 #include <signal.h>
 
+#include "asynchronous.h"
 #include "interrupts.h"
 
 namespace {
@@ -21,11 +25,22 @@ Interrupts interrupts;
 std::atomic<bool> arrived[NSIG];
 struct sigaction originals[NSIG];
 bool is_replaced[NSIG];
-int scopes = 0;            // of the main thread; only changed there
 unsigned long main_thread;
 PyObject *getsignal;       // owned: signal.getsignal
 
-bool is_main_thread() { return PyThread_get_thread_ident() == main_thread; }
+thread_local OwnWork work_of_thread{&interrupts, 0, false};
+
+OwnWork *own_work() {
+  OwnWork *work = &work_of_thread;
+  if (!work->scopes) {  // else they are known, and a fork keeps them
+    work->thread = PyThread_get_thread_ident();
+    work->is_main = work->thread == main_thread;
+  }
+  return work;
+}
+
+// In a forked process CPython deletes the states of other threads, and with them the stand-in.
+void forget_stand_in() { work_of_thread.stand_in = nullptr; }
 
 void on_signal(int number) {
   if (interrupts.depth.load() > 0) {
@@ -76,33 +91,57 @@ void restore_handlers() {
 }
 
 PyObject *enter(PyObject *, PyObject *) {
-  if (is_main_thread()) {
-    if (!scopes && replace_handlers() < 0) return nullptr;
-    scopes++;
-    interrupts.depth++;
+  OwnWork *work = own_work();
+  if (!work->scopes) {
+    if (work->is_main && replace_handlers() < 0) return nullptr;
+    work->stand_in = PyThreadState_New(PyThreadState_GetInterpreter(PyThreadState_Get()));
   }
+  work->scopes++;
+  work->set_depth(work->depth + 1);
   Py_RETURN_NONE;
+}
+
+void remove_stand_in(OwnWork *work) {
+  PyThreadState *stand_in = work->stand_in;
+  work->stand_in = nullptr;
+  if (!stand_in) return;
+  PyThreadState_Clear(stand_in);
+  PyThreadState_Delete(stand_in);
 }
 
 PyObject *leave(PyObject *, PyObject *const *, Py_ssize_t) {
-  if (is_main_thread() && scopes) {
-    interrupts.depth--;
-    if (!--scopes) restore_handlers();
-    if (!interrupts.depth) deliver();
+  OwnWork *work = own_work();
+  if (!work->scopes) Py_RETURN_FALSE;
+  work->set_depth(work->depth - 1);
+  if (!--work->scopes) {
+    if (work->is_main) restore_handlers();
+    work->pass_on();  // the scope may have begun within a callback
+    remove_stand_in(work);
   }
+  if (work->is_main && !work->depth) deliver();
   Py_RETURN_FALSE;
 }
 
-// Runs the handlers of the signals that have arrived; raises what one of them raises.
+// Runs the handlers of the signals that have arrived; raises what one of them raises. An exception that
+// another thread has sent is raised at the end of this call.
 PyObject *check(PyObject *, PyObject *) {
-  if (!is_main_thread() || !interrupts.waiting.load()) Py_RETURN_NONE;
-  int depth = interrupts.depth.exchange(0);
-  deliver();
-  int failed = PyErr_CheckSignals();
-  interrupts.depth = depth;
-  if (failed) return nullptr;
+  OwnWork *work = own_work();
+  work->safe_points++;
+  if (work->is_main && interrupts.waiting.load()) {
+    int depth = interrupts.depth.exchange(0);
+    deliver();
+    int failed = PyErr_CheckSignals();
+    interrupts.depth = depth;
+    if (failed) return nullptr;
+  }
+  if (work->holds_exception()) {
+    work->pass_on();
+    work->stand_in->thread_id = work->thread;
+  }
   Py_RETURN_NONE;
 }
+
+PyObject *is_sent(PyObject *, PyObject *error) { return PyBool_FromLong(was_sent(error)); }
 
 PyObject *address(PyObject *, PyObject *) { return PyLong_FromVoidPtr(&interrupts); }
 
@@ -114,14 +153,15 @@ PyObject *note_main_thread(PyObject *, PyObject *ident) {
 }
 
 PyMethodDef own_work_methods[] = {
-    {"__enter__", enter, METH_NOARGS, "Defer the handlers of signals."},
-    {"__exit__", (PyCFunction)(void (*)(void))leave, METH_FASTCALL, "Run them after the scope."},
+    {"__enter__", enter, METH_NOARGS, "Defer interruptions."},
+    {"__exit__", (PyCFunction)(void (*)(void))leave, METH_FASTCALL, "Pass them on."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject own_work_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyMethodDef methods[] = {
-    {"check", check, METH_NOARGS, "Run the handlers of deferred signals; raise what they raise."},
+    {"check", check, METH_NOARGS, "Run the handlers of deferred signals; raise what they raise, or another thread has sent."},
+    {"is_sent", is_sent, METH_O, "True if another thread has sent the exception to this one."},
     {"address", address, METH_NOARGS, "Return the address of the shared state."},
     {"note_main_thread", note_main_thread, METH_O, "Set the identifier of the main thread."},
     {nullptr, nullptr, 0, nullptr}};
@@ -132,7 +172,8 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_interrupts", nullptr, -1, m
 
 PyMODINIT_FUNC PyInit__magpy_interrupts(void) {
   interrupts.deliver = deliver;
-  interrupts.is_main_thread = is_main_thread;
+  interrupts.own_work = own_work;
+  pthread_atfork(nullptr, nullptr, forget_stand_in);
   PyObject *signal = PyImport_ImportModule("signal");
   if (!signal) return nullptr;
   getsignal = PyObject_GetAttrString(signal, "getsignal");

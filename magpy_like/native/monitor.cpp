@@ -13,6 +13,7 @@
 #include <internal/pycore_frame.h>
 #include <opcode.h>
 
+#include "asynchronous.h"
 #include "interrupts.h"
 #include "stack_depth.h"
 
@@ -22,7 +23,7 @@
 namespace {
 
 PyObject *null_marker;  // an empty stack slot or an unbound local
-Interrupts *interrupts;  // whether signals are deferred; set at import
+Interrupts *interrupts;  // deferred interruptions; set at import
 
 _PyInterpreterFrame *internal_frame(PyFrameObject *frame) { return frame->f_frame; }
 
@@ -180,6 +181,7 @@ struct Monitor {
   IsolatedRun isolated_run;
   Interruption interruption;
   Interrupts *interrupts;    // null in other threads than the main one
+  OwnWork *work;             // that of the monitor's thread
   unsigned long thread;
   PyObject *suspension;      // owned: has an attribute `depth`; null while no program runs
   bool is_collecting;
@@ -256,14 +258,33 @@ void consume(Monitor *m, PyFrameObject *frame, PyObject *result) {
   Py_XDECREF(result);
 }
 
-// Releases a reference that may be the last one. Code that runs when the object dies (a destructor, a
-// callback of a weak reference, the rest of a generator) is part of the program: it is traced.
-void release(PyObject *value) {
-  if (!value) return;
+// Lets code of the program run in the trace hook, traced. What is sent to the thread is raised there.
+struct TracedCode {
+  Monitor *m;
   PyThreadState *thread = PyThreadState_Get();
-  PyThreadState_LeaveTracing(thread);
+
+  explicit TracedCode(Monitor *monitor) : m(monitor) {
+    m->work->pass_on();
+    PyThreadState_LeaveTracing(thread);
+  }
+
+  ~TracedCode() {
+    PyThreadState_EnterTracing(thread);
+    m->work->receive();
+  }
+};
+
+// Releases a reference that may be the last one. Code that runs when the object dies (a destructor, a
+// callback of a weak reference, the rest of a generator) is part of the program: it is traced. If an
+// exception waits, the recording is over: a destructor would swallow it.
+void release(Monitor *m, PyObject *value) {
+  if (!value) return;
+  if (m->work->holds_exception()) {
+    Py_DECREF(value);
+    return;
+  }
+  TracedCode traced(m);
   Py_DECREF(value);
-  PyThreadState_EnterTracing(thread);
 }
 
 // Returns the operands of a frame's last reported instruction and removes its record; null if none.
@@ -359,7 +380,7 @@ void report_result(Monitor *m, PyFrameObject *frame) {
   consume(m, frame,
           PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
   Py_XDECREF(stack);
-  release(p.token);
+  release(m, p.token);
 }
 
 // Ends the isolated run at its target, with the offset, the locals and the operands there.
@@ -458,7 +479,7 @@ int handle_opcode(Monitor *m, PyFrameObject *frame) {
     return end_isolated_run(m, f, offset);
   if (is_filtered(m, frame, instruction.opcode)) return 0;
   m->reported++;
-  release(pop_step(m, frame));
+  release(m, pop_step(m, frame));
   if (!is_listening(m)) return trace_result(m);
   report_instruction(m, frame, instruction, offset);
   return trace_result(m);
@@ -472,21 +493,31 @@ void report_interruption(Monitor *m, PyFrameObject *frame, PyObject *error) {
   Py_XDECREF(result);
 }
 
-// True for a KeyboardInterrupt that begins in this frame, and not by a `raise`: a signal's.
-bool is_keyboard_interrupt(Monitor *m, PyFrameObject *frame, PyObject *exception) {
+// True for an exception that begins in this frame and comes from outside: a KeyboardInterrupt, unless a
+// `raise` raises it, or an exception that another thread has sent.
+bool is_interruption(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   if (!exception || !PyTuple_Check(exception) || PyTuple_GET_SIZE(exception) != 3) return false;
-  if (!PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(exception, 0), PyExc_KeyboardInterrupt)) return false;
-  PyObject *traceback = PyTuple_GET_ITEM(exception, 2);
+  PyObject *error = PyTuple_GET_ITEM(exception, 1), *traceback = PyTuple_GET_ITEM(exception, 2);
   if (PyTraceBack_Check(traceback) && ((PyTracebackObject *)traceback)->tb_next) return false;
   int at = PyFrame_GetLasti(frame) / 2;
   const std::vector<Instruction> &code = decode(m, internal_frame(frame)->f_code);
-  return at >= 0 && at < (int)code.size() && code[at].opcode != RAISE_VARARGS &&
-         code[at].opcode != RERAISE;
+  if (at < 0 || at >= (int)code.size()) return false;
+  int opcode = code[at].opcode;
+  if (PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(exception, 0), PyExc_KeyboardInterrupt))
+    return opcode != RAISE_VARARGS && opcode != RERAISE;
+  return checks_for_requests(opcode) && PyExceptionInstance_Check(error) &&
+         is_made_without_arguments(error);
 }
 
 void handle_exception(Monitor *m, PyFrameObject *frame, PyObject *exception) {
-  if (is_keyboard_interrupt(m, frame, exception)) {
+  if (is_interruption(m, frame, exception)) {
     report_interruption(m, frame, PyTuple_GET_ITEM(exception, 1));
+    if (m->isolated_run.code && !m->interruption.type) {  // the program itself receives it
+      m->interruption.type = Py_NewRef(PyTuple_GET_ITEM(exception, 0));
+      m->interruption.value = Py_NewRef(PyTuple_GET_ITEM(exception, 1));
+      m->interruption.traceback = Py_NewRef(PyTuple_GET_ITEM(exception, 2));
+      m->isolated_run.abandoned = true;
+    }
     return;
   }
   if (ends_loop(m, frame, exception) || !has_pending(m, frame)) return;
@@ -494,16 +525,16 @@ void handle_exception(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   Pending p = pop_pending(m);
   consume(m, frame,
           PyObject_CallFunctionObjArgs(m->on_exception, p.token, (PyObject *)frame, exception, nullptr));
-  release(p.token);
+  release(m, p.token);
 }
 
 void handle_return(Monitor *m, PyFrameObject *frame, PyObject *value, bool was_followed) {
   if (frame == m->skip.frame) end_skip(m, frame, Py_None);  // an exception left the frame
-  while (has_pending(m, frame)) release(pop_pending(m).token);
+  while (has_pending(m, frame)) release(m, pop_pending(m).token);
   if (was_followed && m->on_return != Py_None)
     consume(m, frame, PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame,
                                                    value ? value : null_marker, nullptr));
-  release(pop_step(m, frame));
+  release(m, pop_step(m, frame));
 }
 
 int handle_event(Monitor *m, PyFrameObject *frame, int event, PyObject *argument) {
@@ -539,6 +570,14 @@ bool run_signal_handlers(Monitor *m, PyFrameObject *frame) {
   return false;
 }
 
+// Ends the recording: the interpreter is about to raise in the program what another thread has sent.
+void report_exception_to_come(Monitor *m, PyFrameObject *frame) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  report_interruption(m, frame, Py_None);
+  PyErr_Restore(type, value, traceback);
+}
+
 // The monitor whose trace function is installed on this thread; owned. The interpreter passes the
 // trace function the object that `sys.gettrace` returns: that of the program's caller.
 thread_local Monitor *installed = nullptr;
@@ -547,12 +586,17 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
   Monitor *m = installed;
   if (!m) return 0;
   Interrupts *interrupts = m->interrupts;  // the monitor may be released meanwhile
+  OwnWork *work = m->work;
   if (interrupts && m->running && interrupts->passed.exchange(false) && run_signal_handlers(m, frame))
     return -1;
-  if (interrupts) interrupts->depth++;
+  work->set_depth(work->depth + 1);
   int result = handle_event(m, frame, event, argument);
-  if (!m->isolated_run.code && m->interruption.raise()) result = -1;
-  if (interrupts && !--interrupts->depth && interrupts->waiting) interrupts->deliver();
+  if (!m->isolated_run.code) {
+    if (m->interruption.raise()) result = -1;
+    if (m->running && work->holds_exception()) report_exception_to_come(m, frame);
+  }
+  work->set_depth(work->depth - 1);
+  if (interrupts && !work->depth && interrupts->waiting) interrupts->deliver();
   return result;
 }
 
@@ -596,6 +640,7 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     memcpy(m->filter, filter.buf, 256);
     m->running = false;
     m->interrupts = nullptr;
+    m->work = nullptr;
     m->thread = 0;
     m->suspension = nullptr;
     m->is_collecting = false;
@@ -778,13 +823,15 @@ PyObject *monitor_run(PyObject *self, PyObject *args) {
     return nullptr;
   m->dispatched = (const unsigned long long *)PyLong_AsVoidPtr(counter);
   if (PyErr_Occurred()) return nullptr;
-  m->interrupts = interrupts->is_main_thread() ? interrupts : nullptr;
+  m->work = interrupts->own_work();
+  m->interrupts = m->work->is_main ? interrupts : nullptr;
   m->thread = PyThread_get_thread_ident();
   m->suspension = Py_NewRef(suspension);
   Py_INCREF(self);
   Scope scope{m, Py_NewRef(active)};
   PyObject *result = scope.enter(run, start_counting) ? call_as_caller(nullptr, call) : nullptr;
   scope.leave(stop_counting);
+  if (m->work->depth) m->work->receive();  // own work continues, no longer traced
   Py_DECREF(scope.active);
   Py_DECREF(self);
   return result;
@@ -866,6 +913,11 @@ PyObject *monitor_abandon(PyObject *self, PyObject *) {
   Py_RETURN_NONE;
 }
 
+PyObject *call_traced(Monitor *m, PyObject *function) {
+  TracedCode traced(m);
+  return PyObject_CallNoArgs(function);
+}
+
 // Calls a function within the trace hook and traces it.
 PyObject *monitor_explore(PyObject *self, PyObject *args) {
   Monitor *m = (Monitor *)self;
@@ -873,6 +925,7 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
   int end_offset, other_end_offset;
   if (!PyArg_ParseTuple(args, "O!ii", &PyFunction_Type, &function, &end_offset, &other_end_offset))
     return nullptr;
+  if (m->work->holds_exception()) Py_RETURN_NONE;  // the recording is about to end
   IsolatedRun outer_run = m->isolated_run;
   Skip outer_skip = m->skip;
   m->skip = Skip();
@@ -882,12 +935,9 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
   m->isolated_run.other_end_offset = other_end_offset;
   if (m->dispatched) m->accounted = *m->dispatched;
   // Like `sys.call_tracing`, which does not restore tracing on Python 3.11.
-  PyThreadState *thread = PyThreadState_Get();
   // An unwound handler does not reach the instruction that restores the handled exception.
   PyObject *handled_exception = PyErr_GetHandledException();
-  PyThreadState_LeaveTracing(thread);
-  PyObject *value = PyObject_CallNoArgs(function);
-  PyThreadState_EnterTracing(thread);
+  PyObject *value = call_traced(m, function);
   PyErr_SetHandledException(handled_exception);
   Py_XDECREF(handled_exception);
   IsolatedRun ended = m->isolated_run;
@@ -1138,7 +1188,7 @@ bool is_in_folder(_PyInterpreterFrame *f, PyObject *folder) {
 // The program may inspect its callers, as `warnings.warn(stacklevel=2)` and loggers do. A new frame's
 // caller is the thread's current frame; therefore the innermost frame outside this package becomes
 // current during the call. The interpreter continues with this package's frames by its C stack.
-// The program is no own work: signals are not deferred in it.
+// The program is no own work: interruptions are not deferred in it.
 PyObject *call_as_caller(PyObject *, PyObject *args) {
   PyObject *folder, *function, *positional, *keywords = nullptr;
   if (!PyArg_ParseTuple(args, "UOO!|O!", &folder, &function, &PyTuple_Type, &positional,
@@ -1148,11 +1198,12 @@ PyObject *call_as_caller(PyObject *, PyObject *args) {
   _PyInterpreterFrame *ours = *current, *caller = ours;
   while (caller && is_in_folder(caller, folder)) caller = caller->previous;
   if (caller) *current = caller;
-  bool defers = interrupts->is_main_thread();
-  int depth = defers ? interrupts->depth.exchange(0) : 0;
-  if (depth && interrupts->waiting) interrupts->deliver();
+  OwnWork *work = interrupts->own_work();
+  int depth = work->depth;
+  if (depth) work->set_depth(0);
+  if (depth && work->is_main && interrupts->waiting) interrupts->deliver();
   PyObject *result = PyObject_Call(function, positional, keywords);
-  if (defers) interrupts->depth = depth;
+  if (depth) work->set_depth(depth);
   *current = ours;
   return result;
 }

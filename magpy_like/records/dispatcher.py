@@ -10,7 +10,7 @@ from typing import Any
 from magpy_like.compiler.graph_partition import make_interpreter
 from magpy_like.config import config
 from magpy_like.errors import FullGraphError
-from magpy_like.interruption import call_uninterrupted
+from magpy_like.interruption import call_uninterrupted, is_interruption
 from magpy_like.logs import topic
 from magpy_like.monitor.frame_observers import (
     OBSERVES_ITSELF,
@@ -301,6 +301,8 @@ class Dispatcher:
         except (Split, FullGraphError):
             raise
         except Exception as error:
+            if is_interruption(error):
+                raise
             _records_log.debug("synthesis failed", exc_info=error)
             detail = f"no record could be made: {type(error).__name__}: {error}"
             raise Split(SplitReason.INTERNAL_ERROR, detail) from error

@@ -20,6 +20,7 @@ from magpy_like.compiler.graph_partition import (
 )
 from magpy_like.graph_operators.checkpoint_operator import mark_eager_checkpoints
 from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.interruption import is_interruption
 from magpy_like.logs import topic
 from magpy_like.records.backend_names import RELIABLE, resolve_backend
 from magpy_like.records.program_continuations import ProgramState
@@ -98,7 +99,7 @@ class GraphBackend:
         try:
             return compile_with_unused_results(graph, lambda whole: self._compile(whole, inputs))
         except Exception as error:
-            if self._fullgraph:
+            if self._fullgraph or is_interruption(error):
                 raise
             warnings.warn(
                 f"magpy_like: backend {self._backend!r} could not compile the operator graph of "

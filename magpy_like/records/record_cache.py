@@ -73,6 +73,8 @@ class RecordCache:
             try:
                 found = record.guard(args, kwargs)
             except Exception as error:
+                if is_interruption(error):
+                    raise
                 reasons.append(f"the guard raised {type(error).__name__}: {error}")
                 continue
             reasons.append(record.why_not(found) if is_instance(found, int) else "it matches")

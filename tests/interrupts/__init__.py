@@ -1,1 +1,1 @@
-"""Exceptions of signal handlers at every point of a call at which CPython may run a handler."""
+"""Signals and sent exceptions at every point of a call at which CPython may interrupt it."""

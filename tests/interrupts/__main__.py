@@ -1,7 +1,7 @@
-"""The table of interruptions: `python -m tests.interrupts [--step N] [--jobs J] [--case NAME]`.
+"""The table of interruptions: `python -m tests.interrupts [--jobs J] [--case NAME] [--kind KIND]`.
 
-Sends a signal at every N-th point of the first call of each program, and counts the states left
-behind. Exits with 1 if there is one.
+Interrupts calls of each program at the chosen points, and counts the states left behind. Exits with
+1 if there is one. `--every N` tries every N-th point instead of the chosen ones.
 """
 
 from __future__ import annotations
@@ -14,42 +14,58 @@ from concurrent.futures import ThreadPoolExecutor
 import click
 
 from tests.interrupts.cases import CASES
-from tests.interrupts.injection import SIGNALS
-from tests.interrupts.trials import count_points, run_trials
+from tests.interrupts.injection import CALLS, KINDS
+from tests.interrupts.points import DEFINITION, representatives
+from tests.interrupts.trials import points_of, run_trials
 
 
 @click.command()
-@click.option("--step", default=1, show_default=True, help="Try every N-th point.")
 @click.option("--jobs", default=2, show_default=True, help="Processes at a time.")
 @click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)))
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)))
+@click.option("--call", "calls", multiple=True, type=click.Choice(CALLS))
+@click.option("--every", default=0, help="Try every N-th point instead of the chosen ones.")
+@click.option("--step", default=1, help="Try every N-th of the chosen points.")
 @click.option("--chunk", default=200, show_default=True, help="Points that one process tries.")
-def main(step: int, jobs: int, names: tuple[str, ...], chunk: int) -> None:
-    """Prints, by program and signal: points, tried, exceptions raised, states left behind."""
+def main(
+    jobs: int,
+    names: tuple[str, ...],
+    kinds: tuple[str, ...],
+    calls: tuple[str, ...],
+    every: int,
+    step: int,
+    chunk: int,
+) -> None:
+    """Prints, by program and interruption: points, tried, exceptions raised, states left behind."""
     bad = 0
+    cases = list(itertools.product(names or CASES, calls or CALLS))
     with ThreadPoolExecutor(jobs) as pool:
-        chosen = names or tuple(CASES)
-        totals = dict(zip(chosen, pool.map(count_points, chosen), strict=True))
+        found = dict(zip(cases, pool.map(points_of, *zip(*cases, strict=True)), strict=True))
+        print(f"every {every}-th point" if every else DEFINITION)
+        chosen = {case: found[case][::every] for case in cases} if every else representatives(found)
         tasks = {
-            (name, kind): [
-                pool.submit(run_trials, name, kind, range(total)[k : k + chunk * step : step])
-                for k in range(0, total, chunk * step)
+            (case, kind): [
+                pool.submit(run_trials, case[0], kind, tried[::step][k : k + chunk], case[1])
+                for k in range(0, len(tried[::step]), chunk)
             ]
-            for (name, total), kind in itertools.product(totals.items(), SIGNALS)
+            for (case, tried), kind in itertools.product(chosen.items(), kinds or KINDS)
         }
-        print(f"{'program':32} {'signal':8} {'points':>8} {'tried':>8} {'raised':>8} {'left':>6}")
-        for (name, kind), started in tasks.items():
+        columns = ("points", "places", "tried", "raised", "left")
+        print(f"{'program':32} {'call':6} {'kind':8}", *(f"{c:>7}" for c in columns), flush=True)
+        for (case, kind), started in tasks.items():
             outcomes = {n: o for task in started for n, o in task.result().items()}
             raised = sum(o.fired for o in outcomes.values())
             left = sum(bool(o.wrong) for o in outcomes.values())
             bad += left
-            row = f"{totals[name]:8} {len(outcomes):8} {raised:8} {left:6}"
-            print(f"{name:32} {kind:8} {row}", flush=True)
+            places = len({point.place for point in found[case]})
+            row = (len(found[case]), places, len(outcomes), raised, left)
+            print(f"{case[0]:32} {case[1]:6} {kind:8}", *(f"{n:7}" for n in row), flush=True)
             what = collections.Counter(
                 text.splitlines()[0] for o in outcomes.values() for text in o.wrong
             )
             for text, count in what.most_common(6):
                 where = [n for n, o in outcomes.items() if any(text in t for t in o.wrong)]
-                print(f"    {count} times, as at point {where[0]}: {text}", flush=True)
+                print(f"    {count} times, as at {where[0]}: {text}", flush=True)
     sys.exit(bad > 0)
 
 

@@ -1,8 +1,8 @@
-"""Signals at a chosen point of a call, and the state of the process afterwards.
+"""Interruptions at a chosen point of a call, and the state of the process afterwards.
 
-``points(case)`` counts the points of a first call at which CPython would run a signal handler;
-``interrupt(case, n)`` sends a signal at the n-th, in a process that runs nothing else, and returns
-what is wrong afterwards.
+``points(case)`` lists the points of a call at which CPython would interrupt it;
+``interrupt(case, point)`` does so at one, in a process that runs nothing else, and returns what is
+wrong afterwards.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import torch
 import magpy_like as magpy
 from magpy_like.active_run import active
 from magpy_like.monitor.event_handlers import EventHandlers
+from magpy_like.native import interrupts_address
 from magpy_like.native.helper_loading import build
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from tests.compare import assert_same
+from tests.interrupts.points import Point, numbered
 
 
 @dataclass(frozen=True)
@@ -44,26 +46,41 @@ def _ring(number: int, frame: Any) -> None:
     raise Alarm("now")
 
 
+class Sent(Exception):
+    """What another thread sends. As most such classes, it is an ``Exception``."""
+
+
 SIGNALS = {"Ctrl-C": (signal.SIGINT, KeyboardInterrupt), "alarm": (signal.SIGALRM, Alarm)}
 """By name, a signal and the exception that its handler raises."""
+KINDS = {**{name: expected for name, (_, expected) in SIGNALS.items()}, "sent": Sent}
+"""By name, the exceptions of all interruptions: of signals, and of another thread."""
+CALLS = ("first", "later")
+"""The calls that are interrupted: one that is monitored and compiled, and one that has a record."""
 
 
 @functools.cache
 def injector() -> Any:
     """The native injector: see ``injector.cpp``."""
     source = (Path(__file__).parent / "injector.cpp").read_text()
-    return build("injector", source)
+    module = build("injector", source)
+    module.use_interrupts(interrupts_address())
+    return module
 
 
 @contextmanager
-def _armed(point: int, function: Callable[[], Any]) -> Iterator[None]:
-    """Call ``function`` at a point of the body. Entering a traced function ends the count on Python
-    3.11; the monitor's callbacks resume it."""
+def _armed(point: Point | None, interruption: Any) -> Iterator[None]:
+    """Interrupt the body at a point, or keep its points.
+
+    Entering a traced function ends the count on Python 3.11; the monitor's callbacks resume it.
+    """
     patched = {name: getattr(EventHandlers, name) for name in ("on_frame", "on_instruction")}
     for name, method in patched.items():
         setattr(EventHandlers, name, _resuming(method))
     try:
-        injector().arm(point, function)
+        if point is None:
+            injector().record()
+        else:
+            injector().arm((*point.place, point.occurrence), interruption)
         yield
     finally:
         injector().disarm()
@@ -112,18 +129,27 @@ def _call(case: Case, program: Callable[..., Any], arguments: Callable[[], Any])
     return result, args, gradients
 
 
-def points(case: Case) -> int:
-    """The number of points of a first call, with its backward pass."""
+def _compiled(case: Case, call: str) -> tuple[Any, Any, Any]:
+    """A new program, its compiled form before this call, and what makes arguments."""
     program, arguments = case.make()
     fast = magpy.compile(program, backend=case.backend)
-    with _armed(-1, len):
+    if call != "first":
         _call(case, fast, arguments)
-        return int(injector().disarm())
+        _call(case, fast, arguments)
+    return program, fast, arguments
+
+
+def points(case: Case, call: str = "first") -> list[Point]:
+    """The points of a call, with its backward pass."""
+    _, fast, arguments = _compiled(case, call)
+    with _armed(None, None):
+        _call(case, fast, arguments)
+        return numbered(injector().disarm())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What followed a signal at one point.
+    """What followed an interruption at one point.
 
     Attributes:
         fired: the call reached the point.
@@ -134,31 +160,32 @@ class Outcome:
     wrong: list[str]
 
 
-def interrupt(case: Case, point: int, name: str) -> Outcome:
-    """Send a signal at a point of a first call, then call three times and compare with eager."""
-    number, expected = SIGNALS[name]
-    program, arguments = case.make()
+def interrupt(case: Case, point: Point, kind: str, call: str = "first") -> Outcome:
+    """Interrupt a call at a point, then call three times and compare with eager."""
+    expected: Any = KINDS[kind]
+    program, fast, arguments = _compiled(case, call)
     eager, _ = case.make()
-    fast = magpy.compile(program, backend=case.backend)
     fired, wrong, before = [], [], process_state()
 
-    def fire() -> None:
+    def raise_signal() -> None:
         fired.append(point)
-        signal.raise_signal(number)
+        signal.raise_signal(SIGNALS[kind][0])
 
     handler = signal.signal(signal.SIGALRM, _ring)
     before["handlers"] = [signal.getsignal(number) for number, _ in SIGNALS.values()]
     try:
         try:
-            with _armed(point, fire):
+            with _armed(point, raise_signal if kind in SIGNALS else expected):
                 _call(case, fast, arguments)
+                if kind not in SIGNALS and injector().has_fired():
+                    fired.append(point)
         except expected:
-            pass
+            fired = [point]
         except BaseException as error:
             wrong.append(f"{type(error).__name__} instead of {expected.__name__}: {error}")
         else:
             if fired:
-                wrong.append("the signal's exception is lost")
+                wrong.append("the exception is lost")
         after = process_state()
         wrong += [f"{key} left behind" for key in before if before[key] != after[key]]
         if fired and not wrong:

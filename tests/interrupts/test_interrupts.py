@@ -1,5 +1,6 @@
 """A signal's handler runs in the program, never inside the monitor or the compiler."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -22,11 +23,12 @@ from magpy_like.interruption import (
 from magpy_like.split_reasons import SplitReason
 from tests.compare import assert_same
 from tests.interrupts.cases import CASES
-from tests.interrupts.injection import SIGNALS, Alarm, injector
-from tests.interrupts.trials import count_points, run_trials
+from tests.interrupts.injection import KINDS, SIGNALS, Alarm, injector
+from tests.interrupts.points import numbered, representatives
+from tests.interrupts.trials import points_of, run_trials
 
 SAMPLED = 8
-"""Points per program and signal in the quick test."""
+"""Points per program and kind in the quick test."""
 
 
 @pytest.fixture
@@ -51,23 +53,37 @@ def alarm(handlers):
 # --- any point ------------------------------------------------------------------------------------
 
 
-def _tried(total, count):
-    return range(total % 7, total, max(1, total // count))
+@functools.cache
+def _points(name, call="first"):
+    return points_of(name, call)
 
 
-@pytest.mark.parametrize("kind", SIGNALS)
+def _some(points, count):
+    return points[len(points) % 7 :: max(1, len(points) // count)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
-def test_signal_at_any_point_of_a_first_call_leaves_nothing_behind(name, kind):
-    outcomes = run_trials(name, kind, _tried(count_points(name), SAMPLED))
+def test_interruption_at_any_point_of_a_first_call_leaves_nothing_behind(name, kind):
+    outcomes = run_trials(name, kind, _some(_points(name), SAMPLED))
     assert {n: o.wrong for n, o in outcomes.items() if o.wrong} == {}
-    assert sum(o.fired for o in outcomes.values()) >= SAMPLED - 2
+    assert sum(o.fired for o in outcomes.values()) >= SAMPLED - 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["compiled module", "compiled training", "split"])
+def test_interruption_at_any_point_of_a_later_call_leaves_nothing_behind(name, kind):
+    outcomes = run_trials(name, kind, _some(_points(name, "later"), SAMPLED), "later")
+    assert {n: o.wrong for n, o in outcomes.items() if o.wrong} == {}
+    assert sum(o.fired for o in outcomes.values()) >= SAMPLED - 3
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", SIGNALS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
-def test_signal_at_each_of_many_points_leaves_nothing_behind(name, kind):
-    outcomes = run_trials(name, kind, _tried(count_points(name), 400))
+def test_interruption_at_each_of_many_points_leaves_nothing_behind(name, kind):
+    chosen = representatives({name: _points(name)})[name]
+    outcomes = run_trials(name, kind, _some(chosen, 400))
     assert {n: o.wrong for n, o in outcomes.items() if o.wrong} == {}
 
 
@@ -78,9 +94,10 @@ def test_injector_reaches_the_points_of_a_loop():
         for i in range(5):
             seen.append(i)
 
-    injector().arm(-1, len)
+    injector().record()
     loop()
-    assert injector().disarm() >= 5
+    passed = numbered(injector().disarm())
+    assert {p.occurrence for p in passed if p.place.function.endswith("loop")} >= set(range(5))
 
 
 # --- handlers -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Trials in a process of their own.
+"""Trials in processes of their own.
 
-`python -m tests.interrupts.trials CASE SIGNAL FIRST STEP LAST` prints a line of JSON per trial,
-``[point, fired, wrong]``; with SIGNAL ``-`` it prints the number of points.
+`python -m tests.interrupts.trials CASE CALL` prints the points of a call as JSON. With a KIND of
+interruption it reads points from the standard input, and prints a line ``[fired, wrong]`` for each.
 """
 
 from __future__ import annotations
@@ -13,46 +13,53 @@ from collections.abc import Sequence
 
 from tests.interrupts.cases import CASES
 from tests.interrupts.injection import Outcome, interrupt, points
+from tests.interrupts.points import Place, Point
+
+_COMMAND = (sys.executable, "-m", "tests.interrupts.trials")
+
+
+def points_of(case: str, call: str = "first") -> list[Point]:
+    """The points of a call, counted in a new process."""
+    ended = subprocess.run((*_COMMAND, case, call), capture_output=True, text=True, check=True)
+    return _points(ended.stdout)
+
+
+def _points(text: str) -> list[Point]:
+    return [Point(Place(*place), *rest) for place, *rest in json.loads(text)]
 
 
 def run_trials(
-    case: str, signal: str, tried: Sequence[int], timeout: float = 600
-) -> dict[int, Outcome]:
-    """The outcomes at these points, an arithmetic sequence, tried in a new process.
+    case: str, kind: str, tried: Sequence[Point], call: str = "first", timeout: float = 900
+) -> dict[Point, Outcome]:
+    """The outcomes at these points, tried in a new process.
 
     The point at which the process died or hung has an outcome as well, and the next ones none.
     """
-    arguments = map(str, (tried[0], tried[1] - tried[0] if len(tried) > 1 else 1, tried[-1]))
-    command = [sys.executable, "-m", "tests.interrupts.trials", case, signal, *arguments]
+    command = (*_COMMAND, case, call, kind)
+    given = json.dumps(tried)
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        ended = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=timeout
+        )
         lines, end = ended.stdout, f"the process died: {ended.stderr[-300:]}"
     except subprocess.TimeoutExpired as hung:
         lines, end = (hung.stdout or b"").decode(), "the process hung"
-    outcomes = {}
-    for line in lines.splitlines():
-        point, fired, wrong = json.loads(line)
-        outcomes[point] = Outcome(fired, wrong)
-    missing = [point for point in tried if point not in outcomes]
-    if missing:
-        outcomes[missing[0]] = Outcome(True, [end])
-    return outcomes
+    found = [Outcome(*json.loads(line)) for line in lines.splitlines()]
+    if len(found) < len(tried):
+        found.append(Outcome(True, [end]))
+    return dict(zip(tried, found, strict=False))
 
 
-def count_points(case: str) -> int:
-    """The number of points of a first call, counted in a new process."""
-    command = [sys.executable, "-m", "tests.interrupts.trials", case, "-"]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def main(case: str, signal: str, first: int = 0, step: int = 1, last: int = -1) -> None:
-    points(CASES[case])  # imports and tables loaded on first use
-    if signal == "-":
-        print(points(CASES[case]))
-    for point in range(first, last + 1, step):
-        outcome = interrupt(CASES[case], point, signal)
-        print(json.dumps([point, outcome.fired, outcome.wrong]), flush=True)
+def main(case: str, call: str, kind: str = "") -> None:
+    points(CASES[case], call)  # imports and tables loaded on first use
+    points(CASES[case], call)
+    if not kind:
+        print(json.dumps(points(CASES[case], call)))
+        return
+    for point in _points(sys.stdin.read()):
+        outcome = interrupt(CASES[case], point, kind, call)
+        print(json.dumps([outcome.fired, outcome.wrong]), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
+    main(*sys.argv[1:])
