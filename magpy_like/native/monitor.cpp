@@ -497,6 +497,7 @@ void report_interruption(Monitor *m, PyFrameObject *frame, PyObject *error) {
 // `raise` raises it, or an exception that another thread has sent.
 bool is_interruption(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   if (!exception || !PyTuple_Check(exception) || PyTuple_GET_SIZE(exception) != 3) return false;
+  if (m->isolated_run.abandoned) return false;  // the exception that unwinds it
   PyObject *error = PyTuple_GET_ITEM(exception, 1), *traceback = PyTuple_GET_ITEM(exception, 2);
   if (PyTraceBack_Check(traceback) && ((PyTracebackObject *)traceback)->tb_next) return false;
   int at = PyFrame_GetLasti(frame) / 2;
