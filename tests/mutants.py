@@ -14,7 +14,7 @@ import torch
 
 from magpy_like import native
 from magpy_like.native.helper_loading import WITH_TORCH, build
-from magpy_like.native.helper_sources import source_of
+from magpy_like.native.helper_sources import headers, source_of
 
 _REJECTING, _ACCEPTING = "mutant != {0} && ({1})", "mutant == {0} || ({1})"
 _COMPARISONS = [
@@ -32,6 +32,15 @@ _COMPARISONS = [
     (r"(?<=return )(p\.expected == absent|same == 1)(?=;)", _ACCEPTING),
     (r"(?<=return )(std::signbit\(.+\) == .+\))(?=;)", _ACCEPTING),
     (r"(?<= )(\w+ == o\.\w+)(?= &&|;)", f"({_ACCEPTING})"),
+    # The fast comparison of tensors.
+    (r"(?<=return )(!difference)(?=;)", f"({_ACCEPTING})"),
+    (r"(?<=return impl && )(tensor_impl\(tensor\) == impl)", f"({_ACCEPTING})"),
+    (r"(?<=&& )(Py_TYPE\(tensor\) == type)(?= && has_same_block)", f"({_ACCEPTING})"),
+    (r"(?<= )(impl->requires_grad\(\) == requires_grad)(?=;)", f"({_ACCEPTING})"),
+    (r"(?<= )(typeid\(\*impl\) == typeid\(c10::TensorImpl\))(?= &&)", f"({_ACCEPTING})"),
+    (r"(?<= )(impl->layout\(\) == c10::kStrided)(?= &&)", f"({_ACCEPTING})"),
+    (r"(?<= )(!impl->key_set\(\)\.has_any\(c10::python_ks\))(?= &&)", f"({_ACCEPTING})"),
+    (r"(?<=&& )(has_own_sizes)(?=;)", f"({_ACCEPTING})"),
     (r"(a\.get_\w+\(\)|\(long\)c10::get_default\w+\(\))", "(mutant == {0} ? 0 : (long){1})"),
 ]
 """Patterns of comparisons in the source, and the replacement that can disable each."""
@@ -44,10 +53,27 @@ PyObject *disable(PyObject *, PyObject *number) {
 """
 
 
+def _with_headers(source: str) -> str:
+    """The text of a C++ source with the project's own headers in place of their includes, once."""
+    texts, included = headers(), set()
+
+    def text(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in included:
+            return ""
+        included.add(name)
+        return expand(texts[name].replace("#pragma once", ""))
+
+    def expand(source: str) -> str:
+        return re.sub(r'^#include "(\w+\.h)"$', text, source, flags=re.MULTILINE)
+
+    return expand(source)
+
+
 def _mutated_source() -> tuple[str, list[str]]:
     """The mutated source text, and the comparisons by number: location and text."""
     names: list[str] = []
-    lines = source_of("guards").splitlines()
+    lines = _with_headers(source_of("guards")).splitlines()
     where, is_in_guards = "", False
     for i, line in enumerate(lines):
         is_in_guards |= "find_difference(PyObject *tensor) const" in line

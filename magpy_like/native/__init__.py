@@ -2,7 +2,13 @@
 
 ``monitor.cpp``: trace hook, operand stacks and frames.
 ``stack_depth.h``: the depth of the operand stack at an instruction.
-``guards.cpp``: checks of guards on tensors, attributes and watched dictionaries.
+``guards.cpp``: the checks of guards as a module; the subjects are in the headers that follow.
+``tensor_metadata.h``, ``tensor_check.h``: metadata of tensors, its comparison, ``TensorCheck``.
+``watched_objects.h``, ``watch.h``: fixed objects, their comparison, ``Watch``.
+``torch_state.h``: torch's modes, ``StateCheck``.
+``fetched_attributes.h``: attributes of variables that a guard has fetched.
+``partial_call.h``: calls with known arguments, ``PartialCall``.
+``expected_objects.h``: objects that stand for values, and versions of dictionaries.
 ``interrupts.cpp``, ``interrupts.h``: interruptions during own work wait for its end.
 ``asynchronous.h``: recognises exceptions that another thread has sent.
 ``container_keys.cpp``: order and stored hashes of dictionaries and sets.

@@ -95,6 +95,13 @@ NOT_NEEDED = {
     "holds; it is compared in one word with bits that are needed",
     "read_torch_state: a.get_inference_mode()": "dispatch keys contain it; compared in one word, "
     "too",
+    "is_as_found: Py_TYPE(tensor) == type": "a program that reads the class of a fixed tensor has "
+    "a condition of its own on it; the comparison in detail has this one, too",
+    "note_block: typeid(*impl) == typeid(c10::TensorImpl)": "the known subclasses that have sizes "
+    "keep them in the block as well",
+    "note_block: impl->layout() == c10::kStrided": "tensors of other layouts have subclasses",
+    "note_block: !impl->key_set().has_any(c10::python_ks)": "no record holds a tensor whose class "
+    "computes its sizes in Python",
     "TorchState: included == o.included": "under a transform or a mode for operators, which "
     "include some, no record is looked up, nor after a split; native code may include others",
 }

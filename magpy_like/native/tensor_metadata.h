@@ -1,0 +1,168 @@
+// The metadata of tensors, and its comparison: in detail, or as one block of memory.
+#pragma once
+#include <Python.h>
+
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstring>
+#include <memory>
+#include <typeinfo>
+#include <vector>
+
+namespace {
+
+PyTypeObject *tensor_type;  // torch._C.TensorBase
+Py_ssize_t impl_offset;     // offset of the TensorImpl pointer in a tensor object
+
+// Finds the TensorImpl pointer in a tensor object. Called once, with any tensor and the address that
+// torch reports for its TensorImpl.
+PyObject *calibrate(PyObject *, PyObject *args) {
+  PyObject *tensor;
+  unsigned long long address;
+  if (!PyArg_ParseTuple(args, "OK", &tensor, &address)) return nullptr;
+  PyTypeObject *base = Py_TYPE(tensor);
+  while (base->tp_base && base->tp_base != &PyBaseObject_Type) base = base->tp_base;
+  const Py_ssize_t word = sizeof(void *);
+  for (Py_ssize_t offset = sizeof(PyObject); offset + word <= base->tp_basicsize; offset += word)
+    if (*(unsigned long long *)((char *)tensor + offset) == address) {
+      impl_offset = offset;
+      tensor_type = base;
+      Py_INCREF(base);
+      Py_RETURN_TRUE;
+    }
+  Py_RETURN_FALSE;
+}
+
+c10::TensorImpl *tensor_impl(PyObject *tensor) {
+  return *(c10::TensorImpl **)((char *)tensor + impl_offset);
+}
+
+bool is_tensor(PyObject *value) { return PyType_IsSubtype(Py_TYPE(value), tensor_type); }
+
+// Of a tensor with dynamic dimensions: bounds of each size, and the dimension whose size times stride
+// is the stride (-1: the stride is fixed).
+struct DynamicDimensions {
+  std::vector<int64_t> minimum, maximum, stride_source;
+};
+
+// Expected metadata of a tensor.
+struct Metadata {
+  PyTypeObject *type;
+  uint64_t keys;
+  c10::ScalarType dtype;
+  c10::Device device{c10::kCPU};
+  bool requires_grad, strided;
+  size_t rank;
+  c10::SmallVector<int64_t, 8> layout;  // sizes, then strides
+  std::unique_ptr<DynamicDimensions> dynamic;
+
+  explicit Metadata(PyObject *tensor) : type(Py_TYPE(tensor)) {
+    c10::TensorImpl *t = tensor_impl(tensor);
+    keys = t->key_set().raw_repr();
+    dtype = c10::typeMetaToScalarType(t->dtype());
+    device = t->device();
+    requires_grad = t->requires_grad();
+    strided = t->layout() == c10::kStrided;
+    const c10::IntArrayRef n = t->sizes();  // throws for a nested tensor, which has none
+    rank = n.size();
+    layout.append(n.begin(), n.end());
+    if (strided) layout.append(t->strides().begin(), t->strides().end());
+  }
+
+  c10::IntArrayRef sizes() const { return {layout.data(), rank}; }
+  c10::IntArrayRef strides() const { return {layout.data() + rank, layout.size() - rank}; }
+
+  // Catches exceptions of torch: the interpreter is written in C.
+  static Metadata *of(PyObject *tensor) {
+    try {
+      return new Metadata(tensor);
+    } catch (const std::exception &) {
+      PyErr_SetString(PyExc_TypeError, "a tensor without sizes");
+      return nullptr;
+    }
+  }
+
+  // Returns the name of the first property that differs, or null.
+  const char *difference(PyObject *tensor) const noexcept {
+    try {
+      return find_difference(tensor);
+    } catch (const std::exception &) {
+      return "kind";
+    }
+  }
+
+  const char *find_difference(PyObject *tensor) const {
+    if (Py_TYPE(tensor) != type) return "type";
+    c10::TensorImpl *t = tensor_impl(tensor);
+    if (t->dtype() != c10::scalarTypeToTypeMeta(dtype)) return "dtype";
+    if (t->device() != device) return "device";
+    if (t->requires_grad() != requires_grad) return "requires_grad";
+    if (t->key_set().raw_repr() != keys) return "layout or dispatch keys";
+    if (dynamic && strided) return find_dynamic_difference(t->sizes(), t->strides());
+    if (t->sizes() != sizes()) return "shape";
+    if (strided && t->strides() != strides()) return "strides";
+    return nullptr;
+  }
+
+  const char *find_dynamic_difference(c10::IntArrayRef n, c10::IntArrayRef s) const {
+    if (n.size() != rank) return "number of dimensions";
+    const DynamicDimensions &d = *dynamic;
+    for (size_t i = 0; i < rank; i++) {
+      if (n[i] < d.minimum[i] || n[i] > d.maximum[i]) return "shape";
+      const int64_t from = d.stride_source[i];
+      if (s[i] != (from < 0 ? strides()[i] : n[from] * s[from])) return "strides";
+    }
+    return nullptr;
+  }
+};
+
+// Names the members of a TensorImpl from its sizes to its dispatch keys, which lie in one block and
+// hold all metadata but `requires_grad`.
+struct ImplLayout : c10::TensorImpl {
+  static constexpr size_t begin() { return offsetof(ImplLayout, sizes_and_strides_); }
+  static constexpr size_t end() { return offsetof(ImplLayout, key_set_) + sizeof(c10::DispatchKeySet); }
+};
+constexpr size_t BLOCK_WORDS = (ImplLayout::end() - ImplLayout::begin()) / sizeof(uint64_t);
+static_assert(BLOCK_WORDS * sizeof(uint64_t) == ImplLayout::end() - ImplLayout::begin());
+
+// A tensor whose metadata must not change. Metadata is compared as a block of memory; only if the block
+// has changed, it is compared in detail.
+struct WatchedTensor {
+  PyObject *tensor;  // owned
+  PyTypeObject *type;
+  c10::TensorImpl *impl = nullptr;  // null: the block says nothing
+  uint64_t block[BLOCK_WORDS];
+  bool requires_grad;
+
+  const uint64_t *found_block() const { return (const uint64_t *)((const char *)impl + ImplLayout::begin()); }
+
+  bool has_same_block() const {
+    const uint64_t *found = found_block();
+    uint64_t difference = 0;
+#pragma GCC unroll 32
+    for (size_t i = 0; i < BLOCK_WORDS; i++) difference |= found[i] ^ block[i];
+    return !difference;
+  }
+
+  bool is_as_found() const {
+    return impl && tensor_impl(tensor) == impl && Py_TYPE(tensor) == type && has_same_block() &&
+           impl->requires_grad() == requires_grad;
+  }
+
+  // Copies the block, if it determines the metadata: then sizes and strides are in it, and neither a
+  // subclass of TensorImpl nor Python answers for them.
+  void note_block() {
+    impl = tensor_impl(tensor);
+    memcpy(block, found_block(), sizeof(block));
+    requires_grad = impl->requires_grad();
+    const char *inside = (const char *)impl + ImplLayout::begin(), *end = (const char *)impl + ImplLayout::end();
+    const char *sizes = (const char *)impl->sizes().data(), *strides_end = (const char *)impl->strides().end();
+    const bool has_own_sizes = sizes >= inside && strides_end <= end;  // not in memory of their own
+    const bool determines = typeid(*impl) == typeid(c10::TensorImpl) && impl->layout() == c10::kStrided &&
+                            !impl->key_set().has_any(c10::python_ks) && has_own_sizes;
+    if (!determines) impl = nullptr;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,360 @@
+// The objects that a `Watch` compares, and the comparisons.
+//
+// An unmodified dictionary or class costs one comparison of versions; only the locations of modified ones
+// are read again.
+#pragma once
+#include "expected_objects.h"
+#include "tensor_metadata.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace {
+
+// A location in a watched object and its expected value.
+struct Location {
+  PyObject *key;       // owned; None if there is only one location, and for the MRO of a type
+  PyObject *expected;  // owned; `absent`: must be empty; null: must not be empty
+  bool equal;          // accepts an equal plain value
+};
+
+enum WatchKind { DICT, TYPE, LIST, CELL, FUNCTION, CALLABLE, RESULT };
+
+struct WatchedObject {
+  WatchKind kind;
+  PyObject *object;  // owned
+  uint64_t version = 0;         // of a type, when its locations were last checked; 0: never
+  Py_ssize_t length = -1;       // of a list or dictionary, -1: any
+  Py_ssize_t ordered_keys = 0;  // of a dictionary: the last locations are all of its keys in order
+  std::vector<Location> locations;
+};
+
+// A word of memory that differs from what is expected if something was modified. It lies in an object
+// that the watch owns, so it can be read at any time.
+struct Word {
+  const uint64_t *address;
+  uint64_t expected;
+};
+static_assert(sizeof(void *) == sizeof(uint64_t), "a pointer is one word");
+
+enum WordKind { DICT_VERSION, FUNCTION_SLOT, INSTANCE_TYPE, INSTANCE_DICT };
+
+// What a word belongs to: the index of a watched dictionary or function, or of an instance.
+struct WordOwner {
+  WordKind kind;
+  size_t index;
+};
+
+// An instance whose class, or whose attribute dictionary, must not be replaced.
+struct WatchedInstance {
+  PyObject *instance;  // owned
+  PyObject *expected;  // owned: its class or its dictionary
+};
+
+// Most of what a record watches are unmodified dictionaries, instances and tensors. Each dictionary and
+// instance costs the comparison of one word, in the order of addresses.
+struct Watch {
+  PyObject_HEAD
+  std::vector<Word> *words;
+  std::vector<WordOwner> *owners;  // of the words
+  std::vector<WatchedInstance> *instances;
+  std::vector<WatchedObject> *objects;
+  std::vector<size_t> *others;  // indices of the objects without a word
+  std::vector<WatchedTensor> *tensors;
+  std::vector<Metadata> *expected;  // of the tensors
+  PyObject *index;  // id of a watched object -> its index in `objects`
+  std::string *failed;
+  bool sorted;
+  vectorcallfunc call;
+};
+
+bool holds_expected(const Location &p, PyObject *found) {
+  if (!found) return p.expected == absent;
+  if (!p.expected || found == p.expected) return true;
+  if (!p.equal || Py_TYPE(found) != Py_TYPE(p.expected)) return false;
+  int same = PyObject_RichCompareBool(found, p.expected, Py_EQ);
+  if (same < 0) PyErr_Clear();
+  if (same == 1 && PyFloat_CheckExact(found))
+    return std::signbit(PyFloat_AS_DOUBLE(found)) == std::signbit(PyFloat_AS_DOUBLE(p.expected));
+  if (same == 1 && !PyLong_Check(found) && !PyUnicode_CheckExact(found) && !PyBytes_CheckExact(found)) {
+    // 0j and -0j, or two empty ranges, are equal but distinguishable.
+    PyObject *a = PyObject_Repr(found), *b = PyObject_Repr(p.expected);
+    same = a && b ? PyObject_RichCompareBool(a, b, Py_EQ) : 0;
+    Py_XDECREF(a);
+    Py_XDECREF(b);
+    PyErr_Clear();
+  }
+  return same == 1;
+}
+
+std::string short_repr(PyObject *object) {
+  PyObject *repr = object ? PyObject_Repr(object) : nullptr;
+  const char *s = repr ? PyUnicode_AsUTF8(repr) : nullptr;
+  std::string out = s ? s : "?";
+  Py_XDECREF(repr);
+  PyErr_Clear();
+  return out.size() > 80 ? out.substr(0, 80) + "…" : out;
+}
+
+// Names the changed location of an object, as the start of a sentence.
+std::string describe_location(const WatchedObject &o, const Location *p) {
+  const std::string key = short_repr(p ? p->key : nullptr);
+  switch (o.kind) {
+    case DICT:
+      return p ? "entry " + key : "the keys of a dictionary";
+    case TYPE:
+      return std::string(((PyTypeObject *)o.object)->tp_name) + "." +
+             (p->key == Py_None ? "__mro__" : key);
+    case LIST:
+      return p ? "item " + key + " of a list" : "the length of a list";
+    case CELL:
+      return "a closure variable";
+    case FUNCTION:
+      return short_repr(o.object) + "." + (p ? key : "");
+    case CALLABLE:
+    case RESULT:
+      return key;
+  }
+  return "";
+}
+
+// Stores the text of `Watch.why` and returns false. `p` is null for keys or length.
+bool record_change(Watch *w, const WatchedObject &o, const Location *p, PyObject *found) {
+  *w->failed = describe_location(o, p) + " changed" + (p && found ? ": it is " + short_repr(found) : "");
+  return false;
+}
+
+// Lookup of `super`: key is (name, class); searches the classes after that class in the MRO of `type`.
+PyObject *lookup_after_class(PyTypeObject *type, PyObject *key) {
+  PyObject *name = PyTuple_GET_ITEM(key, 0), *after = PyTuple_GET_ITEM(key, 1);
+  PyObject *mro = type->tp_mro;
+  bool behind = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++) {
+    PyTypeObject *base = (PyTypeObject *)PyTuple_GET_ITEM(mro, i);
+    if (behind) {
+#if PY_VERSION_HEX >= 0x030C0000
+      PyObject *names = PyType_GetDict(base);
+      PyObject *found = names ? PyDict_GetItemWithError(names, name) : nullptr;
+      Py_XDECREF(names);
+#else
+      PyObject *found = PyDict_GetItemWithError(base->tp_dict, name);
+#endif
+      if (found || PyErr_Occurred()) return found;
+    }
+    behind = behind || (PyObject *)base == after;
+  }
+  return nullptr;
+}
+
+bool has_keys_in_order(const WatchedObject &o) {
+  Py_ssize_t position = 0, i = o.locations.size() - o.ordered_keys;
+  PyObject *key, *value;
+  while (PyDict_Next(o.object, &position, &key, &value)) {
+    PyObject *expected = o.locations[i++].key;
+    if (key != expected &&
+        (Py_TYPE(key) != Py_TYPE(expected) || PyObject_RichCompareBool(key, expected, Py_EQ) != 1)) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+bool check_dict(Watch *w, const WatchedObject &o) {
+  if (o.length >= 0 && PyDict_GET_SIZE(o.object) != o.length) return record_change(w, o, nullptr, nullptr);
+  if (o.ordered_keys && !has_keys_in_order(o)) return record_change(w, o, nullptr, nullptr);
+  for (const Location &p : o.locations) {
+    PyObject *found = PyDict_GetItemWithError(o.object, p.key);
+    if (!found) PyErr_Clear();
+    if (!holds_expected(p, found)) return record_change(w, o, &p, found);
+  }
+  return true;
+}
+
+bool check_type(Watch *w, WatchedObject &o) {
+  PyTypeObject *t = (PyTypeObject *)o.object;
+  // A version tag is valid only with the type's flag, which a lookup sets. 0 never matches.
+  _PyType_Lookup(t, class_name);
+  const uint64_t version = PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG) ? t->tp_version_tag : 0;
+  for (const Location &p : o.locations) {
+    PyObject *found = PyTuple_Check(p.key) ? lookup_after_class(t, p.key)
+                      : p.key == Py_None   ? t->tp_mro
+                                           : _PyType_Lookup(t, p.key);
+    if (!found) PyErr_Clear();
+    if (!holds_expected(p, found)) return record_change(w, o, &p, found);
+  }
+  o.version = version;  // of before: comparisons may run code that modifies the class
+  return true;
+}
+
+bool check_list(Watch *w, WatchedObject &o) {
+  Py_ssize_t n = PyList_GET_SIZE(o.object);
+  if (o.length >= 0 && n != o.length) return record_change(w, o, nullptr, nullptr);
+  for (const Location &p : o.locations) {
+    Py_ssize_t i = PyLong_AsSsize_t(p.key);
+    if (i < 0) i += n;  // counted from the end
+    PyObject *found = 0 <= i && i < n ? PyList_GET_ITEM(o.object, i) : nullptr;
+    if (!holds_expected(p, found)) return record_change(w, o, &p, found);
+  }
+  return true;
+}
+
+bool check_cell(Watch *w, WatchedObject &o) {
+  PyObject *found = PyCell_GET(o.object);
+  return holds_expected(o.locations[0], found) || record_change(w, o, &o.locations[0], found);
+}
+
+PyObject **function_slot(PyObject *function, PyObject *name) {
+  PyFunctionObject *f = (PyFunctionObject *)function;
+  const bool code = PyUnicode_CompareWithASCIIString(name, "__code__") == 0;
+  const bool keyword = PyUnicode_CompareWithASCIIString(name, "__kwdefaults__") == 0;
+  return code ? &f->func_code : keyword ? &f->func_kwdefaults : &f->func_defaults;
+}
+
+bool check_function(Watch *w, const WatchedObject &o) {
+  for (const Location &p : o.locations) {
+    PyObject *found = *function_slot(o.object, p.key);
+    if (!found) found = Py_None;
+    if (!holds_expected(p, found)) return record_change(w, o, &p, found);
+  }
+  return true;
+}
+
+bool check_callable(Watch *w, WatchedObject &o) {
+  PyObject *result = PyObject_CallNoArgs(o.object);
+  bool is_true = result && PyObject_IsTrue(result) == 1;
+  if (!result) PyErr_Clear();
+  Py_XDECREF(result);
+  return is_true || record_change(w, o, &o.locations[0], nullptr);
+}
+
+// Compares the result of a call: the same object, or an equal one of the same type.
+bool check_result(Watch *w, WatchedObject &o) {
+  const Location &p = o.locations[0];
+  PyObject *found = PyObject_CallNoArgs(o.object);
+  bool same = found == p.expected;
+  if (found && !same && Py_TYPE(found) == Py_TYPE(p.expected))
+    same = PyObject_RichCompareBool(found, p.expected, Py_EQ) == 1;
+  PyErr_Clear();
+  Py_XDECREF(found);
+  return same || record_change(w, o, &p, nullptr);
+}
+
+// Reads all locations of an object again.
+bool check_locations(Watch *w, WatchedObject &o) {
+  switch (o.kind) {
+    case DICT:
+      return check_dict(w, o);
+    case TYPE:
+      return check_type(w, o);
+    case LIST:
+      return check_list(w, o);
+    case CELL:
+      return check_cell(w, o);
+    case FUNCTION:
+      return check_function(w, o);
+    case CALLABLE:
+      return check_callable(w, o);
+    case RESULT:
+      return check_result(w, o);
+  }
+  return false;
+}
+
+void sort_words(Watch *w) {
+  std::vector<size_t> order(w->words->size());
+  for (size_t i = 0; i < order.size(); i++) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return (*w->words)[a].address < (*w->words)[b].address; });
+  std::vector<Word> words;
+  std::vector<WordOwner> owners;
+  for (size_t i : order) {
+    words.push_back((*w->words)[i]);
+    owners.push_back((*w->owners)[i]);
+  }
+  w->words->swap(words);
+  w->owners->swap(owners);
+  w->sorted = true;
+}
+
+// Finds out what the change of a word means. Called for changed words only.
+bool check_changed_word(Watch *w, size_t i) {
+  const WordOwner owner = (*w->owners)[i];
+  if (owner.kind == DICT_VERSION || owner.kind == FUNCTION_SLOT) {
+    // The word of before: comparisons may run code that modifies the object.
+    const uint64_t found = *(*w->words)[i].address;
+    if (!check_locations(w, (*w->objects)[owner.index])) return false;
+    (*w->words)[i].expected = found;
+    return true;
+  }
+  const WatchedInstance &o = (*w->instances)[owner.index];
+  *w->failed = owner.kind == INSTANCE_TYPE
+                   ? std::string("the class of a ") + ((PyTypeObject *)o.expected)->tp_name + " changed"
+                   : std::string("the __dict__ of a ") + Py_TYPE(o.instance)->tp_name + " changed";
+  return false;
+}
+
+// Compares the words in groups without a branch, so that their loads overlap.
+bool check_words(Watch *w) {
+  constexpr size_t GROUP = 16;
+  const size_t count = w->words->size();
+  for (size_t start = 0; start < count; start += GROUP) {
+    const Word *words = w->words->data();
+    const size_t end = std::min(start + GROUP, count);
+    uint64_t difference = 0;
+#pragma GCC unroll 16
+    for (size_t i = start; i < end; i++) difference |= *words[i].address ^ words[i].expected;
+    for (size_t i = start; difference && i < end; i++)
+      if (*(*w->words)[i].address != (*w->words)[i].expected && !check_changed_word(w, i)) return false;
+  }
+  return true;
+}
+
+bool is_unmodified(const WatchedObject &o) {
+  const PyTypeObject *t = (PyTypeObject *)o.object;
+  return o.kind == TYPE && o.version && t->tp_version_tag == o.version &&
+         PyType_HasFeature((PyTypeObject *)t, Py_TPFLAGS_VALID_VERSION_TAG);
+}
+
+bool check_tensor(Watch *w, size_t i) {
+  WatchedTensor &t = (*w->tensors)[i];
+  t.impl = nullptr;
+  const char *property = (*w->expected)[i].difference(t.tensor);
+  if (property) {
+    *w->failed = std::string("the ") + property + " of a parameter, buffer or known tensor changed";
+    return false;
+  }
+  t.note_block();
+  return true;
+}
+
+// Tensors are scattered in memory: later ones are prefetched.
+constexpr size_t PREFETCH_DISTANCE = 8;
+
+bool check_tensors(Watch *w) {
+  const size_t count = w->tensors->size();
+  for (size_t i = 0; i < count; i++) {
+    if (i + PREFETCH_DISTANCE < count) {
+      const WatchedTensor &next = (*w->tensors)[i + PREFETCH_DISTANCE];
+      __builtin_prefetch(next.tensor);
+      __builtin_prefetch(next.impl);
+      __builtin_prefetch(next.found_block());
+      __builtin_prefetch(next.found_block() + BLOCK_WORDS - 1);
+    }
+    if (!(*w->tensors)[i].is_as_found() && !check_tensor(w, i)) return false;
+  }
+  return true;
+}
+
+bool is_unchanged(Watch *w) {
+  if (!w->sorted) sort_words(w);
+  if (!check_words(w)) return false;
+  for (const size_t i : *w->others) {
+    WatchedObject &o = (*w->objects)[i];
+    if (!is_unmodified(o) && !check_locations(w, o)) return false;
+  }
+  return check_tensors(w);
+}
+
+}  // namespace
