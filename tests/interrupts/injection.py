@@ -171,6 +171,8 @@ def interrupt(case: Case, point: Point, kind: str, call: str = "first") -> Outco
         fired.append(point)
         signal.raise_signal(SIGNALS[kind][0])
 
+    # A shell has processes in the background ignore Ctrl-C.
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)
     handler = signal.signal(signal.SIGALRM, _ring)
     before["handlers"] = [signal.getsignal(number) for number, _ in SIGNALS.values()]
     try:
@@ -192,6 +194,7 @@ def interrupt(case: Case, point: Point, kind: str, call: str = "first") -> Outco
             wrong += _compare_later_calls(case, program, eager, fast, arguments)
     finally:
         signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGINT, interrupts)
     return Outcome(bool(fired), wrong)
 
 
