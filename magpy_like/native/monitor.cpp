@@ -152,6 +152,7 @@ PyObject *abandoned_error;  // exception type that unwinds an abandoned run
 // An exception that is for the program, not for the monitor: KeyboardInterrupt, SystemExit.
 struct Interruption {
   PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;  // owned
+  bool in_isolated_run = false;  // it was raised there, where the monitor's code would take it for an error
 
   // Raises the exception, if there is one.
   bool raise() {
@@ -517,6 +518,7 @@ void handle_exception(Monitor *m, PyFrameObject *frame, PyObject *exception) {
       m->interruption.type = Py_NewRef(PyTuple_GET_ITEM(exception, 0));
       m->interruption.value = Py_NewRef(PyTuple_GET_ITEM(exception, 1));
       m->interruption.traceback = Py_NewRef(PyTuple_GET_ITEM(exception, 2));
+      m->interruption.in_isolated_run = true;
       m->isolated_run.abandoned = true;
     }
     return;
@@ -593,10 +595,12 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
   work->set_depth(work->depth + 1);
   int result = handle_event(m, frame, event, argument);
   if (!m->isolated_run.code) {
+    if (m->interruption.in_isolated_run) report_interruption(m, frame, m->interruption.value);
     if (m->interruption.raise()) result = -1;
     if (m->running && work->holds_exception()) report_exception_to_come(m, frame);
   }
   work->set_depth(work->depth - 1);
+  work->pass_on();  // an isolated run continues as traced code, too
   if (interrupts && !work->depth && interrupts->waiting) interrupts->deliver();
   return result;
 }
@@ -926,7 +930,7 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
   int end_offset, other_end_offset;
   if (!PyArg_ParseTuple(args, "O!ii", &PyFunction_Type, &function, &end_offset, &other_end_offset))
     return nullptr;
-  if (m->work->holds_exception()) Py_RETURN_NONE;  // the recording is about to end
+  if (m->work->holds_exception() || m->interruption.type) Py_RETURN_NONE;  // the recording is about to end
   IsolatedRun outer_run = m->isolated_run;
   Skip outer_skip = m->skip;
   m->skip = Skip();
@@ -949,6 +953,7 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
     PyErr_Clear();
     Py_XDECREF(value);
     Py_XDECREF(ended.reached);
+    if (m->interruption.in_isolated_run) Py_RETURN_NONE;  // raised after the event
     m->interruption.raise();
     return nullptr;
   }

@@ -17,6 +17,7 @@ from magpy_like.interruption import (
     is_interruption,
     own_work,
 )
+from magpy_like.monitor.event_handlers import EventHandlers
 from magpy_like.split_reasons import SplitReason
 from tests.compare import assert_same
 
@@ -158,6 +159,39 @@ def test_exception_in_a_loop_of_the_program_ends_the_recording():
     report = magpy.explain(program, torch.ones(2))
     thread.join()
     assert report.split_points[0].reason is SplitReason.INTERRUPTED
+
+
+@anywhere
+def test_exception_in_an_isolated_run_reaches_the_program(run, monkeypatch):
+    """Python 3.11 enters no function of the isolated run while the exception waits."""
+    sends, original = [], EventHandlers.on_instruction
+
+    def sending(self, *args):
+        if sends and self.run.context.isolation.branch_run is not None:
+            sends.pop()
+            send_to_self()
+        return original(self, *args)
+
+    def double(y):
+        return y * 2
+
+    def program(x):
+        if x.sum() > 100:
+            return double(x)
+        return double(x) + 1
+
+    def call():
+        fast = magpy.compile(program, backend="eager")
+        sends.append(True)
+        with pytest.raises(TimedOut):
+            fast(torch.ones(2))
+        assert not sends
+        for _ in range(3):
+            assert_same(fast(torch.ones(2)), torch.full((2,), 3.0))
+        return magpy.cache_info(fast).hits
+
+    monkeypatch.setattr(EventHandlers, "on_instruction", sending)
+    assert run(call) == 2
 
 
 def test_threads_receive_their_own_exceptions():
