@@ -5,8 +5,8 @@ They are those of signal handlers (Ctrl-C, an alarm), and those that another thr
 instructions of the main thread, and raises what was sent between any two of a thread. During own
 work (the monitor's callbacks, synthesis, compilation) both wait: tracing with torch does not
 survive an exception at an arbitrary instruction. They come where the program continues, or, in work
-that takes long, at :func:`check_interruption`. Under a trace function of the caller (a debugger),
-Python 3.11 does not let sent exceptions wait.
+that takes long, at :func:`check_interruption`. On Python 3.11 sent exceptions do not wait
+in traced code: under a trace function of the caller (a debugger), and in isolated runs.
 """
 
 from __future__ import annotations

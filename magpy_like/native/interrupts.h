@@ -33,6 +33,8 @@ struct Interrupts {
 constexpr unsigned long NO_THREAD = 0;
 
 // Python 3.11 enters a traced function only once no thread has to raise a sent exception.
+constexpr bool TRACED_CODE_RAISES = PY_VERSION_HEX < 0x030C0000;
+
 inline bool needs_exceptions_raised(PyThreadState *current) {
 #if PY_VERSION_HEX < 0x030C0000
   return current->cframe->use_tracing;

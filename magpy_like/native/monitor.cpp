@@ -259,13 +259,13 @@ void consume(Monitor *m, PyFrameObject *frame, PyObject *result) {
   Py_XDECREF(result);
 }
 
-// Lets code of the program run in the trace hook, traced. What is sent to the thread is raised there.
+// Lets code of the program run in the trace hook, traced.
 struct TracedCode {
   Monitor *m;
   PyThreadState *thread = PyThreadState_Get();
 
   explicit TracedCode(Monitor *monitor) : m(monitor) {
-    m->work->pass_on();
+    if (TRACED_CODE_RAISES) m->work->pass_on();
     PyThreadState_LeaveTracing(thread);
   }
 
@@ -600,7 +600,7 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
     if (m->running && work->holds_exception()) report_exception_to_come(m, frame);
   }
   work->set_depth(work->depth - 1);
-  work->pass_on();  // an isolated run continues as traced code, too
+  if (TRACED_CODE_RAISES) work->pass_on();  // an isolated run continues
   if (interrupts && !work->depth && interrupts->waiting) interrupts->deliver();
   return result;
 }
