@@ -29,6 +29,7 @@ class Raises(enum.Enum):
     NEVER = "never"
     GIVEN_TENSORS = "only if an argument is a tensor"
     ROUNDING = "only with a rounding mode"
+    BOUNDS = "only for positions out of bounds, and on a GPU never"
 
 
 class Results(enum.Enum):

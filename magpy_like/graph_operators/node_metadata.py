@@ -39,6 +39,7 @@ LIST = _declare("list", bool, "True if the node is a list of tensors.")
 WRITTEN_SHAPE = _declare(
     "written_shape", torch.Size, "The sizes of the tensor that ``tensor[key] = tensor`` writes."
 )
+ON_GPU = _declare("on_gpu", bool, "True if the node is a tensor on a CUDA device.")
 AS_IS = _declare(
     "as_is", str, "Why no backend receives the node, which runs as it was recorded: a verb phrase."
 )

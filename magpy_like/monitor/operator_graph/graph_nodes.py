@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.checkpoint_operator import fold_checkpoints
-from magpy_like.graph_operators.node_metadata import AS_IS, TWIN
+from magpy_like.graph_operators.node_metadata import AS_IS, ON_GPU, TWIN
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
@@ -53,6 +53,8 @@ class GraphNodes:
 
     def set_node(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._known[id(tensor)] = (MonitorWeakRef(tensor), node)
+        if tensor.is_cuda:
+            node.meta[ON_GPU] = True
 
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The symbolic twin of an operator's result or input, or None."""

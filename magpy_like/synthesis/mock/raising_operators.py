@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.operator_facts import Narrows, Raises, operator_facts
-from magpy_like.graph_operators.node_metadata import NUMBER
+from magpy_like.graph_operators.node_metadata import NUMBER, ON_GPU
 from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
@@ -65,7 +65,8 @@ def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
     if name is None:
         return True
     if name in _SUBSCRIPTS:
-        return any(is_instance(index, fx.Node) for index in node.all_input_nodes[1:])
+        given = any(is_instance(index, fx.Node) for index in node.all_input_nodes[1:])
+        return given and not _is_on_gpu(node)
     facts = operator_facts(name)
     numbers = [source for source in node.all_input_nodes if source.meta.get(NUMBER)]
     if numbers:
@@ -77,8 +78,16 @@ def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
             return len(node.args) > 2 or bool(node.kwargs)
         case Raises.GIVEN_TENSORS:
             return bool(node.all_input_nodes)
+        case Raises.BOUNDS:
+            return not _is_on_gpu(node)
         case Raises.MAYBE:
             return True
+
+
+def _is_on_gpu(node: fx.Node) -> bool:
+    """True if all inputs of an operator are tensors on a GPU. There it raises nothing that depends
+    on elements: a failed check on the device ends the process."""
+    return all(source.meta.get(ON_GPU) for source in node.all_input_nodes)
 
 
 def _name_in_torch(node: fx.Node) -> str | None:

@@ -5,6 +5,7 @@ The guard cannot predict the exception: whether an index is in bounds depends on
 
 import itertools
 import logging
+import operator
 import random
 import warnings
 
@@ -14,6 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import magpy_like as magpy
+from magpy_like.graph_operators.node_metadata import NUMBER, ON_GPU
+from magpy_like.synthesis.mock.raising_operators import may_fail
 from tests.compare import assert_same
 from tests.programs import Twins, tensor
 
@@ -513,3 +516,21 @@ def test_lifted_index_out_of_range_rolls_back():
                 results.append(str(error))
         assert_same(results[0], results[1])
         assert_same(*weights)
+
+
+@pytest.mark.parametrize("operation", [F.embedding, torch.gather, torch.index_copy, "getitem"])
+def test_positions_out_of_bounds_raise_nothing_where_all_tensors_are_on_a_gpu(operation):
+    """There, a failed check ends the process, and tensors that change are not copied for it."""
+    graph = torch.fx.Graph()
+    inputs = [graph.placeholder(name) for name in ("tensor", "index", "source")]
+    call = graph.call_function(operator.getitem if operation == "getitem" else operation)
+    call.args = (inputs[0], inputs[1])
+    assert may_fail(call)
+    inputs[0].meta[ON_GPU] = True
+    assert may_fail(call)
+    inputs[1].meta[ON_GPU] = True
+    assert not may_fail(call)
+    number = graph.placeholder("number")
+    number.meta[NUMBER] = True
+    call.args = (inputs[0], number, inputs[1])
+    assert may_fail(call)
