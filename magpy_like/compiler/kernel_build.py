@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.cpp import cpp_printer, cpp_special_functions
 from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
+from magpy_like.compiler.codegen.launcher_pieces import split_into_pieces
 from magpy_like.compiler.codegen.triton import triton_printer
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.lowering.graph_lowering import Graph
@@ -67,6 +68,11 @@ def build(
     """
     source = launcher.print()
     compiled = CompiledGraph(source, launcher.assumes, **asdict(facts))
+    if facts.gpu is not None and facts.obstacle is not None:
+        pieces = split_into_pieces(source, launcher.step_lines)
+        if pieces is not None:
+            compiled.pieces = pieces.source
+            compiled.lendable_of_pieces = [*map(list, pieces.lendable)]
     functions: Functions = {}
     for device in dict.fromkeys(k.device.type for k in kernels):
         part = [k for k in kernels if k.device.type == device]
@@ -114,12 +120,28 @@ def find_captured(key: str, graphs: CudaGraphs) -> Call | None:
 
 
 def _call(compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs) -> Call:
-    call: Any = define(compiled.launcher, {**COMMON, **names})
+    namespace = {**COMMON, **names}
+    call: Any = define(compiled.launcher, namespace)
     replays = compiled.gpu is not None and graphs is not CudaGraphs.NEVER
     if replays and helper_status.obstacle() is None:
         constants = {t.untyped_storage()._cdata for t in names.values() if isinstance(t, Tensor)}
-        call = GraphedLauncher(call, compiled.facts(), graphs, constants)
+        if compiled.pieces:
+            call = _launch_in_pieces(compiled, namespace, graphs, constants)
+        else:
+            call = GraphedLauncher(call, compiled.facts(), graphs, constants)
     call.assumes = compiled.assumes
+    return call
+
+
+def _launch_in_pieces(
+    compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs, constants: set[int]
+) -> Call:
+    """The launcher whose pieces are CUDA graphs, and whose other steps are not."""
+    call = define(compiled.pieces, names)
+    for k, lendable in enumerate(compiled.lendable_of_pieces):
+        facts = replace(compiled.facts(), obstacle=None, lendable=tuple(lendable))
+        name = f"piece_{k}"
+        names[name] = GraphedLauncher(names[name], facts, graphs, constants)
     return call
 
 

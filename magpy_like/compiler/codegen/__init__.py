@@ -5,5 +5,6 @@ sections 4.5 to 4.7).
 ``cpp``: kernels for the CPU
 ``triton``: kernels for CUDA GPUs
 ``capture_obstacles``: facts that decide whether a CUDA graph is captured
+``launcher_pieces``: its source in pieces, where a CUDA graph cannot hold all of it
 ``launcher``: the Python function that allocates buffers and calls kernels
 """

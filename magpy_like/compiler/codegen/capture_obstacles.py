@@ -6,7 +6,7 @@ CPU, or runs code that the compiler does not know is an obstacle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ by a tag or by their results."""
 def graph_facts(graph: Graph, steps: Sequence[Step], kind: str) -> GraphFacts:
     """The facts of a scheduled graph; ``kind`` is "forward", "backward" or "inference"."""
     gpus = {b.device.index or 0 for b in graph.buffers.values() if b.device.type == "cuda"}
-    obstacle = next(_obstacles(graph, steps), None)
+    found = (step_obstacle(step, graph) for step in steps)
+    obstacle = next(filter(None, found), None)
     if len(gpus) > 1:
         obstacle = "it uses several GPUs"
     lendable: Iterable[int] = ()
@@ -50,17 +51,17 @@ def _varies(buffer: Any) -> bool:
     return any(e.free_symbols for e in (*buffer.size, *buffer.stride))
 
 
-def _obstacles(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
-    for name in graph.inputs:
-        if isinstance(name, str) and graph.buffers[name].device.type != "cuda":
-            yield f"an argument is on the {graph.buffers[name].device.type}"
-    for step in steps:
-        if isinstance(step.work, Kernel) and step.work.device.type != "cuda":
-            yield f"it computes on the {step.work.device.type}: {', '.join(step.work.origins)}"
-        elif isinstance(step.work, ExternOp):
-            reason = _obstacle_of(step.work, graph)
-            if reason is not None:
-                yield f"{step.work.target} {reason}"
+def step_obstacle(step: Step, graph: Graph) -> str | None:
+    """Why a CUDA graph cannot hold a step; None if it can."""
+    if isinstance(step.work, ExternOp):
+        reason = _obstacle_of(step.work, graph)
+        return None if reason is None else f"{step.work.target} {reason}"
+    if isinstance(step.work, Kernel):
+        used = (*step.work.inputs, *step.work.outputs)
+        devices = {step.work.device.type, *(graph.buffers[name].device.type for name in used)}
+        if devices != {"cuda"}:
+            return f"{', '.join(step.work.origins)} on the CPU"
+    return None
 
 
 def _obstacle_of(operation: ExternOp, graph: Graph) -> str | None:

@@ -11,7 +11,9 @@ from typing import Any
 import sympy
 import torch
 
+from magpy_like.compiler.codegen.capture_obstacles import step_obstacle
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel, Lines
+from magpy_like.compiler.codegen.launcher_pieces import StepLines
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Buffer, ExternOp, Strided
@@ -123,6 +125,7 @@ class Launcher:
         self._assumed = list(dict.fromkeys(graph.assumed))
         self.assumes = False  # may the call raise AssumptionFailed?
         self._wrote = False  # has a step printed so far written an input?
+        self.step_lines: list[StepLines] = []
         self._names: dict[int, str] = {}
         self._computed: dict[str, str] = {}
         """Computed sizes and tuples of sizes: expression -> variable."""
@@ -140,7 +143,10 @@ class Launcher:
         self._bind_inputs(names)
         self._mark_writes()
         for step in self.steps:
+            first = len(self.lines)
             self._step(step)
+            captured = step_obstacle(step, self.graph) is None
+            self.step_lines.append(StepLines(first, len(self.lines), captured))
         values = self._outputs()
         line(f"return ({', '.join(values)}{',' if values else ''})")
         self.lines.indent(-1)

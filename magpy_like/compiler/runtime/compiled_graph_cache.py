@@ -237,6 +237,7 @@ class CompiledGraph:
     ``functions``: kernel -> C++ function
     ``triton_kernels``: Triton kernels as text; their machine code is in Triton's own cache
     ``triton_indices``: kernel -> its index there
+    ``pieces``, ``lendable_of_pieces``: see :class:`Pieces`; empty for a launcher in one piece
     ``gpu``, ``obstacle``, ``lendable``, ``symbolic``: see :class:`GraphFacts`
     """
 
@@ -249,6 +250,8 @@ class CompiledGraph:
     functions: dict[str, str] = field(default_factory=dict)
     triton_kernels: list[str] = field(default_factory=list)
     triton_indices: dict[str, int] = field(default_factory=dict)
+    pieces: str = ""
+    lendable_of_pieces: list[list[int]] = field(default_factory=list)
     gpu: int | None = None
     obstacle: str | None = None
     lendable: tuple[int, ...] = ()

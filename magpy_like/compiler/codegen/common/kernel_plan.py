@@ -398,6 +398,9 @@ class Lines:
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
 
+    def __len__(self) -> int:
+        return len(self._lines)
+
 
 @dataclass(frozen=True)
 class IndexPrinter:

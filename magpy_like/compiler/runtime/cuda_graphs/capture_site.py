@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from magpy_like.compiler.runtime.cuda_graphs import held_graphs
-from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph
+from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph, is_on_gpu
 
 Call = Callable[[list[Any]], Any]
 
@@ -70,7 +69,7 @@ class CaptureSite:
 
     def observe(self, args: Sequence[Any]) -> None:
         """Note a call that no CUDA graph accepts."""
-        addresses = [a.data_ptr() if isinstance(a, Tensor) else None for a in args]
+        addresses = [a.data_ptr() if is_on_gpu(a) else None for a in args]
         pairs = zip(addresses, self._addresses, strict=False)
         self._changed = {k for k, (now, before) in enumerate(pairs) if now != before}
         self._addresses = addresses
@@ -104,7 +103,7 @@ class CaptureSite:
 
     def staged(self, args: Sequence[Any]) -> set[int]:
         """The indices of arguments that a capture has to stage."""
-        return {k for k in self._changed if isinstance(args[k], Tensor)}
+        return {k for k in self._changed if is_on_gpu(args[k])}
 
     def drop(self, graph: CapturedGraph) -> None:
         """Forget a CUDA graph; a replay that another thread has begun ends."""

@@ -55,10 +55,9 @@ class CapturedGraph:
         self._graph = torch.cuda.CUDAGraph()
         with pool.capturing(self._graph):
             results = call([*passed])
-        tensors = {k for k, argument in enumerate(args) if isinstance(argument, Tensor)}
         self._addresses = [
-            args[k].data_ptr() if k in tensors and k not in staged else None
-            for k in range(len(args))
+            argument.data_ptr() if is_on_gpu(argument) and k not in staged else None
+            for k, argument in enumerate(args)
         ]
         self._results = PassedResults(results, passed, constants, lendable)
         # The capture has counted the writes of this call to arguments that are not staged.
@@ -116,6 +115,10 @@ class CapturedGraph:
         for k, count in written:
             for _ in range(count):
                 increment_version((args[k],))
+
+
+def is_on_gpu(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.is_cuda
 
 
 def _version(argument: Any) -> int:

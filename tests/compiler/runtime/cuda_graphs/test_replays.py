@@ -438,12 +438,14 @@ def test_memory_returns_with_the_model(replays):
 
     held = []
     for _ in range(8):
+        replays.clear()
         use()
+        assert replays
+        replays.clear()
         gc.collect()
         torch.cuda.empty_cache()
         held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
     assert held[-1] <= held[3], held
-    assert replays
 
 
 @torch.no_grad()
@@ -483,6 +485,59 @@ def test_exhausted_memory_leaves_a_working_program(replays):
             torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.set_per_process_memory_fraction(1.0)
     assert_close(fast(x), expected)
+
+
+def selected(first, last, x):
+    """Layers, an operator that waits for the GPU, and more layers."""
+    y = first(x)
+    y = y[y.sum(1) > 0]
+    return last(torch.cat([y, x])).sum(0)
+
+
+def test_operators_that_wait_stay_between_captured_pieces(replays):
+    def stack(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            *(m for _ in range(8) for m in (nn.Linear(16, 16), nn.LayerNorm(16), nn.Softmax(-1)))
+        )
+
+    first, last = stack(0), stack(1)
+    fast = compiled(lambda x: selected(first, last, x))
+    with torch.no_grad():
+        for _ in range(24):
+            x = torch.randn(6, 16)
+            assert_close(fast(x), selected(first, last, x))
+    assert len(replays) > 20
+
+
+def test_numbers_on_the_cpu(replays):
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(12)))
+    fast = compiled(lambda x, scale: model(x) * scale)
+    with torch.no_grad():
+        for k in range(12):
+            x, scale = torch.randn(4, 16), torch.tensor(float(k), device="cpu")
+            assert_close(fast(x, scale), model(x) * scale)
+
+
+def test_whole_training_steps(replays):
+    def make():
+        model = layers()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    (model, optimizer), twins = make(), make()
+    fast = magpy.compile(lambda x: step(model, optimizer, x), mode="reduce-overhead")
+    for _ in range(14):
+        x = torch.randn(4, 32)
+        assert_close(fast(x), step(*twins, x))
+    assert_close(list(model.parameters()), list(twins[0].parameters()))
+    assert replays
 
 
 def test_default_mode_captures_where_launches_bound(replays):
