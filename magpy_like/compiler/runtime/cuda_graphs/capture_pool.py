@@ -64,23 +64,26 @@ class CapturePool:
 
         Where the driver has ended it already, torch raises before it restores the allocators of
         memory and the generator of random numbers. A further capture restores the generator. The
-        allocators may refer to the graph, which therefore is kept, and do not admit its pool again.
+        allocators may refer to the graph, and do not admit its pool again.
         """
+        _abandoned.append(graph)
         try:
             graph.capture_end()
         except RuntimeError:
-            _abandoned.append(graph)
             with contextlib.suppress(RuntimeError):  # there is no such capture
                 end_allocate_to_pool(self._gpu, self._handle)
                 release_pool(self._gpu, self._handle)
             self._graphs = weakref.WeakSet()
-            spare = torch.cuda.CUDAGraph()
-            spare.capture_begin(capture_error_mode="thread_local")
-            self._scratch.zero_()  # memory may be exhausted
-            spare.capture_end()
+            _abandoned.append(spare := torch.cuda.CUDAGraph())
+            with contextlib.suppress(torch.OutOfMemoryError):  # the generator was not reached
+                spare.capture_begin(capture_error_mode="thread_local")
+                self._scratch.zero_()
+                spare.capture_end()
 
 
 _abandoned: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture did not succeed. *Seen* on torch 2.11: the destructor of one whose
+``capture_begin`` ran out of memory ends the process."""
 
 _pools: dict[tuple[int, int], CapturePool] = {}
 _making = threading.Lock()
