@@ -12,6 +12,7 @@
 ``scans``: running sums, products and extrema
 ``concatenation``: concatenation, padding, and writes to slices
 ``gather_scatter``: gathers and scatters
+``scatters_in_place``: scatters that write an input of the graph in place
 ``sorted_search``: binary search, and elements placed in the order of a mask
 ``histogram``: counts per bin
 ``pooling``, ``fractional_pooling``: pooling and its gradients

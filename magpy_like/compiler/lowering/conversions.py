@@ -66,6 +66,8 @@ def copy_(graph: Graph, target: Box, source: Box, non_blocking: bool = False) ->
     window = target.strided()
     if window is None or source.device != target.device:
         raise Unsupported("aten.copy_", "to something computed, or to another device")
+    if source.strided() is window:
+        return target  # a scatter in place
     graph.realize_readers(window.buffer)
     new = to_dtype(graph, expand(source, target.size), target.dtype)
     if window.buffer in source.cost().reads:

@@ -178,6 +178,19 @@ def copy_of(graph: Graph, a: Box) -> Box:
     return copy
 
 
+def scatter_target(graph: Graph, a: Box) -> Box:
+    """The memory to scatter into: a copy of ``a``, or ``a`` itself if that is the graph's input to
+    write."""
+    window = a.strided()
+    if window is None or graph.buffers[window.buffer].kind != "input":
+        return copy_of(graph, a)
+    if graph.origin not in graph.scatters_in_place:
+        return copy_of(graph, a)
+    graph.realize_readers(window.buffer)
+    graph.mutated_inputs.add(window.buffer)
+    return Box(graph, a.dtype, a.device, list(a.size), window)
+
+
 @lower(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
     graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool = False
@@ -197,7 +210,7 @@ def _put(graph: Graph, plan: _IndexPlan, values: Box, mode: str | None) -> Box:
         raise Unsupported("aten.index_put", "values of another dtype or device")
     values = expand(values, plan.size)
     values.realize()
-    result = copy_of(graph, a)
+    result = scatter_target(graph, a)
     window = result.realize()
 
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
@@ -274,7 +287,7 @@ def _scatter(
         return _scatter_as_select(graph, a, dim, indices, source, mode, error)
     for box in boxes[1:]:
         box.realize()
-    result = copy_of(graph, a)
+    result = scatter_target(graph, a)
     window = result.realize()
 
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:

@@ -47,6 +47,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import (
     returns_alias,
     tensors_in,
 )
+from magpy_like.compiler.lowering.scatters_in_place import find_scatters_in_place
 from magpy_like.graph_operators.node_metadata import FOLDED
 from magpy_like.interruption import check_interruption
 
@@ -87,6 +88,7 @@ class Graph:
         self.fallbacks: dict[str, int] = {}  # operator -> calls that run through ATen
         self.lowered: dict[str, int] = {}
         self.mutated_inputs: set[str] = set()
+        self.scatters_in_place = find_scatters_in_place(gm.graph)
         self.concatenated: set[str] = set()  # buffers whose writers write disjoint parts
         self.numbers = 0  # floats computed at run time so far
         self._env: dict[fx.Node, Any] = {}

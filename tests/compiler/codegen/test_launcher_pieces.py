@@ -11,6 +11,7 @@ from magpy_like.compiler import kernel_build
 from magpy_like.compiler.codegen import launcher_pieces
 from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
 from magpy_like.compiler.codegen.launcher_pieces import StepLines, split_into_pieces
+from magpy_like.compiler.runtime import captured_graph_cache
 from tests.compare import assert_same
 from zoo import ZOO
 
@@ -115,7 +116,8 @@ def cut(monkeypatch):
     latest = []
     monkeypatch.setattr(Launcher, "print", printing)
     monkeypatch.setattr(kernel_build, "_call", calling)
-    monkeypatch.setattr(kernel_build, "key", lambda *_: None)
+    for cache in (kernel_build, captured_graph_cache):
+        monkeypatch.setattr(cache, "key", lambda *_: None)
     return counts
 
 
