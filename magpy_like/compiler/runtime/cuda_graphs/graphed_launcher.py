@@ -52,12 +52,15 @@ class GraphedLauncher:
         if self.obstacle is not None or torch.cuda.is_current_stream_capturing():
             return self._call(args)
         if current_device() != self._gpu:
-            return self._call(args)
+            with torch.cuda.device(self._gpu):
+                return self(args)
         stream = current_raw_stream(self._gpu)
         key = self._key(args, stream)
         site = self._sites.get(key)
         if site is None:
             site = self._new_site(key)
+        else:
+            self._sites.move_to_end(key)
         if site.obstacle is not None:
             return self._call(args)
         pool = pool_of(self._gpu, stream)
@@ -73,7 +76,9 @@ class GraphedLauncher:
 
     def _key(self, args: list[Any], stream: int) -> Any:
         """What a CUDA graph depends on beside the addresses of its arguments."""
-        numbers = [a for a in args if not isinstance(a, Tensor)]
+        # Floats as text: 0.0 equals -0.0.
+        rest = (a for a in args if not isinstance(a, Tensor))
+        numbers = [repr(a) if type(a) is float else a for a in rest]
         sizes = None
         if self._facts.symbolic:
             sizes = tuple((*a.size(), *a.stride()) for a in args if isinstance(a, Tensor))

@@ -522,6 +522,33 @@ def test_numbers_on_the_cpu(replays):
             assert_close(fast(x, scale), model(x) * scale)
 
 
+def test_signs_of_zeros_among_numbers(replays):
+    fast = compiled(lambda x, a: (x * a, x + 1))
+    x = torch.ones(4)
+    with torch.no_grad():
+        for k in range(24):
+            a = (0.0, -0.0, 1.5)[k % 3]
+            found, _ = fast(x, a)
+            assert torch.equal(torch.signbit(found), torch.signbit(x * a)), k
+
+
+def test_random_sizes_leave_no_growth(replays):
+    model = layers()
+    fast = magpy.compile(model, mode="reduce-overhead", dynamic=True)
+    choose = random.Random(1)
+    held = []
+    with torch.no_grad():
+        for k in range(1000):
+            x = torch.randn(choose.randint(1, 60), 32)
+            y = fast(x)
+            if k % 100 == 0:
+                assert_close(y, model(x))
+                del x, y
+                gc.collect()
+                held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert held[-1] <= held[4], held
+
+
 def test_whole_training_steps(replays):
     def make():
         model = layers()
