@@ -19,7 +19,7 @@ from tests.compare import assert_same
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch):
-    monkeypatch.setattr(scatters_in_place, "DEVICES", {"cpu"})
+    monkeypatch.setattr(scatters_in_place, "DEVICES", {"cpu", "cuda"})
     for cache in (kernel_build, captured_graph_cache):  # its keys do not know of this switch
         monkeypatch.setattr(cache, "key", lambda *_: None)
 
@@ -38,8 +38,13 @@ def found(monkeypatch):
     return counts
 
 
-I = torch.tensor([2, 0])  # noqa: E741
-ROWS = torch.arange(6.0).reshape(2, 3) + 10
+def arguments(step=0):
+    """A cache, rows, and their positions, on the default device."""
+    return (
+        torch.arange(12.0).reshape(4, 3) + step,
+        torch.arange(6.0).reshape(2, 3) + 10,
+        torch.tensor([2, 0]),
+    )
 
 
 def attention(cache, x, at):
@@ -129,19 +134,20 @@ def check(program):
     fast = magpy.compile(program, options={"strict": True})
     with torch.no_grad():
         for step in range(3):
-            cache = torch.arange(12.0).reshape(4, 3) + step
-            twin = copy.deepcopy(cache)
-            assert_same(fast(cache, ROWS, I), program(twin, ROWS, I))
-            assert_same(cache, twin)
+            args = arguments(step)
+            twins = copy.deepcopy(args)
+            assert_same(fast(*args), program(*twins))
+            assert_same(args, twins)
 
 
 def test_other_layouts_of_the_cache(found):
     fast = magpy.compile(attention, options={"strict": True})
+    _, x, at = arguments()
     with torch.no_grad():
         for _ in range(2):
             base = torch.arange(24.0).reshape(3, 8)
             twin = base.clone()
-            assert_same(fast(base.t()[::2], ROWS, I), attention(twin.t()[::2], ROWS, I))
+            assert_same(fast(base.t()[::2], x, at), attention(twin.t()[::2], x, at))
             assert_same(base, twin)
     assert found == [1]
 
@@ -155,8 +161,8 @@ def test_gradients_of_rows_that_are_stored():
     for _ in range(3):
         gradients = []
         for run in (fast, program):
-            x = ROWS.clone().requires_grad_()
-            run(torch.ones(4, 3), x, I).backward()
+            _, x, at = arguments()
+            run(torch.ones(4, 3), x.requires_grad_(), at).backward()
             gradients.append(x.grad)
         assert_same(*gradients)
 
@@ -164,7 +170,7 @@ def test_gradients_of_rows_that_are_stored():
 def test_on_a_cpu_nothing_is_stored_in_place(found, monkeypatch):
     monkeypatch.setattr(scatters_in_place, "DEVICES", frozenset({"cuda"}))
     fast = magpy.compile(attention, options={"strict": True})
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("cpu"):
         for _ in range(2):
-            fast(torch.ones(4, 3), ROWS, I)
+            fast(*arguments())
     assert found == [0]
