@@ -14,6 +14,7 @@
 ``container_keys.cpp``: order and stored hashes of dictionaries and sets.
 ``operator_count.cpp``: the count of operators that torch dispatches.
 ``loans.cpp``: tensors over memory that a CUDA graph reuses, counted while somebody holds them.
+``kernel_launch.cpp``: launches of compiled kernels on a GPU.
 ``tensor_objects.h``: the TensorImpl of a tensor object.
 ``helper_sources``: the C++ modules, their flags, and the identity of their binaries.
 ``helper_loading``: loading the binaries of a wheel or of the disk cache, or compiling them.

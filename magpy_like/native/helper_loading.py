@@ -104,7 +104,7 @@ def _unit(name: str, source: str, *flags: str) -> CppSource:
 def _load(paths: Mapping[str, Path]) -> Helper:
     helper = {name: load_extension(path, f"_magpy_{name}") for name, path in paths.items()}
     probe = torch.empty(0)
-    for name in ("guards", "loans"):
+    for name in ("guards", "loans", "launch"):
         if not helper[name].calibrate(probe, probe._cdata):
             raise ImportError("the memory layout of tensors in this build of torch is unknown")
     note_main_thread = helper["interrupts"].note_main_thread

@@ -33,6 +33,7 @@ MODULES = (
     Module("keys", "container_keys", False),
     Module("dispatch", "operator_count", True),
     Module("loans", "loans", True),
+    Module("launch", "kernel_launch", True),
 )
 FLAGS = ("-O2", "-std=c++20")
 INCLUDES = (sysconfig.get_paths()["include"],)

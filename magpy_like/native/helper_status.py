@@ -29,6 +29,7 @@ _NAMES = {
     "keys": ("dict_of", "ordered_keys", "stored_hashes"),
     "dispatch": ("dispatch_counter", "start_counting", "stop_counting"),
     "loans": ("Lender", "is_lent", "same_addresses"),
+    "launch": ("KernelLaunch", "driver_context", "open_driver"),
 }  # fmt: skip
 _MODULE_OF_NAME = {name: module for module, names in _NAMES.items() for name in names}
 """The C++ module that defines a name."""

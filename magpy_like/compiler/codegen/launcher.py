@@ -234,7 +234,9 @@ class Launcher:
         if isinstance(step.work, Kernel):
             kernel = step.work
             written = kernel.outputs
-            args = [f"{b}.data_ptr()" for b in (*kernel.inputs, *kernel.outputs)]
+            args = [*kernel.inputs, *kernel.outputs]
+            if kernel.device.type == "cpu":  # functions of addresses
+                args = [f"{b}.data_ptr()" for b in args]
             args += [self._size(e) for e in (*kernel.size_symbols, *kernel.numbers)]
             line(f"{kernel.name}({', '.join(args)})")
         elif step.work is not None:

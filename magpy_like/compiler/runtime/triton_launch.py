@@ -22,6 +22,8 @@ from typing import Any
 import torch
 
 from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.runtime import native_launch
+from magpy_like.compiler.runtime.native_launch import NativeVariant
 from magpy_like.compiler.runtime.ptx_repair import splitting_paired_additions
 from magpy_like.torch_compat.cuda import current_device, current_raw_stream
 from magpy_like.torch_patches import compile_source
@@ -66,6 +68,12 @@ class TritonSource:
         text = re.sub(rf"\b{old}(?=_\d|\b)", new, text)
         stages = tuple((re.sub(rf"^{old}", new, name), grid) for name, grid in self.stages)
         return replace(self, text=text, stages=stages)
+
+    def parameters(self, wide: bool) -> list[str]:
+        """Triton's type of each argument; positions, and so sizes, are of 64 bits if ``wide``."""
+        memory = [*self.pointers, *(dtype for dtype, _ in self.workspace)]
+        sizes = ["i64" if wide else "i32"] * len(self.sizes)
+        return [*(_POINTER[dtype] for dtype in memory), *sizes, *self.numbers]
 
     def function_of_sizes(self, expression: str) -> Callable[..., Any]:
         arguments = "".join(f"{size}, " for size in self.sizes)
@@ -116,15 +124,12 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
     # Triton 3.6 caches machine code under a key that does not cover changes to the PTX.
     annotated = re.sub(r"^(def .*)$", r"\1\n    # one addition at a time", source.text, flags=re.M)
     functions = define(replace(source, text=annotated), wide, namespace)
-    memory = [*source.pointers, *(dtype for dtype, _ in source.workspace)]
-    kinds = [_POINTER[dtype] for dtype in memory]
-    kinds += ["i64" if wide else "i32"] * len(source.sizes)
-    kinds += source.numbers
+    kinds = source.parameters(wide)
     signature = dict(zip(functions[0].arg_names, kinds, strict=True))
     attributes = {}
     if aligned:
         known = [["tt.divisibility", ALIGNMENT]]
-        attributes = {(k,): known for k in range(len(memory))}
+        attributes = {(k,): known for k, kind in enumerate(kinds) if kind.startswith("*")}
     options: dict[str, Any] = {
         "num_warps": source.num_warps,
         "num_stages": 1,
@@ -144,46 +149,62 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
 
 
 class Loaded:
-    """A kernel on one CUDA device, called with addresses, sizes and numbers."""
+    """A kernel on one CUDA device, called with tensors or addresses, sizes and numbers.
+
+    It launches through Triton. :func:`native_launch.launcher_of` does the same in C++.
+    """
 
     def __init__(self, source: TritonSource, device: torch.device) -> None:
         self.source = source
         self.device = torch.device("cuda", device.index or 0)
         grids = "".join(f"{grid}, " for _, grid in source.stages)
         elements = "".join(f"{count}, " for _, count in source.workspace)
-        self._plan = source.function_of_sizes(f"(({grids}), ({elements}), {source.wide})")
-        self._fixed = None if source.sizes else self._plan()
+        self.plan = source.function_of_sizes(f"(({grids}), ({elements}), {source.wide})")
+        """Sizes -> numbers of programs, numbers of elements of workspaces, 64-bit positions?"""
+        self._fixed = None if source.sizes else self.plan()
         self._count = len(source.pointers)
         self._variants: dict[tuple[bool, bool], Launches] = {}
+        self._native: dict[tuple[bool, bool], NativeVariant | None] = {}
 
     def variant(self, sizes: Sequence[int]) -> tuple[bool, bool]:
         """(positions in 64 bits, aligned pointers), as most calls with these sizes need."""
-        return (self._fixed or self._plan(*sizes))[2], True
+        return (self._fixed or self.plan(*sizes))[2], True
 
-    def __call__(self, *args: int) -> None:
+    def __call__(self, *args: Any) -> None:
         index = self.device.index
         if current_device() != index:
             with torch.cuda.device(index):
                 return self(*args)
-        grids, elements, wide = self._fixed or self._plan(*args[self._count :])
+        pointers = [a if isinstance(a, int) else a.data_ptr() for a in args[: self._count]]
+        rest = args[self._count :]
+        grids, elements, wide = self._fixed or self.plan(*rest)
         if grids[0] == 0:
             return None
-        aligned = not functools.reduce(operator.or_, args[: self._count]) & (ALIGNMENT - 1)
+        aligned = not functools.reduce(operator.or_, pointers) & (ALIGNMENT - 1)
         launches = self._variants.get((wide, aligned))
         if launches is None:
             launches = self.load((wide, aligned), self.compile(wide, aligned))
-        if elements:
-            # The allocator reuses it only for work that comes later on this stream.
-            room = [
-                torch.empty(count, dtype=dtype, device=self.device)
-                for count, (dtype, _) in zip(elements, self.source.workspace, strict=True)
-            ]
-            pointers = args[: self._count]
-            args = (*pointers, *(r.data_ptr() for r in room), *args[self._count :])
+        # The allocator reuses it only for work that comes later on this stream.
+        room = self.workspace(elements)
+        pointers += [r.data_ptr() for r in room]
         stream = current_raw_stream(index)
         for grid, (run, function, metadata) in zip(grids, launches, strict=True):
-            run(grid, 1, 1, stream, function, metadata, None, None, None, *args)
+            run(grid, 1, 1, stream, function, metadata, None, None, None, *pointers, *rest)
         return None
+
+    def workspace(self, elements: Sequence[int]) -> list[torch.Tensor]:
+        """New workspaces of these numbers of elements."""
+        return [
+            torch.empty(count, dtype=dtype, device=self.device)
+            for count, (dtype, _) in zip(elements, self.source.workspace, strict=True)
+        ]
+
+    def native_variant(self, wide: bool, aligned: bool) -> NativeVariant | None:
+        """A variant for launches in C++, compiled and loaded if it is not yet; None if only Triton
+        knows how to launch it."""
+        if (wide, aligned) not in self._variants:
+            self.load((wide, aligned), self.compile(wide, aligned))
+        return self._native[wide, aligned]
 
     def compile(self, wide: bool, aligned: bool) -> list[Any]:
         """One variant as machine code; needs no device."""
@@ -193,6 +214,8 @@ class Loaded:
         """Load a compiled variant onto the device, where errors surface before a launch."""
         with torch.cuda.device(self.device):
             launches = [(k.run, k.function, k.packed_metadata) for k in kernels]
+            parameters = self.source.parameters(variant[0])
+            self._native[variant] = native_launch.describe_variant(kernels, parameters)
         self._variants[variant] = launches
         return launches
 
@@ -205,8 +228,12 @@ def _target(index: int) -> Any:
         return driver.active.get_current_target()
 
 
-def load_many(wanted: Sequence[CompileRequest]) -> list[Loaded]:
-    """Compile kernels in parallel, and load them. Raises Unsupported without Triton."""
+def load_many(wanted: Sequence[CompileRequest]) -> list[Callable[..., None]]:
+    """Compile kernels in parallel, and load them: functions of tensors, sizes and numbers.
+
+    Raises:
+        Unsupported: Triton is missing.
+    """
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -224,4 +251,4 @@ def load_many(wanted: Sequence[CompileRequest]) -> list[Loaded]:
         compiled = list(pool.map(lambda k, variant: k.compile(*variant), loaded, variants))
     for kernel, variant, code in zip(loaded, variants, compiled, strict=True):
         kernel.load(variant, code)
-    return loaded
+    return [native_launch.launcher_of(kernel) or kernel for kernel in loaded]

@@ -9,7 +9,7 @@ import torch
 from magpy_like.compiler.compile_fx import compile_aten
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.runtime import compiled_graph_cache, triton_launch
+from magpy_like.compiler.runtime import compiled_graph_cache, native_launch, triton_launch
 from magpy_like.compiler.runtime.triton_launch import Loaded
 from magpy_like.compiler.stage_trace import open_trace
 from tests.compiler.codegen.triton.fake_gpu import sources, traced
@@ -25,6 +25,7 @@ class Driver:
         monkeypatch.setattr(torch.cuda, "device", self.device)
         monkeypatch.setattr(triton_launch, "_target", lambda index: None)
         monkeypatch.setattr(triton_launch, "compile_kernel", self.compile)
+        monkeypatch.setattr(native_launch, "is_possible", lambda: False)
 
     @contextlib.contextmanager
     def device(self, device):
@@ -68,6 +69,12 @@ def test_unaligned_memory_uses_the_unaligned_variant(driver):
         kernel(address, 128)
     assert [launch[3] for launch in driver.launches] == [True, False, True, False]
     assert driver.compiled == [(False, True), (False, False)]
+
+
+def test_tensors_are_passed_as_addresses(driver):
+    memory = torch.ones(8)
+    loaded()(memory, memory[4:])
+    assert driver.launches[0][-1] == (memory.data_ptr(), memory.data_ptr() + 16)
 
 
 def test_empty_grids_are_not_launched(driver):
