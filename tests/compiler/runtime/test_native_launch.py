@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 from triton.backends.compiler import GPUTarget
 
 from magpy_like.compiler.runtime import native_launch, triton_launch
@@ -186,6 +187,23 @@ def test_the_description_names_the_function_and_its_context(gpu):
     metadata = kernel.metadata
     stage = (metadata.name, kernel.function, 32 * metadata.num_warps, metadata.shared)
     assert native_launch.describe_variant([kernel], parameters) == (CONTEXT, (stage,))
+
+
+@pytest.mark.parametrize("arch", [75, 80, 90, 100])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_compilers_kernels_need_no_special_launch(gpu, arch, wide):
+    programs = [
+        (lambda table, x: F.embedding((x * 0).long(), table) * 2, (10, 64), (5,)),
+        (lambda x: x.softmax(-1), (8, 3000)),
+        (lambda x: x.cumsum(-1), (4, 3000)),
+        (lambda x: x.sum(), (1 << 22,)),
+    ]
+    found = [source for function, *shapes in programs for source in sources(function, *shapes)]
+    assert any(source.asserts for source in found) and any(source.workspace for source in found)
+    for source in found:
+        target = GPUTarget("cuda", arch, 32)
+        kernels = triton_launch.compile_kernel(source, target, wide=wide, aligned=True)
+        assert native_launch.describe_variant(kernels, source.parameters(wide)) is not None
 
 
 @pytest.mark.parametrize(
