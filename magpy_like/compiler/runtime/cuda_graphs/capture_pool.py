@@ -1,7 +1,8 @@
 """Memory, capture stream and lock of the CUDA graphs that are replayed on one stream of one GPU.
 
-Replays on one stream follow each other, so that all graphs may use the same memory for values that
-live within a replay. A pool's memory is used by its graphs only.
+Replays on one stream follow each other. Graphs whose results are copied at once therefore share
+their memory. A graph that lends results has memory of its own: the allocator gives what one capture
+has freed, and each replay overwrites, to the results of a later capture.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class CapturePool:
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
-        self._handle: Any = None
+        self._shared: Any = None
+        """The allocator's pool of graphs that lend nothing."""
+        self._sharing: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         # Of its own: library workspaces belong to the stream of the capture.
         self._stream = torch.cuda.Stream(gpu)
@@ -40,26 +43,34 @@ class CapturePool:
         return not self._graphs and not self.lock.locked()
 
     @contextlib.contextmanager
-    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    def capturing(self, graph: torch.cuda.CUDAGraph, *, lends: bool) -> Iterator[None]:
         """Record the kernels that are launched within as ``graph``; none of them runs.
+
+        ``lends``: results of the graph may be lent.
 
         Raises:
             Exception: any that the capture raises. ``graph`` is unusable then.
         """
-        if not self._graphs:  # the allocator gives up a pool without graphs
-            self._handle = torch.cuda.graph_pool_handle()
+        if lends:
+            handle = torch.cuda.graph_pool_handle()
+        else:
+            if not self._sharing:  # the allocator gives up a pool without graphs
+                self._shared = torch.cuda.graph_pool_handle()
+            handle = self._shared
         # Finalisers may call CUDA functions that end a capture.
         with no_garbage_collection(), torch.cuda.stream(self._stream):
             try:
-                graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+                graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 yield
                 graph.capture_end()
                 self._graphs.add(graph)
+                if not lends:
+                    self._sharing.add(graph)
             except BaseException:
-                self._abandon(graph)
+                self._abandon(graph, handle)
                 raise
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _abandon(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         """End a capture in which an error occurred.
 
         Where the driver has ended it already, torch raises before it restores the allocators of
@@ -71,9 +82,9 @@ class CapturePool:
             graph.capture_end()
         except RuntimeError:
             with contextlib.suppress(RuntimeError):  # there is no such capture
-                end_allocate_to_pool(self._gpu, self._handle)
-                release_pool(self._gpu, self._handle)
-            self._graphs = weakref.WeakSet()
+                end_allocate_to_pool(self._gpu, handle)
+                release_pool(self._gpu, handle)
+            self._sharing = weakref.WeakSet()  # the next graph begins another pool
             _abandoned.append(spare := torch.cuda.CUDAGraph())
             with contextlib.suppress(torch.OutOfMemoryError):  # the generator was not reached
                 spare.capture_begin(capture_error_mode="thread_local")

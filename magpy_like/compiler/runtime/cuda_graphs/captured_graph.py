@@ -53,8 +53,10 @@ class CapturedGraph:
             passed[k] = memory.tensor
         versions = [_version(argument) for argument in passed]
         self._graph = torch.cuda.CUDAGraph()
-        with pool.capturing(self._graph):
+        reserved = torch.cuda.memory_reserved()
+        with pool.capturing(self._graph, lends=bool(lendable)):
             results = call([*passed])
+        self._reserved = torch.cuda.memory_reserved() - reserved
         self._addresses = [
             argument.data_ptr() if is_on_gpu(argument) and k not in staged else None
             for k, argument in enumerate(args)
@@ -70,8 +72,10 @@ class CapturedGraph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that only this graph uses: staged arguments and results."""
-        return sum(memory.nbytes for _, memory in self._staged) + self._results.nbytes
+        """Bytes that only this graph uses, about: staged arguments, results, and other values in
+        memory that the capture has reserved."""
+        own = max(self._results.nbytes, self._reserved)
+        return sum(memory.nbytes for _, memory in self._staged) + own
 
     def accepts(self, args: list[Any]) -> bool:
         """True if a replay reads these arguments and overwrites nothing that somebody holds."""

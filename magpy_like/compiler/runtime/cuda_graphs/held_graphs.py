@@ -11,8 +11,7 @@ import torch
 from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph
 
 MAX_MEMORY_SHARE = 0.2
-"""Largest share of a GPU's memory that graphs hold for their own results and staged arguments.
-Values that live within a replay share one pool, and are not counted."""
+"""Largest share of a GPU's memory that graphs hold."""
 
 
 class Site(Protocol):

@@ -157,6 +157,30 @@ def test_second_forward_pass_before_the_backward_pass(replays):
     assert replays
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_programs_that_take_turns_in_any_order(replays, seed):
+    """Forward and backward passes of several models, whose results and gradients are kept."""
+    choose = random.Random(seed)
+    models = [layers(k, width) for k, width in enumerate((32, 32, 48))]
+    fast = [compiled(model) for model in models]
+    forward, kept = [], []
+    for _ in range(120):
+        if forward and choose.random() < 0.5:
+            k, x, y, z = forward.pop(choose.randrange(len(forward)))
+            sources = [x, *models[k].parameters()]
+            found = torch.autograd.grad(y, sources, y)
+            kept.append((found, torch.autograd.grad(z, sources, z)))
+        elif len(forward) < 3:
+            k = choose.randrange(3)
+            x = torch.randn(4, 48 if k == 2 else 32, requires_grad=True)
+            forward.append((k, x, fast[k](x), models[k](x)))
+        if len(kept) > choose.randrange(6):
+            assert_close(*kept.pop(choose.randrange(len(kept))))
+    for pair in kept:
+        assert_close(*pair)
+    assert len(replays) > 20
+
+
 def test_retained_graphs_and_second_gradients(replays):
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     fast = compiled(model)
