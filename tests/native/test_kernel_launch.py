@@ -1,6 +1,7 @@
 """Launches in C++ with a stub of the CUDA driver: parameters, variants, plans, streams, errors."""
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -199,18 +200,22 @@ def test_python_launches_where_another_device_is_current(driver, context):
     assert kernel.in_python[0][0] is tensor
 
 
-@pytest.mark.parametrize("variant", [None, (0, ())])
-def test_python_launches_variants_that_have_no_description(driver, variant):
+@pytest.mark.parametrize("context", [None, 0, CONTEXT])
+def test_python_launches_variants_without_a_fitting_description(driver, context):
     kernel = Kernel(driver)
     asked = []
+    stage = ("stage", driver.function("QQQQ"), 32, 0)
+    stages = (stage, stage) if context else (stage,)  # the plan has one grid
+    variant = None if context is None else (context, stages)
     launch = KernelLaunch(
         kernel.python, kernel.plan, lambda *key: asked.append(key) or variant, kernel.workspace,
         kernel.stream_of, 3, 2, 0, 0, "",
     )  # fmt: skip
-    driver.set_context(0)
+    driver.set_context(context or 0)
     for _ in range(2):
         launch(16, 32)
     assert kernel.in_python == [(16, 32)] * 2 and asked == [(False, True)]
+    assert not driver.launches
 
 
 def test_grids_beyond_31_bits_are_left_to_python(driver):
@@ -322,6 +327,20 @@ def test_threads_with_different_sizes_do_not_mix_their_plans(driver):
         thread.join()
     assert len(driver.launches) == 80
     assert all(launch.grid[0] == launch.values("QQiQQ")[2] for launch in driver.launches)
+
+
+def test_plans_are_freed(driver):
+    elements, sizes = tuple([10]), []
+    plan = lambda s: ((4,), elements, False)
+    kernel = Kernel(driver, plan, workspaces=1, sizes=1, rest="i")
+    before = sys.getrefcount(elements)
+    for size in (1, 1, 2, 3, 3, 0):
+        kernel.launch(16, 32, size)
+        sizes.append(sys.getrefcount(elements))
+    assert sizes == [before + 1] * 6, "one plan is kept"
+    del kernel
+    gc.collect()
+    assert sys.getrefcount(elements) == before
 
 
 def test_a_launch_keeps_nothing_alive(driver):
