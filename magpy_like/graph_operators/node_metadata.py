@@ -1,11 +1,13 @@
 """Metadata of graph nodes: the keys of ``torch.fx.Node.meta`` that this project sets.
 
 Each key is a string, as torch's own keys are, and is declared here with the type of its values.
-``undeclared`` finds whatever a graph carries besides these and torch's keys.
+``undeclared`` finds whatever a graph carries besides these and torch's keys. ``stack_trace``, which
+is torch's, has the line of the program that a node is from: see ``source_line``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -101,6 +103,15 @@ FROM_TORCH = frozenset(
     }
 )  # fmt: skip
 """The keys that torch's tracing, its partitioner and its activation checkpointing use."""
+
+
+def source_line(stack_trace: str | None) -> str | None:
+    """``file:line`` of the innermost frame of a node's stack trace, or None."""
+    found = _FRAME.findall(stack_trace or "")
+    return ":".join(found[-1]) if found else None
+
+
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 
 
 def undeclared(graph: fx.Graph) -> Iterator[str]:

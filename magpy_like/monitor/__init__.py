@@ -4,6 +4,7 @@
 ``event_handlers``: the callbacks of the native monitor.
 ``split_handling``: splits of a run: the recording ends, or the program is cut into segments.
 ``context``: the parts of a run that rules for instructions and calls use.
+``source_lines``: the program's present line, for the nodes of the operator graph.
 ``recording``: the facts of one run, composed of parts with one subject each.
 ``instructions``: a rule for each kind of instruction.
 ``calls``: Python calls, native calls and their results.

@@ -52,6 +52,8 @@ class Context:
         self.isolation = Isolation(self, monitor, ordinary_filter)
         self.frame: types.FrameType | None = None
         """The frame of the last reported event."""
+        self.instruction = (0, 0)
+        """The last reported instruction: the id of its frame, and its offset."""
         self.root_frame: types.FrameType | None = None
         """The compiled function's own frame."""
         self.replacement_call: warning_and_log_calls.Call | None = None

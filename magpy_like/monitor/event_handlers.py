@@ -53,6 +53,7 @@ class EventHandlers:
         handled = sys.exception()
         context = self.run.context
         context.frame = frame
+        context.instruction = id(frame), offset
         try:
             if self.run.restoration.resumes(frame):
                 stack = frame_stack(frame)

@@ -20,10 +20,12 @@ from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.event_handlers import EventHandlers
 from magpy_like.monitor.frame_observers import unmark
 from magpy_like.monitor.instructions.rule_table import WHEN, load_rules
+from magpy_like.monitor.operator_graph.graph_nodes import nowhere
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import enable_instruction_events, traceable_entry
+from magpy_like.monitor.source_lines import SourceLines
 from magpy_like.monitor.split_handling import SplitHandler
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
 from magpy_like.monitor.tensor_restoration import TensorRestoration
@@ -92,6 +94,7 @@ class MonitorRun:
         )
         arguments = ProgramArguments(traceable_entry(target), args, kwargs)
         self.context = Context(self.monitor, arguments, branching, reported)
+        self._source_lines = SourceLines(self.context)
         self._begin(varying)
         if varying.numbers:
             arguments.vary(self.context)
@@ -104,6 +107,7 @@ class MonitorRun:
         context = self.context
         recording = Recording(varying, context.originals, self._speculation_position)
         context.record_into(recording, varying)
+        recording.operators.nodes.graph.locate = self._source_lines
         if varying.dims is not None:
             recording.sizes.begin_twin(varying.dims, context.account, self._locate)
         self.entering = Entering(self.cut)
@@ -157,6 +161,7 @@ class MonitorRun:
             self.context.recording.sizes.twin.account = _nobody_listens
             self.context.recording.sizes.twin.locate = _in_the_backend
         self.handled_outside = None
+        self.context.recording.operators.nodes.graph.locate = nowhere
         self.context.close()
         del self.monitor, self.restoration, self.entering, self.splits
 

@@ -6,7 +6,7 @@ in which the program read their variables.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,34 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 
+class LocatedGraph(fx.Graph):
+    """A graph whose calls note the line of the program that makes them, as a stack trace.
+
+    Torch's tracing passes stack traces on to the nodes of the forward and the backward graph.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locate: Callable[[], str] = nowhere
+        """Returns the program's present line."""
+
+    def create_node(self, op: str, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(op, *args, **kwargs)
+        if op.startswith("call") and (line := self.locate()):
+            node.stack_trace = line
+        return node
+
+
+def nowhere() -> str:
+    """The line of a node that the program does not add."""
+    return ""
+
+
 class GraphNodes:
     """A ``torch.fx`` graph, and the nodes of live tensors and objects."""
 
     def __init__(self) -> None:
-        self.graph = fx.Graph()
+        self.graph = LocatedGraph()
         self.twin: SymbolicTwin | None = None
         """Runs each operator on symbolic sizes too; None without dynamic dimensions."""
         self._twins: dict[fx.Node, Any] = {}
@@ -133,6 +156,7 @@ class GraphNodes:
 
     def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
         """The graph with these outputs, as a module."""
+        self.graph.locate = nowhere
         self.graph.output(tuple(outputs))
         for node in self.graph.nodes:
             if TWIN in node.meta:
