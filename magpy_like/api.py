@@ -42,8 +42,14 @@ def compile(
             no size or number may; ``None``: a size or number that has varied between calls may
             vary from then on, dimension by dimension and number by number.
         backend: a name, or a callable ``(gm, example_inputs) -> callable``.
-        mode, options: passed to the backend, except the options ``record_limit`` and
-            ``generalise_after``: see :class:`magpy_like.config.Config`.
+        mode: one of ``torch.compile``'s. It decides about CUDA graphs: ``None`` and ``"default"``
+            use them where launches bound a call, ``"reduce-overhead"`` and ``"max-autotune"``
+            wherever possible, ``"max-autotune-no-cudagraphs"`` nowhere.
+        options: ``cuda_graphs`` (bool, overrides the mode), ``strict`` (bool, raise instead of
+            running anything unsupported through ATen), ``trace`` (a folder for every stage of the
+            compiler), and ``record_limit`` and ``generalise_after``: see
+            :class:`magpy_like.config.Config`. Another backend receives ``mode`` and all other
+            options as they are.
 
     Returns:
         A :class:`CompiledModule` for a module, else a function with the target's signature. A
@@ -51,7 +57,8 @@ def compile(
 
     Raises:
         TypeError: the target is not callable, or the backend is neither a name nor callable.
-        ValueError: the backend is unknown, or one of the two options is not a positive int.
+        ValueError: the backend is unknown, or a mode or an option of ``"magpy"``, or an option has
+            an unsuitable value.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,

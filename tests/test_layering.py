@@ -23,6 +23,7 @@ LEAVES = OF_TORCH | {
 LAYERS = {
     "split_reasons": set(),
     "config": set(),
+    "compile_modes": set(),
     "errors": {"split_reasons"},
     "logs": {"config"},
     "bytecode": set(),
@@ -43,6 +44,7 @@ LAYERS = {
     "synthesis": LEAVES | {"monitor", "splitting"},
     "compiler": {
         "annotation",
+        "compile_modes",
         "config",
         "disk_cache",
         "errors",
@@ -53,7 +55,8 @@ LAYERS = {
         "torch_interop",
     }
     | OF_TORCH,
-    "records": LEAVES | {"compiler", "control_flow", "monitor", "splitting", "synthesis"},
+    "records": LEAVES
+    | {"compile_modes", "compiler", "control_flow", "monitor", "splitting", "synthesis"},
     "compiled_module": LEAVES | {"monitor", "records"},
     "api": LEAVES | {"compiled_module", "compiler", "monitor", "records"},
     "cli": {"annotation", "api", "config", "disk_cache", "errors"},

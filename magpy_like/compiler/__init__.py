@@ -3,7 +3,6 @@
 It knows nothing of capture: any captured graph will do, Dynamo's too. In the order of the flow:
 
 ``compile_fx``: from a captured graph to a callable, with all fallbacks to ATen
-``compile_modes``: the modes and options of ``compile``
 ``graph_partition``: partitioning of graphs with control flow
 ``inferred_dynamic_sizes``: dynamic sizes of their parts
 ``runtime_scalars``, ``unbacked_symbols``: float and size arguments; data-dependent sizes

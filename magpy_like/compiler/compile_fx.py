@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from magpy_like.compile_modes import CompileSettings, CudaGraphs, compile_settings
 from magpy_like.compiler import ir_text, kernel_build, passes, runtime_scalars
 from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
@@ -25,14 +26,12 @@ from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
 from magpy_like.compiler.codegen.capture_obstacles import graph_facts
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
-from magpy_like.compiler.compile_modes import CompileSettings, compile_settings
 from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph_partition import compile_in_parts, make_interpreter
 from magpy_like.compiler.lowering.aten_graph_properties import assumptions, find_shape_env
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.running_statistics import find_uncounted, keep_versions
 from magpy_like.compiler.runtime import captured_graph_cache
-from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.stage_trace import Trace, open_trace
@@ -69,12 +68,14 @@ def compile_fx(
     ``example_inputs`` has a tensor (real or fake), symbolic or plain number per placeholder. The
     result is called with inputs of the same dtypes, devices, sizes and strides (for symbolic
     sizes: any that their guards admit); the caller guards that. ``options``: ``strict`` (bool,
-    raise instead of running anything unsupported through ATen), ``trace`` (directory).
+    raise instead of running anything unsupported through ATen), ``trace`` (directory),
+    ``cuda_graphs`` (bool); ``mode``: see :mod:`magpy_like.compile_modes`.
 
     A graph or operator that cannot be compiled runs through ATen, with one warning.
 
     Raises:
-        CompileError: under ``strict``, instead of a fallback; always for unknown options.
+        CompileError: under ``strict``, instead of a fallback.
+        ValueError: the mode or an option is unknown, or has an unsuitable value.
 
     Source: PyTorch 2 (ASPLOS 2024), section 4.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from magpy_like.compile_modes import CudaGraphs
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.cpp import cpp_printer, cpp_special_functions
 from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
@@ -23,7 +24,7 @@ from magpy_like.compiler.runtime import (
     triton_launch,
 )
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
-from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs, GraphFacts
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
 from magpy_like.compiler.runtime.cuda_graphs.graphed_launcher import GraphedLauncher
 from magpy_like.compiler.stage_trace import Trace
 from magpy_like.disk_cache import cpp_compiler

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from magpy_like.compile_modes import compile_settings
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
@@ -21,7 +22,8 @@ def resolve_backend(
     """The callable ``(graph, example_inputs) -> callable`` of a backend.
 
     Raises:
-        ValueError: no backend of that name is registered with ``torch._dynamo``.
+        ValueError: no backend of that name is registered with ``torch._dynamo``; or the backend is
+            "magpy", which has no such mode or option, or none with such a value.
         TypeError: the backend is neither a name nor callable.
     """
     if callable(backend):
@@ -33,7 +35,6 @@ def resolve_backend(
         return lambda graph, inputs: graph.forward
     if backend == "magpy":
         from magpy_like.compiler.compile_fx import compile_untransformed
-        from magpy_like.compiler.compile_modes import compile_settings
 
         compile_settings(mode, options)
         return functools.partial(compile_untransformed, mode=mode, options=options)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magpy_like.compile_modes import compile_settings
 from magpy_like.config import config
 from magpy_like.errors import MagpyWarning
 from magpy_like.native import helper_status
@@ -152,7 +153,9 @@ class UncompiledProgram:
         self.fullgraph, self.dynamic = fullgraph, dynamic
         self.backend, self.mode, self.options = backend, mode, options
         _, backend_options = Limits.of(options)
-        if backend != "magpy":  # which is known, and takes long to import
+        if backend == "magpy":  # which cannot be imported without the helper
+            compile_settings(mode, backend_options)
+        else:
             from magpy_like.records.backend_names import resolve_backend
 
             resolve_backend(backend, mode, backend_options)

@@ -89,6 +89,8 @@ for call in (
     lambda: magpy.compile(scaled, backend="no such"),
     lambda: magpy.compile(scaled, backend=3),
     lambda: magpy.compile(scaled, options={"record_limit": 0}),
+    lambda: magpy.compile(scaled, mode="no such"),
+    lambda: magpy.compile(scaled, options={"no such": True}),
 ):
     try:
         call()

@@ -158,8 +158,8 @@ def flags() -> tuple[Any, ...]:
 
 
 _SOURCES = (
-    "annotation", "compiler", "disk_cache", "graph_operators", "torch_compat", "torch_interop",
-    "torch_patches.py",
+    "annotation", "compile_modes.py", "compiler", "disk_cache", "graph_operators", "torch_compat",
+    "torch_interop", "torch_patches.py",
 )  # fmt: skip
 """The packages and modules that decide what the compiler generates: it imports no others but
 exceptions, signals, logs and the native helper."""

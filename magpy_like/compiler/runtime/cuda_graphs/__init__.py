@@ -1,6 +1,6 @@
 """CUDA graphs: the kernels of a compiled graph, launched as one.
 
-``graph_policy``: when a compiled graph may become a CUDA graph, by mode and option
+``graph_policy``: facts of a compiled graph that decide if it may become a CUDA graph
 ``graphed_launcher``: the launcher of a compiled graph that is captured and replayed
 ``capture_site``: the calls of a launcher with equal sizes, and what they showed
 ``captured_graph``: one CUDA graph: its inputs, its results, its replay

@@ -1,19 +1,8 @@
-"""When a compiled graph may become a CUDA graph."""
+"""Facts of a compiled graph that decide if it may become a CUDA graph."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
-
-
-class CudaGraphs(enum.Enum):
-    """The use of CUDA graphs."""
-
-    NEVER = "never"
-    IF_FASTER = "if faster"
-    """Where launches take longer than the GPU's work."""
-    ALWAYS = "always"
-    """Wherever that is possible."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from magpy_like.compile_modes import CudaGraphs
 from magpy_like.compiler.runtime.cuda_graphs.capture_pool import CapturePool, pool_of
 from magpy_like.compiler.runtime.cuda_graphs.capture_site import (
     MAX_GRAPHS,
@@ -17,7 +18,7 @@ from magpy_like.compiler.runtime.cuda_graphs.capture_site import (
     CaptureSite,
 )
 from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph
-from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs, GraphFacts
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
 from magpy_like.torch_compat.cuda import current_device, current_raw_stream, library_settings
 
 _log = logging.getLogger(__name__)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from magpy_like.compiler.compiler_errors import CompileError
-from magpy_like.compiler.runtime.cuda_graphs.graph_policy import CudaGraphs
+
+class CudaGraphs(enum.Enum):
+    """The use of CUDA graphs."""
+
+    NEVER = "never"
+    IF_FASTER = "if faster"
+    """Where launches take longer than the GPU's work."""
+    ALWAYS = "always"
+    """Wherever that is possible."""
+
 
 MODES = {
     None: CudaGraphs.IF_FASTER,
@@ -19,7 +28,11 @@ MODES = {
 }
 """Mode -> use of CUDA graphs."""
 
-OPTIONS = {"cuda_graphs": bool, "strict": bool, "trace": (str, os.PathLike, type(None))}
+OPTIONS: Mapping[str, tuple[type, ...]] = {
+    "cuda_graphs": (bool,),
+    "strict": (bool,),
+    "trace": (str, os.PathLike, type(None)),
+}
 """Option -> the types of its values."""
 
 
@@ -39,18 +52,23 @@ def compile_settings(mode: str | None, options: Mapping[str, Any] | None) -> Com
     """The settings of a mode and of options.
 
     Raises:
-        CompileError: the mode or an option is unknown, or an option's value has another type.
+        ValueError: the mode or an option is unknown, or an option's value has another type.
     """
-    if mode not in MODES:
+    if not isinstance(mode, str | None) or mode not in MODES:
         known = ", ".join(repr(name) for name in MODES)
-        raise CompileError(f"unknown mode {mode!r}; there are {known}")
+        raise ValueError(f"unknown mode {mode!r}; there are {known}")
     found = dict(options or {})
     if unknown := sorted(map(str, set(found) - set(OPTIONS))):
-        raise CompileError(f"unknown options {unknown}; there are {sorted(OPTIONS)}")
+        raise ValueError(f"unknown options {unknown}; there are {sorted(OPTIONS)}")
     for name, value in found.items():
-        if not isinstance(value, OPTIONS[name]):  # type: ignore[arg-type]
-            raise CompileError(f"option {name!r} has no value {value!r} of {type(value).__name__}")
+        if not isinstance(value, OPTIONS[name]):
+            known = " or ".join(_spelled(kind) for kind in OPTIONS[name])
+            raise ValueError(f"option {name!r} takes {known}, not {value!r}")
     graphs = MODES[mode]
     if "cuda_graphs" in found:
         graphs = CudaGraphs.ALWAYS if found["cuda_graphs"] else CudaGraphs.NEVER
     return CompileSettings(found.get("strict", False), graphs)
+
+
+def _spelled(kind: type) -> str:
+    return "None" if kind is type(None) else kind.__name__
