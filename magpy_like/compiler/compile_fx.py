@@ -32,6 +32,8 @@ from magpy_like.compiler.lowering.aten_graph_properties import assumptions, find
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.running_statistics import find_uncounted, keep_versions
 from magpy_like.compiler.runtime import captured_graph_cache
+from magpy_like.compiler.runtime.cuda_graphs.capture_reports import collected_launchers
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import find_line, source_lines
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.stage_trace import Trace, open_trace
@@ -179,12 +181,14 @@ def _compile_captured(
     """:func:`compile_fx` without its fallbacks."""
     with_assumptions: list[fx.GraphModule] = []
     gpus: set[int] = set()
+    launchers = collected_launchers()
 
     def stage(kind: str) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             call = compile_aten(
                 graph, kind=kind, strict=settings.strict, trace=trace, graphs=settings.cuda_graphs
             )
+            launchers.add(call, kind)
             if getattr(call, "assumes", False) and kind != "backward":
                 with_assumptions.append(graph)
             if kind == "forward":
@@ -196,9 +200,12 @@ def _compile_captured(
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = inline_checkpoints(captured)
     gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # its source is never run
-    cached = kernel_build.find_captured(key, settings.cuda_graphs) if key is not None else None
+    cached = (
+        kernel_build.find_captured(key, captured, settings.cuda_graphs) if key is not None else None
+    )
     uncounted = find_uncounted(whole)
     if cached is not None:
+        launchers.add(cached, "inference")
         _, restore = _flatten_outputs(gm)
         call = keep_versions(without_grad(cached), uncounted)
         return call if restore is None else _then(call, restore)
@@ -220,7 +227,8 @@ def _compile_captured(
             raise
         call = aot()  # torch has learnt which floats of the shape environment are no constants
     if key is not None and (entry := getattr(call, "captured_entry", None)) is not None:
-        captured_graph_cache.put(key, entry)
+        line = call.obstacle_line  # type: ignore[attr-defined]
+        captured_graph_cache.put(key, entry, find_line(captured, line))
     if floats:
         call = runtime_scalars.convert_floats(call, floats)
     if sizes:
@@ -330,6 +338,7 @@ def _compile(
     trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
     output = gm.graph.output_node()
     results, saved = list(output.args[0]), {*saved_tensor_indices(output)}
+    lines = source_lines(gm)
     with trace.timing("passes"):
         gm = passes.run(gm, inference=kind == "inference")
     trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))
@@ -347,7 +356,7 @@ def _compile(
         steps = plan_memory(graph, schedule)
     trace.write("schedule", f"{kind}.txt", lambda: ir_text.format_schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
-    facts = graph_facts(graph, steps, kind)
+    facts = graph_facts(graph, steps, kind, lines)
     return kernel_build.build(
-        Launcher(graph, steps), kernels, graph, kind, trace, key, facts, graphs
+        Launcher(graph, steps), kernels, graph, kind, trace, key, facts, graphs, lines
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,8 @@ from magpy_like.compiler.runtime import (
     triton_launch,
 )
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
-from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
+from magpy_like.compiler.runtime.cuda_graphs.capture_reports import report_pieces
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts, Lines, source_lines
 from magpy_like.compiler.runtime.cuda_graphs.graphed_launcher import GraphedLauncher
 from magpy_like.compiler.stage_trace import Trace
 from magpy_like.disk_cache import cpp_compiler
@@ -60,12 +62,12 @@ def key(gm: fx.GraphModule, kind: str, trace: Trace) -> str | None:
 
 def build(
     launcher: Launcher, kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace,
-    key: str | None, facts: GraphFacts, graphs: CudaGraphs,
+    key: str | None, facts: GraphFacts, graphs: CudaGraphs, lines: Lines,
 ) -> Call:  # fmt: skip
     """Print, compile and load the kernels and the launcher, and cache them under ``key``.
 
     ``kind`` is "forward", "backward" or "inference". The callable takes one list of arguments,
-    which it empties, and returns a tuple.
+    which it empties, and returns a tuple. ``lines``: see :func:`source_lines`.
     """
     source = launcher.print()
     compiled = CompiledGraph(source, launcher.assumes, **asdict(facts))
@@ -90,7 +92,7 @@ def build(
                 functions |= PRINTERS[device].build(part, graph, kind, trace)
                 key = None
     trace.write("launcher", f"{kind}.py", source)
-    call = _call(compiled, launcher.namespace | functions, graphs)
+    call = _call(compiled, launcher.namespace | functions, graphs, lines)
     if key is not None and _store(compiled, launcher, graph, key) and not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
@@ -101,13 +103,14 @@ def find(key: str, gm: fx.GraphModule, kind: str, graphs: CudaGraphs) -> Call | 
     compiled = compiled_graph_cache.get(key)
     if compiled is None:
         return None
-    call = _call(compiled, compiled.objects(gm) | _load(compiled, kind), graphs)
+    names = compiled.objects(gm) | _load(compiled, kind)
+    call = _call(compiled, names, graphs, source_lines(gm) if compiled.obstacle else {})
     if not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
 
 
-def find_captured(key: str, graphs: CudaGraphs) -> Call | None:
+def find_captured(key: str, gm: fx.GraphModule, graphs: CudaGraphs) -> Call | None:
     """The inference callable cached for a captured graph, by this or another process, or None.
 
     Only a graph that refers to no parameters or constants and assumes nothing can be found.
@@ -117,32 +120,40 @@ def find_captured(key: str, graphs: CudaGraphs) -> Call | None:
         return None
     empty = fx.GraphModule({}, fx.Graph())
     names = compiled.objects(empty) | _load(compiled, "inference")
-    return _call(compiled, names, graphs)
+    return _call(compiled, names, graphs, source_lines(gm) if compiled.obstacle else {})
 
 
-def _call(compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs) -> Call:
+def _call(compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs, lines: Lines) -> Call:
     namespace = {**COMMON, **names}
     call: Any = define(compiled.launcher, namespace)
+    facts = compiled.facts()
     replays = compiled.gpu is not None and graphs is not CudaGraphs.NEVER
     if replays and helper_status.obstacle() is None:
         constants = {t.untyped_storage()._cdata for t in names.values() if isinstance(t, Tensor)}
         if compiled.pieces:
-            call = _launch_in_pieces(compiled, namespace, graphs, constants)
+            call = _launch_in_pieces(compiled, namespace, graphs, constants, lines)
         else:
-            call = GraphedLauncher(call, compiled.facts(), graphs, constants)
-    call.assumes = compiled.assumes
+            call = GraphedLauncher(call, facts.located(lines), graphs, constants)
+    else:
+        call.gpu = compiled.gpu
+    call.assumes, call.obstacle_line = compiled.assumes, facts.line(lines)
     return call
 
 
 def _launch_in_pieces(
-    compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs, constants: set[int]
-) -> Call:
+    compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs, constants: set[int],
+    lines: Lines,
+) -> Call:  # fmt: skip
     """The launcher whose pieces are CUDA graphs, and whose other steps are not."""
-    call = define(compiled.pieces, names)
+    call: Any = define(compiled.pieces, names)
+    pieces = []
     for k, lendable in enumerate(compiled.lendable_of_pieces):
         facts = replace(compiled.facts(), obstacle=None, lendable=tuple(lendable))
         name = f"piece_{k}"
         names[name] = GraphedLauncher(names[name], facts, graphs, constants)
+        pieces.append(names[name])
+    call.gpu = compiled.gpu
+    call.report = functools.partial(report_pieces, compiled.facts().located(lines).obstacle, pieces)
     return call
 
 

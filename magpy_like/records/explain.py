@@ -31,6 +31,8 @@ def explain(
             report.split_points.append(point)
     report.learnt = [reason for d in dispatchers for reason in d.fast_paths.disproved]
     report.generalised = dispatcher.varying.labels()
+    if known is not None:
+        report.cuda_graphs = known.program.launchers.reports()
     found = [(record, d.name) for d in dispatchers for record in d.records]
     for record, name in sorted(found, key=lambda entry: entry[0].number):
         report.segments.append(Segment(name, record.graph, record.ends_at))

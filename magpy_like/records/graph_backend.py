@@ -18,6 +18,7 @@ from magpy_like.compiler.graph_partition import (
     eager_under_autograd,
     make_interpreter,
 )
+from magpy_like.compiler.runtime.cuda_graphs.capture_reports import collecting
 from magpy_like.graph_operators.checkpoint_operator import mark_eager_checkpoints
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.interruption import is_interruption
@@ -79,15 +80,17 @@ class GraphBackend:
         mark_eager_checkpoints(graph, inlines=self._backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(value) for value in inputs]
-            run = compile_in_parts(
-                graph, self._compile_graph, varying, eager_with_gradients=eagerly
-            )
+            with collecting(program.launchers):
+                run = compile_in_parts(
+                    graph, self._compile_graph, varying, eager_with_gradients=eagerly
+                )
             return CompiledGraph(graph, run, may_fail)
-        compiled = program.graphs.compiled(
-            graph,
-            () if self._backend == "eager" else compile_assumptions(inputs),
-            lambda: CompiledGraph(graph, self._compile_graph(graph, inputs), may_fail),
-        )
+        with collecting(program.launchers):
+            compiled = program.graphs.compiled(
+                graph,
+                () if self._backend == "eager" else compile_assumptions(inputs),
+                lambda: CompiledGraph(graph, self._compile_graph(graph, inputs), may_fail),
+            )
         if not eagerly:
             return compiled
         run = eager_under_autograd(compiled.graph, compiled.run)

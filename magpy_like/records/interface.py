@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,9 @@ from magpy_like.native import helper_status
 from magpy_like.records.record_limits import Limits
 from magpy_like.split_points import SplitPoint
 from magpy_like.split_reasons import SplitCause, SplitReason
+
+if TYPE_CHECKING:
+    from magpy_like.compiler.runtime.cuda_graphs.capture_reports import CaptureReport
 
 
 class CacheInfo(NamedTuple):
@@ -62,6 +65,8 @@ class Explanation:
         generalised: those of them that have caused misses before.
         learnt: the fast paths that the run disproved; later recordings skip them. Explain a
             compiled function after a call to see the result.
+        cuda_graphs: for each compiled graph of a compiled target on a GPU, how often it is captured
+            as a CUDA graph, or why it is not.
         source: the generated source of guards and mocks.
     """
 
@@ -73,6 +78,7 @@ class Explanation:
     lifted: list[str] = field(default_factory=list)
     generalised: list[str] = field(default_factory=list)
     learnt: list[str] = field(default_factory=list)
+    cuda_graphs: list[CaptureReport] = field(default_factory=list)
     source: str = ""
 
     @property
@@ -95,6 +101,8 @@ class Explanation:
         lines.append(_listed("generalised", self.generalised))
         lines.append(_listed("guards", self.guards))
         lines.append(_listed("side effects", self.side_effects))
+        if self.cuda_graphs:
+            lines.append(_listed("compiled graphs on a GPU", self.cuda_graphs))
         return "\n".join(lines)
 
 

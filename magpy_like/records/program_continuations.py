@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from magpy_like.compiler.runtime.cuda_graphs.capture_reports import ProgramLaunchers
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import SourcePosition
 from magpy_like.splitting.continuation import Continuation
@@ -29,6 +30,7 @@ class ProgramState:
         self.dispatchers: dict[Layout, Dispatcher] = {}
         """The dispatchers of the continuations."""
         self.graphs = SharedGraphs()
+        self.launchers = ProgramLaunchers()
         self.misspeculations: set[SourcePosition] = set()
         """Source positions at which values were misspeculated."""
         self.reports_compiling = True

@@ -14,8 +14,9 @@ import torch
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.ir.loop_ir import ExternOp, Strided, strided_leaves
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
+from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts, Lines
 from magpy_like.compiler.scheduling.memory_planning import Step
+from magpy_like.graph_operators.node_metadata import source_line
 from magpy_like.torch_compat.operators import OpOverload
 
 _KNOWN_NAMESPACES = {"aten", "prims", "magpy_like"}
@@ -31,20 +32,28 @@ _WAITS = {
 by a tag or by their results."""
 
 
-def graph_facts(graph: Graph, steps: Sequence[Step], kind: str) -> GraphFacts:
-    """The facts of a scheduled graph; ``kind`` is "forward", "backward" or "inference"."""
+def graph_facts(graph: Graph, steps: Sequence[Step], kind: str, lines: Lines) -> GraphFacts:
+    """The facts of a scheduled graph.
+
+    Args:
+        kind: "forward", "backward" or "inference".
+        lines: see :func:`source_lines`.
+    """
     gpus = {b.device.index or 0 for b in graph.buffers.values() if b.device.type == "cuda"}
-    found = (step_obstacle(step, graph) for step in steps)
-    obstacle = next(filter(None, found), None)
+    found = ((step_obstacle(step, graph), step.work) for step in steps)
+    obstacle, work = next((pair for pair in found if pair[0] is not None), (None, None))
+    origins = work.origins if isinstance(work, Kernel | ExternOp) else []
     if len(gpus) > 1:
-        obstacle = "it uses several GPUs"
+        obstacle, origins = "it uses several GPUs", []
+    nodes = [_node_of(origin, graph, lines) for origin in origins]
+    obstacle_node = next((index for index in nodes if index is not None), None)
     lendable: Iterable[int] = ()
     if kind == "backward":
         lendable = range(len(graph.outputs))
     elif kind == "forward":
         lendable = sorted(graph.saved)
     symbolic = any(b.size and _varies(b) for b in graph.buffers.values() if b.kind == "input")
-    return GraphFacts(min(gpus, default=None), obstacle, tuple(lendable), symbolic)
+    return GraphFacts(min(gpus, default=None), obstacle, tuple(lendable), symbolic, obstacle_node)
 
 
 def _varies(buffer: Any) -> bool:
@@ -62,6 +71,13 @@ def step_obstacle(step: Step, graph: Graph) -> str | None:
         if devices != {"cuda"}:
             return f"{', '.join(step.work.origins)} on the CPU"
     return None
+
+
+def _node_of(origin: str, graph: Graph, lines: Lines) -> int | None:
+    """Index of the ATen node that an operation comes from, or of one from the same line."""
+    name, line = origin.partition(":")[0], source_line(graph.stack_traces.get(origin))
+    alike = (k for k, (_, other) in enumerate(lines.items()) if line is not None and other == line)
+    return [*lines].index(name) if name in lines else next(alike, None)
 
 
 def _obstacle_of(operation: ExternOp, graph: Graph) -> str | None:

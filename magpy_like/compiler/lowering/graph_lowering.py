@@ -98,6 +98,7 @@ class Graph:
         self._hint_cache: dict[Expr, int] = {}
         self._bytes: dict[str, int] = {}
         self.origin: fx.Node | None = None
+        self.stack_traces: dict[str, str | None] = {}  # by the names of operations' origins
         self.shape_env = find_shape_env(gm)
         self.size_names = SizeNames(self.is_known)
         self.assumed = assumptions(self.shape_env)
@@ -244,7 +245,11 @@ class Graph:
 
     def _origins(self) -> list[str]:
         node = self.origin
-        return [] if node is None else [f"{node.name}: {node.target}"]
+        if node is None:
+            return []
+        name = f"{node.name}: {node.target}"
+        self.stack_traces[name] = node.stack_trace
+        return [name]
 
     # --- leaves --------------------------------------------------------------------------------
 

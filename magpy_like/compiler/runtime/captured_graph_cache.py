@@ -8,8 +8,10 @@ inputs (including shared storage) and torch's modes.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,13 +103,21 @@ def _input(example: Any) -> Any:
     return type(example).__name__, compiled_graph_cache.value(example), more
 
 
-def put(name: str, compiled: str) -> None:
+def put(name: str, compiled: str, obstacle_node: int | None) -> None:
     """Record that the captured graph of key ``name`` leads to the compiled graph of key
-    ``compiled``."""
-    cache_entries.put(name, compiled.encode())
+    ``compiled``, whose obstacle to CUDA graphs is from the line of the captured graph's node of
+    index ``obstacle_node``."""
+    cache_entries.put(name, json.dumps([compiled, obstacle_node]).encode())
 
 
 def get(name: str) -> CompiledGraph | None:
-    """The compiled graph of a captured graph's key; None if it has to be traced."""
+    """The compiled graph of a captured graph's key; None if it has to be traced.
+
+    Its ``obstacle_node`` is the index of a node of the captured graph.
+    """
     data = cache_entries.get(name)
-    return None if data is None else compiled_graph_cache.get(data.decode())
+    if data is None:
+        return None
+    compiled, obstacle_node = json.loads(data)
+    found = compiled_graph_cache.get(compiled)
+    return None if found is None else replace(found, obstacle_node=obstacle_node)

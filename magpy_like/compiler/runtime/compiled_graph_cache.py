@@ -238,7 +238,7 @@ class CompiledGraph:
     ``triton_kernels``: Triton kernels as text; their machine code is in Triton's own cache
     ``triton_indices``: kernel -> its index there
     ``pieces``, ``lendable_of_pieces``: see :class:`Pieces`; empty for a launcher in one piece
-    ``gpu``, ``obstacle``, ``lendable``, ``symbolic``: see :class:`GraphFacts`
+    ``gpu``, ``obstacle``, ``obstacle_node``, ``lendable``, ``symbolic``: see :class:`GraphFacts`
     """
 
     launcher: str
@@ -256,9 +256,12 @@ class CompiledGraph:
     obstacle: str | None = None
     lendable: tuple[int, ...] = ()
     symbolic: bool = False
+    obstacle_node: int | None = None
 
     def facts(self) -> GraphFacts:
-        return GraphFacts(self.gpu, self.obstacle, tuple(self.lendable), self.symbolic)
+        return GraphFacts(
+            self.gpu, self.obstacle, tuple(self.lendable), self.symbolic, self.obstacle_node
+        )
 
     def objects(self, gm: fx.GraphModule) -> dict[str, Any]:
         """The launcher's names, except kernels; ``gm`` is the ATen graph."""

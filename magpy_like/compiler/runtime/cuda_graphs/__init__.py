@@ -8,6 +8,7 @@
 ``passed_results``: results that a replay hands out
 ``streams_of_loans``: streams on which a program uses lent results
 ``held_graphs``: the bound on their memory
+``capture_reports``: what ``explain`` says of a program's compiled graphs
 ``capture_pool``: memory, streams and locks of the graphs that run on one stream
 
 A program must not notice. Three rules see to that:

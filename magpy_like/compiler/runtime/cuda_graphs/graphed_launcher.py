@@ -12,6 +12,7 @@ from torch import Tensor
 
 from magpy_like.compile_modes import CudaGraphs
 from magpy_like.compiler.runtime.cuda_graphs.capture_pool import CapturePool, pool_of
+from magpy_like.compiler.runtime.cuda_graphs.capture_reports import CaptureReport
 from magpy_like.compiler.runtime.cuda_graphs.capture_site import (
     MAX_GRAPHS,
     MIN_CALLS,
@@ -44,7 +45,7 @@ class GraphedLauncher:
         """``constants``: ``_cdata`` of the storages of the launcher's constant tensors."""
         assert facts.gpu is not None
         self._call, self._facts, self._policy, self._constants = call, facts, policy, constants
-        self._gpu = facts.gpu
+        self.gpu = self._gpu = facts.gpu
         self._sites: OrderedDict[Any, CaptureSite] = OrderedDict()
         self.obstacle = facts.obstacle
         """Why nothing is captured; None if that is possible."""
@@ -74,6 +75,10 @@ class GraphedLauncher:
         finally:
             pool.lock.release()
         return site.run_timed(self._call, args)
+
+    def report(self, kind: str) -> CaptureReport:
+        """What is captured, and why not more; ``kind`` is the graph's."""
+        return CaptureReport.of_sites(kind, self.obstacle, list(self._sites.values()))
 
     def _key(self, args: list[Any], stream: int) -> Any:
         """What a CUDA graph depends on beside the addresses of its arguments."""
