@@ -208,6 +208,7 @@ def test_threads_receive_their_own_exceptions():
                     send(idents[(k + 1) % count], kinds[(k + 1) % count])
             barrier.wait(60)
 
+        idents[k] = threading.get_ident()
         try:
             call_uninterrupted(compile_slowly)
         except Exception as error:
@@ -215,9 +216,8 @@ def test_threads_receive_their_own_exceptions():
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(count)]
     idents = {}
-    for k, thread in enumerate(threads):
+    for thread in threads:
         thread.start()
-        idents[k] = thread.ident
     for thread in threads:
         thread.join(60)
     assert received == dict(enumerate(kinds))
