@@ -5,8 +5,7 @@ They are those of signal handlers (Ctrl-C, an alarm), and those that another thr
 instructions of the main thread, and raises what was sent between any two of a thread. During own
 work (the monitor's callbacks, synthesis, compilation) both wait: tracing with torch does not
 survive an exception at an arbitrary instruction. They come where the program continues, or, in work
-that takes long, at :func:`check_interruption`. On Python 3.11 sent exceptions do not wait
-in traced code: under a trace function of the caller (a debugger), and in isolated runs.
+that takes long, at :func:`check_interruption`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from magpy_like.disk_cache import process_runner
-from magpy_like.native import check_interrupts, is_sent, own_work
+from magpy_like.native import check_interrupts, is_at_own_work, is_sent, own_work
 
 T = TypeVar("T")
 
@@ -59,6 +58,32 @@ def call_uninterrupted(function: Callable[..., T], *args: Any) -> T:
         with own_work:
             return function(*args)
     except Interruption as interruption:
+        _raise_in_program(interruption)
+        raise
+
+
+def begin_own_work() -> None:
+    """Defer interruptions on this thread until :func:`end_own_work`; they nest."""
+    own_work.__enter__()
+
+
+def end_own_work(error: BaseException | None) -> None:
+    """Let interruptions come if no other own work has begun before.
+
+    Args:
+        error: what the own work has raised.
+
+    Raises:
+        BaseException: an interruption that has waited, or that ``error`` carries.
+    """
+    own_work.__exit__()
+    if isinstance(error, Interruption):
+        _raise_in_program(error)
+
+
+def _raise_in_program(interruption: Interruption) -> None:
+    """Raise the exception that an interruption carries, unless own work continues."""
+    if not is_at_own_work():
         raise interruption.error from None
 
 

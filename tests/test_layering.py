@@ -32,7 +32,7 @@ LAYERS = {
     "disk_cache": {"config", "errors"},
     "native": {"bytecode", "config", "disk_cache", "errors"},
     "interruption": {"disk_cache", "native"},
-    "torch_interop": {"config"} | OF_TORCH,
+    "torch_interop": {"config", "interruption"} | OF_TORCH,
     "annotation": {"config", "errors", "native", "split_reasons"} | OF_TORCH,
     "refgraph": {"annotation", "config", "native"} | OF_TORCH,
     "active_run": set(),
@@ -66,6 +66,7 @@ LAYERS = {
 REASONS = {
     "compiler": "the compiler accepts torch.fx graphs of any origin: it is independent of capture",
     "monitor": "the monitor records a run; packages that use recordings are in higher layers",
+    "torch_interop": "torch's state is changed for all layers above; tracing is own work",
     "splitting": "continuations are built from frames and instructions, not from records",
     "control_flow": "branches and loops are recorded through the monitor",
     "synthesis": "guard and mock are built from a recording; the backend is passed as a function",

@@ -10,6 +10,7 @@
 ``partial_call.h``: calls with known arguments, ``PartialCall``.
 ``expected_objects.h``: objects that stand for values, and versions of dictionaries.
 ``interrupts.cpp``, ``interrupts.h``: interruptions during own work wait for its end.
+``raise_requests.h``: Python 3.11's request to raise a sent exception, which own work withholds.
 ``asynchronous.h``: recognises exceptions that another thread has sent.
 ``container_keys.cpp``: order and stored hashes of dictionaries and sets.
 ``operator_count.cpp``: the count of operators that torch dispatches.

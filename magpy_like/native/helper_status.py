@@ -16,7 +16,9 @@ from magpy_like.errors import NativeHelperError
 from magpy_like.native import helper_loading
 
 _NAMES = {
-    "interrupts": ("check_interrupts", "interrupts_address", "is_sent", "own_work"),
+    "interrupts": (
+        "check_interrupts", "interrupts_address", "is_at_own_work", "is_sent", "own_work",
+    ),
     "monitor": (
         "NULL", "Monitor", "call_as_caller", "frame_function", "frame_locals", "frame_operands",
         "frame_set_local", "frame_set_operand", "frame_stack", "fresh_plain", "instance_dict",

@@ -7,6 +7,7 @@
 // handler, and exceptions go to a stand-in of the thread's state (interrupts.h). Both are passed on
 // where the program continues.
 #define PY_SSIZE_T_CLEAN
+#define Py_BUILD_CORE 1
 #include <Python.h>
 #include <pthread.h>
 #include <signal.h>
@@ -94,7 +95,8 @@ PyObject *enter(PyObject *, PyObject *) {
   OwnWork *work = own_work();
   if (!work->scopes) {
     if (work->is_main && replace_handlers() < 0) return nullptr;
-    work->stand_in = PyThreadState_New(PyThreadState_GetInterpreter(PyThreadState_Get()));
+    work->stand_in = PyThreadState_New(PyInterpreterState_Get());
+    if (work->stand_in) withhold_requests(work->stand_in);
   }
   work->scopes++;
   work->set_depth(work->depth + 1);
@@ -105,6 +107,7 @@ void remove_stand_in(OwnWork *work) {
   PyThreadState *stand_in = work->stand_in;
   work->stand_in = nullptr;
   if (!stand_in) return;
+  allow_requests(stand_in, PyInterpreterState_Get());
   PyThreadState_Clear(stand_in);
   PyThreadState_Delete(stand_in);
 }
@@ -141,6 +144,8 @@ PyObject *check(PyObject *, PyObject *) {
   Py_RETURN_NONE;
 }
 
+PyObject *is_at_own_work(PyObject *, PyObject *) { return PyBool_FromLong(own_work()->depth > 0); }
+
 PyObject *is_sent(PyObject *, PyObject *error) { return PyBool_FromLong(was_sent(error)); }
 
 PyObject *address(PyObject *, PyObject *) { return PyLong_FromVoidPtr(&interrupts); }
@@ -161,6 +166,7 @@ PyTypeObject own_work_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyMethodDef methods[] = {
     {"check", check, METH_NOARGS, "Run the handlers of deferred signals; raise what they raise, or another thread has sent."},
+    {"is_at_own_work", is_at_own_work, METH_NOARGS, "True if interruptions of this thread wait."},
     {"is_sent", is_sent, METH_O, "True if another thread has sent the exception to this one."},
     {"address", address, METH_NOARGS, "Return the address of the shared state."},
     {"note_main_thread", note_main_thread, METH_O, "Set the identifier of the main thread."},

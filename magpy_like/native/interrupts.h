@@ -1,7 +1,8 @@
 // State of interruption, shared by the modules that begin and end own work.
 #pragma once
-#include <Python.h>
 #include <atomic>
+
+#include "raise_requests.h"
 
 struct Interrupts;
 
@@ -32,27 +33,17 @@ struct Interrupts {
 
 constexpr unsigned long NO_THREAD = 0;
 
-// Python 3.11 enters a traced function only once no thread has to raise a sent exception.
-constexpr bool TRACED_CODE_RAISES = PY_VERSION_HEX < 0x030C0000;
-
-inline bool needs_exceptions_raised(PyThreadState *current) {
-#if PY_VERSION_HEX < 0x030C0000
-  return current->cframe->use_tracing;
-#else
-  return false;
-#endif
-}
-
 // Has the stand-in receive what is sent to the thread. PyThreadState_SetAsyncExc sets an exception in
 // the newest state that has the thread's identifier, and the interpreter raises what is set in the
 // state that is current.
 void OwnWork::receive() {
   PyThreadState *current = PyThreadState_Get();
-  if (!stand_in || needs_exceptions_raised(current)) return;
+  if (!stand_in) return;
   stand_in->thread_id = thread;
   if (!current->async_exc || stand_in->async_exc) return;
   stand_in->async_exc = current->async_exc;
   current->async_exc = nullptr;
+  withdraw_request(is_main);
 }
 
 // Sends what the stand-in has received to the thread again; the interpreter raises it at its next check.

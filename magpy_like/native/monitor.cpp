@@ -261,18 +261,10 @@ void consume(Monitor *m, PyFrameObject *frame, PyObject *result) {
 
 // Lets code of the program run in the trace hook, traced.
 struct TracedCode {
-  Monitor *m;
   PyThreadState *thread = PyThreadState_Get();
 
-  explicit TracedCode(Monitor *monitor) : m(monitor) {
-    if (TRACED_CODE_RAISES) m->work->pass_on();
-    PyThreadState_LeaveTracing(thread);
-  }
-
-  ~TracedCode() {
-    PyThreadState_EnterTracing(thread);
-    m->work->receive();
-  }
+  TracedCode() { PyThreadState_LeaveTracing(thread); }
+  ~TracedCode() { PyThreadState_EnterTracing(thread); }
 };
 
 // Releases a reference that may be the last one. Code that runs when the object dies (a destructor, a
@@ -284,7 +276,7 @@ void release(Monitor *m, PyObject *value) {
     Py_DECREF(value);
     return;
   }
-  TracedCode traced(m);
+  TracedCode traced;
   Py_DECREF(value);
 }
 
@@ -600,7 +592,6 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
     if (m->running && work->holds_exception()) report_exception_to_come(m, frame);
   }
   work->set_depth(work->depth - 1);
-  if (TRACED_CODE_RAISES) work->pass_on();  // an isolated run continues
   if (interrupts && !work->depth && interrupts->waiting) interrupts->deliver();
   return result;
 }
@@ -836,7 +827,6 @@ PyObject *monitor_run(PyObject *self, PyObject *args) {
   Scope scope{m, Py_NewRef(active)};
   PyObject *result = scope.enter(run, start_counting) ? call_as_caller(nullptr, call) : nullptr;
   scope.leave(stop_counting);
-  if (m->work->depth) m->work->receive();  // own work continues, no longer traced
   Py_DECREF(scope.active);
   Py_DECREF(self);
   return result;
@@ -918,8 +908,8 @@ PyObject *monitor_abandon(PyObject *self, PyObject *) {
   Py_RETURN_NONE;
 }
 
-PyObject *call_traced(Monitor *m, PyObject *function) {
-  TracedCode traced(m);
+PyObject *call_traced(PyObject *function) {
+  TracedCode traced;
   return PyObject_CallNoArgs(function);
 }
 
@@ -942,7 +932,7 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
   // Like `sys.call_tracing`, which does not restore tracing on Python 3.11.
   // An unwound handler does not reach the instruction that restores the handled exception.
   PyObject *handled_exception = PyErr_GetHandledException();
-  PyObject *value = call_traced(m, function);
+  PyObject *value = call_traced(function);
   PyErr_SetHandledException(handled_exception);
   Py_XDECREF(handled_exception);
   IsolatedRun ended = m->isolated_run;
@@ -1194,7 +1184,7 @@ bool is_in_folder(_PyInterpreterFrame *f, PyObject *folder) {
 // The program may inspect its callers, as `warnings.warn(stacklevel=2)` and loggers do. A new frame's
 // caller is the thread's current frame; therefore the innermost frame outside this package becomes
 // current during the call. The interpreter continues with this package's frames by its C stack.
-// The program is no own work: interruptions are not deferred in it.
+// The program is no own work: interruptions are not deferred in it, unless an isolated run calls it.
 PyObject *call_as_caller(PyObject *, PyObject *args) {
   PyObject *folder, *function, *positional, *keywords = nullptr;
   if (!PyArg_ParseTuple(args, "UOO!|O!", &folder, &function, &PyTuple_Type, &positional,
@@ -1205,7 +1195,8 @@ PyObject *call_as_caller(PyObject *, PyObject *args) {
   while (caller && is_in_folder(caller, folder)) caller = caller->previous;
   if (caller) *current = caller;
   OwnWork *work = interrupts->own_work();
-  int depth = work->depth;
+  const bool is_isolated = installed && installed->isolated_run.code;
+  const int depth = is_isolated ? 0 : work->depth;
   if (depth) work->set_depth(0);
   if (depth && work->is_main && interrupts->waiting) interrupts->deliver();
   PyObject *result = PyObject_Call(function, positional, keywords);

@@ -10,7 +10,6 @@ from torch import fx
 
 from magpy_like.compile_modes import compile_settings
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
 """Backends whose compiled graphs raise only if one of the operators does."""
@@ -52,6 +51,7 @@ def resolve_backend(
 
 def _named(found: Callable[..., Any], graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     from magpy_like.compiler.passes.inner_gradients import retain_inner_graphs
+    from magpy_like.torch_interop.tracing_lock import TRACING_LOCK  # needs the native helper
 
     retain_inner_graphs(graph)
     with TRACING_LOCK:

@@ -2,12 +2,17 @@
 
 Tracing replaces methods of `torch.nn.Module` for all threads. If two traces overlap, the first one
 to end restores the wrong methods.
+
+A thread is at own work from its wait for the lock until it releases it. Tracing does not survive an
+interruption. And on Python 3.11 an exception sent to a thread that waits would stop the holder, if
+a trace function (a debugger's, the monitor's) is set there.
 """
 
 from __future__ import annotations
 
 import threading
 
+from magpy_like.interruption import begin_own_work, end_own_work
 from magpy_like.torch_patches import bound_tables, transient_graph_sources
 
 
@@ -22,22 +27,34 @@ class TracingLock:
         self._depth = 0
 
     def __enter__(self) -> None:
+        begin_own_work()
         self._lock.acquire()
         self._depth += 1
-        if self._depth == 1:
-            bound_tables()
-            self._sources = transient_graph_sources()
-            self._sources.__enter__()
-            self._holder = threading.get_ident()
-            self._count += 1
-            self._own.count += 1
+        try:
+            if self._depth == 1:
+                self._begin()
+        except BaseException as error:
+            self._leave(error)
+            raise
 
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
+    def _begin(self) -> None:
+        bound_tables()
+        self._sources = transient_graph_sources()
+        self._sources.__enter__()
+        self._holder = threading.get_ident()
+        self._count += 1
+        self._own.count += 1
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._depth == 1:
             self._holder = None
             self._sources.__exit__(None, None, None)
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._depth -= 1
         self._lock.release()
+        end_own_work(error)
 
     def is_held_elsewhere(self) -> bool:
         """True if another thread traces now."""
