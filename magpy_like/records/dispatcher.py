@@ -211,7 +211,7 @@ class Dispatcher:
         if not self.is_continuation and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
             return call_as_caller(self.target, args, kwargs)
-        return call_uninterrupted(MonitoredCall(self, args, kwargs).run)
+        return call_uninterrupted(lambda: MonitoredCall(self, args, kwargs).run())
 
     def why_missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """For each record, the condition that failed for these arguments."""

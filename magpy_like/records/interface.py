@@ -204,9 +204,12 @@ def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
     """
     reason = helper_status.obstacle()
     if reason is None:
-        from magpy_like.records.dispatcher import Dispatcher
+        from magpy_like.native import own_work
 
-        return Dispatcher(target, **settings)
+        with own_work:  # an import that is interrupted leaves locks held and modules half made
+            from magpy_like.records.dispatcher import Dispatcher
+
+            return Dispatcher(target, **settings)
     dispatcher = UncompiledProgram(target, reason, **settings)
     if _is_first_warning():
         warnings.warn(

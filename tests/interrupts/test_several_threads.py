@@ -121,3 +121,26 @@ def test_traced_thread_continues_while_an_exception_waits_for_the_end_of_other_o
         traced.join()
     """
     assert run_code(code) == ["continued", "interrupted"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["records.dispatcher", "monitor.instructions.name_instructions"],
+    ids=["compile", "call"],
+)
+def test_import_on_first_use_is_not_interrupted(module):
+    code = f"""
+        import torch
+
+        class Sending(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == "magpy_like.{module}":
+                    send(threading.get_ident())
+
+        sys.meta_path.insert(0, Sending())
+        try:
+            magpy.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        except Sent:
+            print("interrupted", "magpy_like.{module}" in sys.modules)
+    """
+    assert run_code(code) == ["interrupted", "True"]
