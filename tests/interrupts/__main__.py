@@ -36,7 +36,8 @@ def main(
     step: int,
     chunk: int,
 ) -> None:
-    """Prints, by program and interruption: points, tried, exceptions raised, states left behind."""
+    """Prints, by program and interruption: points, places, tried, exceptions raised, those that
+    CPython ignored, states left behind."""
     bad = 0
     cases = list(itertools.product(names or CASES, calls or CALLS))
     with ThreadPoolExecutor(jobs) as pool:
@@ -50,15 +51,16 @@ def main(
             ]
             for (case, tried), kind in itertools.product(chosen.items(), kinds or KINDS)
         }
-        columns = ("points", "places", "tried", "raised", "left")
+        columns = ("points", "places", "tried", "raised", "ignored", "left")
         print(f"{'program':32} {'call':6} {'kind':8}", *(f"{c:>7}" for c in columns), flush=True)
         for (case, kind), started in tasks.items():
             outcomes = {n: o for task in started for n, o in task.result().items()}
             raised = sum(o.fired for o in outcomes.values())
+            ignored = sum(o.ignored for o in outcomes.values())
             left = sum(bool(o.wrong) for o in outcomes.values())
             bad += left
             places = len({point.place for point in found[case]})
-            row = (len(found[case]), places, len(outcomes), raised, left)
+            row = (len(found[case]), places, len(outcomes), raised, ignored, left)
             print(f"{case[0]:32} {case[1]:6} {kind:8}", *(f"{n:7}" for n in row), flush=True)
             what = collections.Counter(
                 text.splitlines()[0] for o in outcomes.values() for text in o.wrong

@@ -37,7 +37,8 @@ DEFINITION = (
     "A point is a check of the interpreter at which it runs signal handlers and raises sent "
     "exceptions. Tried are: the first of the points that wait for the same safe point; the first "
     "and the last occurrence of each instruction of a program at which nothing waits; the first "
-    "occurrence in all programs of each other instruction."
+    "occurrence in all programs of each other instruction. Exceptions that CPython ignores, in "
+    "destructors and callbacks of weak references, are counted and need not reach the caller."
 )
 
 

@@ -23,7 +23,7 @@ from magpy_like.interruption import (
 from magpy_like.split_reasons import SplitReason
 from tests.compare import assert_same
 from tests.interrupts.cases import CASES
-from tests.interrupts.injection import KINDS, SIGNALS, Alarm, injector
+from tests.interrupts.injection import KINDS, SIGNALS, Alarm, Case, injector, interrupt, points
 from tests.interrupts.points import numbered, representatives
 from tests.interrupts.trials import points_of, run_trials
 
@@ -85,6 +85,28 @@ def test_interruption_at_each_of_many_points_leaves_nothing_behind(name, kind):
     chosen = representatives({name: _points(name)})[name]
     outcomes = run_trials(name, kind, _some(chosen, 400))
     assert {n: o.wrong for n, o in outcomes.items() if o.wrong} == {}
+
+
+class Finalized:
+    def __del__(self):
+        len("a point")
+
+
+def _finalizing():
+    def program(x):
+        Finalized()
+        return x * 2
+
+    return program, lambda: (torch.ones(3),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exception_that_cpython_ignores_is_no_lost_one(kind):
+    case = Case(_finalizing)
+    inside = [p for p in points(case) if p.place.function.endswith("Finalized.__del__")]
+    outcomes = [interrupt(case, point, kind) for point in inside]
+    assert any(o.ignored for o in outcomes)
+    assert all(o.fired and not o.wrong for o in outcomes if o.ignored)
 
 
 def test_injector_reaches_the_points_of_a_loop():

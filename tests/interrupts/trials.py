@@ -1,7 +1,8 @@
 """Trials in processes of their own.
 
 `python -m tests.interrupts.trials CASE CALL` prints the points of a call as JSON. With a KIND of
-interruption it reads points from the standard input, and prints a line ``[fired, wrong]`` for each.
+interruption it reads points from the standard input, and prints a line ``[fired, wrong, ignored]``
+for each.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def main(case: str, call: str, kind: str = "") -> None:
         return
     for point in _points(sys.stdin.read()):
         outcome = interrupt(CASES[case], point, kind, call)
-        print(json.dumps([outcome.fired, outcome.wrong]), flush=True)
+        print(json.dumps([outcome.fired, outcome.wrong, outcome.ignored]), flush=True)
 
 
 if __name__ == "__main__":
