@@ -18,7 +18,8 @@ PyMethodDef module_methods[] = {
      "(instance, names…): True if its dictionary has none of these names."},
     {"operators_may_be_observed", operators_may_be_observed, METH_NOARGS,
      "True if a mode, a transform, torch.jit.trace or hooks on saved tensors may see this thread's operators."},
-    {"calibrate", calibrate, METH_VARARGS, "(tensor, tensor._cdata): find the layout of tensor objects."},
+    {"calibrate", tensor_objects::calibrate, METH_VARARGS,
+     "(tensor, tensor._cdata): find the layout of tensor objects."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_guards", nullptr, -1, module_methods};

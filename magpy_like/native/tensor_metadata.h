@@ -1,8 +1,5 @@
 // The metadata of tensors, and its comparison: in detail, or as one block of memory.
 #pragma once
-#include <Python.h>
-
-#include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstring>
@@ -10,35 +7,12 @@
 #include <typeinfo>
 #include <vector>
 
+#include "tensor_objects.h"
+
 namespace {
 
-PyTypeObject *tensor_type;  // torch._C.TensorBase
-Py_ssize_t impl_offset;     // offset of the TensorImpl pointer in a tensor object
-
-// Finds the TensorImpl pointer in a tensor object. Called once, with any tensor and the address that
-// torch reports for its TensorImpl.
-PyObject *calibrate(PyObject *, PyObject *args) {
-  PyObject *tensor;
-  unsigned long long address;
-  if (!PyArg_ParseTuple(args, "OK", &tensor, &address)) return nullptr;
-  PyTypeObject *base = Py_TYPE(tensor);
-  while (base->tp_base && base->tp_base != &PyBaseObject_Type) base = base->tp_base;
-  const Py_ssize_t word = sizeof(void *);
-  for (Py_ssize_t offset = sizeof(PyObject); offset + word <= base->tp_basicsize; offset += word)
-    if (*(unsigned long long *)((char *)tensor + offset) == address) {
-      impl_offset = offset;
-      tensor_type = base;
-      Py_INCREF(base);
-      Py_RETURN_TRUE;
-    }
-  Py_RETURN_FALSE;
-}
-
-c10::TensorImpl *tensor_impl(PyObject *tensor) {
-  return *(c10::TensorImpl **)((char *)tensor + impl_offset);
-}
-
-bool is_tensor(PyObject *value) { return PyType_IsSubtype(Py_TYPE(value), tensor_type); }
+using tensor_objects::is_tensor;
+using tensor_objects::tensor_impl;
 
 // Of a tensor with dynamic dimensions: bounds of each size, and the dimension whose size times stride
 // is the stride (-1: the stride is fixed).
