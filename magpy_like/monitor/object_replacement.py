@@ -138,9 +138,14 @@ def _replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) 
     """Replace the references of ``holder`` to the values ``held`` by their originals, without
     calling methods of its class."""
     if is_instance(holder, dict):
-        for key, value in list(dict.items(holder)):
-            if id(value) in originals:
-                dict.__setitem__(holder, key, originals[id(value)])
+        items = [(k, originals[id(v)]) for k, v in dict.items(holder) if id(v) in originals]
+        owners = _classes_of(holder) if items else ()
+        for key, original in items:
+            for owner in owners:
+                # Python keeps pointers to the attributes of a class, which only this resets.
+                type.__setattr__(owner, key, original)
+            if not owners:
+                dict.__setitem__(holder, key, original)
     elif is_instance(holder, list | deque):
         base: Any = list if is_instance(holder, list) else deque
         for i, value in enumerate(elements(holder)):
@@ -155,6 +160,14 @@ def _replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) 
             _replace_attributes(holder, originals)
         for value in held:
             replace_references(holder, value, originals[id(value)])
+
+
+def _classes_of(holder: dict[Any, Any]) -> list[type]:
+    """The class whose attributes a dictionary holds, if it is one of a class."""
+    # Each class has a docstring, if only None; the dictionary of a module has builtins.
+    if "__doc__" not in holder or "__builtins__" in holder:
+        return []
+    return [found for found in gc.get_referrers(holder) if is_instance(found, type)]
 
 
 def _replace_attributes(holder: Any, originals: Mapping[int, Any]) -> None:
