@@ -77,7 +77,7 @@ CONTAINER_CHANGES: list[Production] = [
     (1, "<nl!>.insert(0, <num>)"),
     (1, "<nl!>.sort()"),
     (1, "del <nl!>[:1]"),
-    (1, "<nl!>.extend(<nl>)"),
+    (1, "<nl!>.extend((<nl>)[:3])"),
     (1, "<nl!>[:] = <nl>"),
     (1, "<nl!>.reverse()"),
     (1, "<nl!> *= 2"),
