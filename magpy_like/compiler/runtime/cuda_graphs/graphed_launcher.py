@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -20,6 +21,7 @@ from magpy_like.compiler.runtime.cuda_graphs.capture_site import (
 )
 from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
+from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat.cuda import current_device, current_raw_stream, library_settings
 
 _log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class GraphedLauncher:
         """``constants``: ``_cdata`` of the storages of the launcher's constant tensors."""
         assert facts.gpu is not None
         self._call, self._facts, self._policy, self._constants = call, facts, policy, constants
-        self.gpu = self._gpu = facts.gpu
+        self.gpu = facts.gpu
         self._sites: OrderedDict[Any, CaptureSite] = OrderedDict()
         self.obstacle = facts.obstacle
         """Why nothing is captured; None if that is possible."""
@@ -53,19 +55,20 @@ class GraphedLauncher:
     def __call__(self, args: list[Any]) -> Any:
         if self.obstacle is not None or torch.cuda.is_current_stream_capturing():
             return self._call(args)
-        if current_device() != self._gpu:
-            with torch.cuda.device(self._gpu):
+        if current_device() != self.gpu:
+            with torch.cuda.device(self.gpu):
                 return self(args)
-        stream = current_raw_stream(self._gpu)
+        stream = current_raw_stream(self.gpu)
         key = self._key(args, stream)
         site = self._sites.get(key)
         if site is None:
             site = self._new_site(key)
         else:
-            self._sites.move_to_end(key)
+            with contextlib.suppress(KeyError):  # another thread has made room for a new one
+                self._sites.move_to_end(key)
         if site.obstacle is not None:
             return self._call(args)
-        pool = pool_of(self._gpu, stream)
+        pool = pool_of(self.gpu, stream)
         if pool is None or not pool.lock.acquire(blocking=False):
             return self._call(args)
         try:
@@ -125,10 +128,12 @@ class GraphedLauncher:
             site.obstacle = "GPU memory was exhausted"
             return None
         except Exception as error:
+            if is_interruption(error):
+                raise
             self.obstacle = f"its capture failed: {str(error).strip().splitlines()[0]}"
             _log.info("a graph is launched kernel by kernel: %s", self.obstacle)
             return None
-        site.add(graph, self._gpu)
+        site.add(graph, self.gpu)
         return graph
 
 

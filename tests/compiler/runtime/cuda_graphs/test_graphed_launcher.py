@@ -1,6 +1,7 @@
 """The launcher that captures and replays, on a stand-in for CUDA graphs: see ``stand_in``."""
 
 import gc
+import signal
 
 import pytest
 import torch
@@ -394,6 +395,35 @@ def test_a_capture_that_fails_is_not_tried_again_and_leaves_arguments_alone(gpu,
     assert launch.obstacle == (
         "its capture failed: operation not permitted when stream is capturing"
     )
+
+
+def test_an_alarm_in_a_capture_reaches_the_program_and_forbids_no_later_capture(gpu):
+    class Alarm(Exception):
+        pass
+
+    def ring(*_):
+        raise Alarm
+
+    armed = []
+
+    def ringing(x):
+        if stand_in.StandInGraph.capturing and not armed:
+            armed.append(True)
+            signal.raise_signal(signal.SIGALRM)
+        return (x * 2,)
+
+    launch, x = launcher(ringing), torch.randn(4)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(Alarm):
+            for _ in range(UNTIL_CAPTURE + 2):
+                call(launch, x)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert armed and launch.obstacle is None and not stand_in.StandInGraph.capturing
+    for _ in range(UNTIL_CAPTURE):
+        assert_same(call(launch, x), (x * 2,))
+    assert gpu.replays
 
 
 def test_exhausted_memory_ends_captures_for_these_sizes_only(gpu, monkeypatch):
