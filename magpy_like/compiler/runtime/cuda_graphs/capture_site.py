@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from magpy_like.compiler.runtime.cuda_graphs import held_graphs
+from magpy_like.compiler.runtime.cuda_graphs.capture_pool import CapturePool
 from magpy_like.compiler.runtime.cuda_graphs.captured_graph import CapturedGraph, is_on_gpu
 
 Call = Callable[[list[Any]], Any]
@@ -53,10 +54,10 @@ class CaptureSite:
         self._timings = 0
         self._launch_share: float | None = None
 
-    def find(self, args: list[Any]) -> CapturedGraph | None:
-        """The CUDA graph for these arguments."""
+    def find(self, args: list[Any], pool: CapturePool) -> CapturedGraph | None:
+        """The CUDA graph for these arguments, whose memory this pool's lock protects."""
         for graph in self.graphs:
-            if graph.accepts(args):
+            if graph.pool is pool and graph.accepts(args):
                 self._replays += 1
                 self._observed = 0
                 return graph

@@ -46,7 +46,7 @@ class CapturedGraph:
         Raises:
             Exception: a kernel cannot be captured, or memory is exhausted.
         """
-        self._pool = pool
+        self.pool = pool
         self._staged = [(k, StagedInput(args[k])) for k in staged]
         passed = [*args]
         for k, memory in self._staged:

@@ -72,7 +72,7 @@ class GraphedLauncher:
         if pool is None or not pool.lock.acquire(blocking=False):
             return self._call(args)
         try:
-            graph = site.find(args) or self._capture(site, args, pool)
+            graph = site.find(args, pool) or self._capture(site, args, pool)
             if graph is not None:
                 return graph.replay(args)
         finally:
