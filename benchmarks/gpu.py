@@ -10,12 +10,14 @@ its GPU kernels and their number, by the profiler; seconds of the first call, wi
 
 import gc
 import json
+import os
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import click
 import torch
@@ -92,31 +94,14 @@ def _training_step(
 @contextmanager
 def cold_caches() -> Iterator[None]:
     """Empty caches on disk, for every compiler."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        _environment(
-            TORCHINDUCTOR_CACHE_DIR=f"{folder}/torch",
-            TRITON_CACHE_DIR=f"{folder}/triton",
-            MAGPY_CACHE_DIR=f"{folder}/magpy",
-        ),
-    ):
-        yield
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    import os
-
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+            "MAGPY_CACHE_DIR": f"{folder}/magpy",
+        }
+        with mock.patch.dict(os.environ, caches):
+            yield
 
 
 def kernel_time(call: Callable[[], Any], calls: int = 3) -> tuple[float, int]:

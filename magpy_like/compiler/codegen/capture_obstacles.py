@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
-from magpy_like.compiler.ir.loop_ir import ExternOp, Strided, strided_leaves
+from magpy_like.compiler.ir.loop_ir import ExternOp, strided_leaves
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts, Lines
 from magpy_like.compiler.scheduling.memory_planning import Step
@@ -22,6 +22,7 @@ from magpy_like.torch_compat.operators import OpOverload
 _KNOWN_NAMESPACES = {"aten", "prims", "magpy_like"}
 
 aten = torch.ops.aten
+_WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _WAITS = {
     aten.bincount.default, aten.histc.default, aten._ctc_loss.default, aten._ctc_loss.Tensor,
     aten._use_cudnn_ctc_loss.default, aten._cudnn_ctc_loss.default, aten._cudnn_rnn.default,
@@ -83,13 +84,10 @@ def _node_of(origin: str, graph: Graph, lines: Lines) -> int | None:
 def _obstacle_of(operation: ExternOp, graph: Graph) -> str | None:
     target = operation.target
     if not isinstance(target, OpOverload):
-        plain = all(not isinstance(a, Strided) for a in strided_leaves(operation.args))
-        return None if plain else "is no operator of torch"
+        return "is no operator of torch" if strided_leaves(operation.args) else None
     if target.namespace not in _KNOWN_NAMESPACES:
         return "is a custom operator"
-    if operation.dynamic or torch.Tag.data_dependent_output in target.tags or target in _WAITS:
-        return "waits for the GPU"
-    if torch.Tag.dynamic_output_shape in target.tags:
+    if operation.dynamic or target in _WAITS or not _WAITING_TAGS.isdisjoint(target.tags):
         return "waits for the GPU"
     if any(o is not None and not isinstance(o, str) for o in operation.outputs):
         return "reads a number from the GPU"

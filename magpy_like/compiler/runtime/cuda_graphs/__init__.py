@@ -2,7 +2,7 @@
 
 ``graph_policy``: facts of a compiled graph that decide if it may become a CUDA graph
 ``graphed_launcher``: the launcher of a compiled graph that is captured and replayed
-``capture_site``: the calls of a launcher with equal sizes, and what they showed
+``capture_site``: the calls of a launcher with equal sizes, and their findings
 ``captured_graph``: one CUDA graph: its inputs, its results, its replay
 ``staged_inputs``: inputs whose addresses change from call to call
 ``passed_results``: results that a replay hands out
@@ -13,8 +13,8 @@
 
 A program must not notice. Three rules see to that:
 
-- A replay reads what the call's arguments hold. The memory of an argument is part of the CUDA graph
-  if its address stays the same, which each call compares; else the argument is copied.
+- A replay reads the contents of the call's arguments. The memory of an argument is part of the CUDA
+  graph if its address stays the same, which each call compares; else the argument is copied.
 - A result belongs to the caller. Results in a CUDA graph's memory are copied to new memory, or lent
   (:class:`magpy_like.native.Lender`): then the graph is not replayed until the loan has ended.
 - Whatever does not fit is launched kernel by kernel, as without CUDA graphs.

@@ -20,7 +20,7 @@ from magpy_like.torch_patches import no_garbage_collection
 
 
 class CapturePool:
-    """What the CUDA graphs of one stream share.
+    """The resources shared by the CUDA graphs of one stream.
 
     ``lock`` is held from the first write to a graph's memory until its results are handed out. A
     thread that finds it taken launches kernel by kernel; so does a call from a finaliser within.

@@ -15,7 +15,7 @@ from magpy_like.compiler.runtime.cuda_graphs.capture_site import CaptureSite
 
 @dataclass(frozen=True)
 class CaptureReport:
-    """What is known of one compiled graph that runs on a GPU; ``str()`` is a line for people.
+    """The report on one compiled graph that runs on a GPU; ``str()`` is a line for people.
 
     Attributes:
         kind: "forward", "backward" or "inference".

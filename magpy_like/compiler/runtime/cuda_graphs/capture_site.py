@@ -1,4 +1,4 @@
-"""The calls of a launcher with equal sizes on one stream, and what they showed.
+"""The calls of a launcher with equal sizes on one stream, and their findings.
 
 A site counts calls, measures whether launches or the GPU take longer, observes which arguments
 keep their addresses, and holds the CUDA graphs captured from then on.

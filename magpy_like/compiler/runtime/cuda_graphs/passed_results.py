@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from magpy_like import native
+from magpy_like.compiler.codegen.launcher import view_of
 from magpy_like.compiler.runtime.cuda_graphs import streams_of_loans
 from magpy_like.torch_compat.tensor_memory import copy_all, reinterpret_tensor
 
@@ -69,14 +70,13 @@ class PassedResults:
         self._makers: list[Maker] = []
         for of in self._copied:
             self._add_copy([results[k] for k in of])
-        storages = {s: results[of[0]].untyped_storage().nbytes() for s, of in groups.items()}
-        self.nbytes = sum(storages.values())
+        self.nbytes = sum(results[of[0]].untyped_storage().nbytes() for of in groups.values())
 
     def _add_window(
         self, position: int, result: Tensor, argument: int, passed: Sequence[Any]
     ) -> None:
         offset = result.storage_offset() - passed[argument].storage_offset()
-        make = _view_of if result._is_view() else reinterpret_tensor
+        make = view_of if result._is_view() else reinterpret_tensor
         layout = (result.size(), result.stride(), offset)
         self._windows.append((position, argument, make, layout))
 
@@ -139,7 +139,3 @@ class PassedResults:
             for position, result in zip(self._lent, self._lender.lend(), strict=True):
                 results[position] = result
         return tuple(results)
-
-
-def _view_of(t: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
-    return t.as_strided(size, stride, t.storage_offset() + offset)
