@@ -395,6 +395,11 @@ class Lines:
         """Change the indentation by levels of four spaces."""
         self._depth += by
 
+    def append(self, others: Lines) -> None:
+        """Append other lines at the current indentation."""
+        for text in others._lines:
+            self.line(text)
+
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
 

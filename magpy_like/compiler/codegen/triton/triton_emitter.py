@@ -55,7 +55,13 @@ class TritonEmitter(Emitter):
         text = f"tl.load({pointer}{guard})"
         if self.kernel.dtypes[buffer] in LOW_PRECISION:
             text += ".to(tl.float32)"
-        return self.define(text, wanted)
+        before = self.printer.before_walk
+        if before is None or isinstance(mask, Name) or not self.printer.is_of_row(buffer, index):
+            return self.define(text, wanted)
+        # Triton leaves a load in the loop in which it stands.
+        name = self.printer.fresh_name(wanted)
+        before.line(f"{name} = {text}")
+        return name
 
     def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
         if self.level == "outer" or self.printer.tiling.persistent:
@@ -68,7 +74,7 @@ class TritonEmitter(Emitter):
             value = f"{value}.to({TYPE[target]})"
         wanted = self.printer.level_axes(self.level)
         pointer = self.printer.address(buffer, index, self.printer.varies(index), wanted)
-        guard = self.printer.mask(wanted, self.printer.store_condition)
+        guard = self.printer.mask(wanted, None)
         line = self.printer.lines.line
         if mode not in (None, "add"):
             raise Unsupported("a scatter", f"Triton kernels have no atomic {mode}")

@@ -70,8 +70,9 @@ class TritonKernel:
             for v in axis.loops:
                 self.axes_of[v.name] = frozenset(axis.name)
         self.producers_of = producers(kernel)
-        self.store_condition: Name | None = None  # stores need it in addition to the masks
         self.stores_disabled = False  # an earlier stage has stored everything
+        self.before_walk: Lines | None = None  # the lines before the loop being printed
+        self._written = {b for node in kernel.nodes() for b in node.writes}
         self.scans = Scans(self)
         self.split = SplitReduction(self)
         self._count = 0
@@ -315,8 +316,9 @@ class TritonKernel:
                     accumulators[v].append(name)
             for v in node.body.of("scan"):
                 self.scans.declare_carry(v)
-        line(f"for start in range({first}, {last}, {axis.block}):")
-        self.lines.indent()
+        # The loop is printed apart: loads of its rows come before it.
+        before, self.lines = self.lines, Lines()
+        self.before_walk = before
         self._axis_positions(axis, "start")
         inner = TritonEmitter(self, "inner")
         for node in phase.inner:
@@ -324,8 +326,17 @@ class TritonKernel:
             inner.run(node.body, values)
             for v in reductions:
                 self._accumulate(v, accumulators[v], self._elements(v, inner, axis))
+        body, self.lines, self.before_walk = self.lines, before, None
+        line(f"for start in range({first}, {last}, {axis.block}):")
+        self.lines.indent()
+        self.lines.append(body)
         self.lines.indent(-1)
         return accumulators
+
+    def is_of_row(self, buffer: str, index: Expr) -> bool:
+        """True if a load reads one element per row, which no program of the kernel writes."""
+        known = {*self.kernel.xs, *self.kernel.size_symbols}
+        return buffer not in self._written and index.free_symbols <= known
 
     def _accumulate(self, v: Value, names: Sequence[str], parts: Sequence[str]) -> None:
         both = ", ".join([*names, *parts])

@@ -178,12 +178,12 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
         x_block = 1
         r_block = min(next_power_of_two(r_size), 2048)
     in_order = any(node.body.of("scan") for node in kernel.nodes())
-    shared = (
-        not (persistent or in_order or keeps_old_values(kernel))
-        and r_size * least >= MAX_PROGRAM_ELEMENTS
-    )
     # Columns of split rows are processed 32 at a time: *measured* on an H200, .82 to .97 of a
     # copy's bandwidth for 64 of them and .40 to .52 for 8 at a time.
+    shared = (
+        not (persistent or in_order or keeps_old_values(kernel))
+        and r_size * (x_block if columns else least) >= MAX_PROGRAM_ELEMENTS
+    )
     while x_block > least and x_size < x_block * BUSY_BLOCKS and not (shared and columns):
         x_block //= 2
     outer = _axis(kernel, "x", xs, x_block)

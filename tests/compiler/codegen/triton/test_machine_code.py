@@ -61,6 +61,30 @@ def test_long_rows_use_a_looped_reduction():
     ptx(source)
 
 
+@pytest.mark.parametrize(
+    ("shape", "channels_first"),
+    [((16, 64, 56, 56), (0, 1, 2, 3)), ((16, 56, 56, 64), (0, 3, 1, 2))],
+)
+def test_split_rows_are_normalised_without_shared_memory(shape, channels_first):
+    """Results of reductions would be passed between threads by it, a copy for each element."""
+
+    def normalised(x):
+        return F.batch_norm(x.permute(channels_first), None, None, training=True).relu()
+
+    (source,) = sources(normalised, shape)
+    walk, combination, last = compile_kernel(source, HOPPER, wide=False, aligned=True)
+    assert "bar.sync" in walk.asm["ptx"]
+    assert "st.shared" not in last.asm["ptx"]
+    assert combination.asm["ptx"].count("st.shared") < 16
+
+
+def test_numbers_of_a_row_are_loaded_before_the_walk():
+    (source,) = sources(lambda x, w: (x * w.unsqueeze(1)).softmax(1), (4, 100_000), (4,))
+    walks = re.findall(r"for start in range.*?return", source.text, re.DOTALL)
+    assert len(walks) == 3 and not any("tl.load(p1" in walk for walk in walks)
+    assert source.text.count("tl.load(p1") == 3
+
+
 @pytest.mark.parametrize("shape", [(64, 300), (4, 100_000)])
 def test_scans_of_rows_of_any_length_compile(shape):
     all_of_it = (torch.cumsum, torch.cumprod, torch.cummax, torch.cummin)
