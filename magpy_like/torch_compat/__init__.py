@@ -28,6 +28,7 @@ Module                       Subject
 ``tensor_memory``            tensors over given memory, metadata checks in C++
 ``torchscript``              TorchScript functions, their types and schemas
 ``cuda``                     the current GPU and its stream, without a device guard
+``float32_precision``        the precision of float32 products in torch's libraries
 ``recognized_functions``     functions that the monitor recognizes when a program calls them
 ``operator_samples``         torch's own sample inputs of operators
 ===========================  ======================================================================

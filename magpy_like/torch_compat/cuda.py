@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from magpy_like.torch_compat.float32_precision import float32_precisions
+
 __all__ = [
     "current_device",
     "current_raw_stream",
@@ -37,8 +39,8 @@ release_pool: Callable[[int, Any], None] = getattr(  # type: ignore[assignment]
 _SETTINGS = tuple(
     getattr(torch._C, name)
     for name in (
-        "_get_cublas_allow_tf32", "_get_cudnn_allow_tf32", "_get_cudnn_benchmark",
-        "_get_cudnn_deterministic", "_get_cudnn_enabled", "_get_deterministic_algorithms",
+        "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_cudnn_enabled",
+        "_get_deterministic_algorithms",
         "_get_cublas_allow_fp16_reduced_precision_reduction",
         "_get_cublas_allow_bf16_reduced_precision_reduction",
     )
@@ -47,4 +49,4 @@ _SETTINGS = tuple(
 
 def library_settings() -> tuple[Any, ...]:
     """Torch's settings on which the kernels of its operators on a GPU depend."""
-    return tuple([get() for get in _SETTINGS])
+    return (float32_precisions(), *[get() for get in _SETTINGS])

@@ -34,6 +34,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import (
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
 from magpy_like.disk_cache import cache_entries
 from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_compat.float32_precision import float32_precisions
 from magpy_like.torch_compat.operators import OpOverload
 
 
@@ -146,7 +147,7 @@ def flags() -> tuple[Any, ...]:
     return (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        float32_precisions(),
         torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
         torch.get_default_dtype(),
         torch.backends.cuda.flash_sdp_enabled(),

@@ -129,3 +129,17 @@ def test_every_module_that_the_compiler_imports_is_part_of_the_key():
     digested = {file.relative_to(package).parts[0].removesuffix(".py") for file in files}
     assert used - digested == {"errors", "interruption", "logs", "native"}
     assert any(file.name == "operators.yaml" for file in compiled_graph_cache.source_files())
+
+
+@pytest.mark.parametrize("library", ["matmul", "cudnn.conv"])
+def test_precision_of_float32_products_is_part_of_the_key(lowered, library):
+    """Also if a program sets it as newer versions of torch propose, where older readers raise."""
+    owner = torch.backends.cuda.matmul if library == "matmul" else torch.backends.cudnn.conv
+    before = owner.fp32_precision
+    try:
+        for precision in ("ieee", "tf32", "ieee"):
+            owner.fp32_precision = precision
+            same(lambda x: x.cos() @ x.t(), X)
+    finally:
+        owner.fp32_precision = before
+    assert len(lowered) == 2
