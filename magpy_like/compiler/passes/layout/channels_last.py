@@ -1,18 +1,9 @@
-"""Channels-last layout for convolutions over large images, and for the operators between them.
+"""Channels-last layout for convolutions, and for the operators between them.
 
-oneDNN convolves channels-last images in place; any others it copies into blocks and back.
-*Measured* on one core with AVX-512, 3 x 3 convolutions of float32: 1.6 times as fast at 256 x 256
-and 128 x 128 pixels, equal for single pixels. So a large image is converted to channels-last at its
-first convolution, and every operator after it lays its result out as in eager mode for such an
-argument (PyTorch 2, section 4.4: layout). The exception is indexing, which padding and upsampling
-decompose to: its results stay channels-last, where eager's index operator would permute the
-dimensions.
-
-The gain is per pixel, the loss per weight: for such images oneDNN takes longer to reorder the
-weights, which it does at each call. *Measured*, by the ratio of weights to elements of the images
-in and out: 1.2 to 2.1 times as fast at a tenth, 1.0 at 0.7 and at 1.5, 0.78 at 6, 0.55 at 12 and
-24. So a convolution with many more weights than pixels gets its image in the original layout: the
-last layers of most networks.
+An image is converted to channels-last at the first convolution where that pays (``layout_costs``),
+and every operator after it lays its result out as in eager mode for such an argument (PyTorch 2,
+section 4.4: layout). The exception is indexing, which padding and upsampling decompose to: its
+results stay channels-last, where eager's index operator would permute the dimensions.
 
 Symbolic sizes are replaced by their hints, without guards: any layout is valid for any sizes. So
 an operator that allocates its result runs on fake tensors of the hinted sizes, and its result gets
@@ -21,20 +12,15 @@ fake tensors of symbolic sizes. Only results that must keep their layout, and vi
 all sizes.
 
 With gradients, the joint graph is laid out before it is partitioned, and a convolution's backward
-reads the same image as the convolution. oneDNN then holds three more copies of the weights for a
-while, which takes more memory than eager mode (*measured*, ResNet-18: 3 %) unless there are at most
-half as many weights as elements. *Measured*, training steps on two cores of two processors with
-AVX-512: ResNet-18 0.99 and MonoDepth 1.12 times as fast; before that limit, ResNet-18 1.01,
-TridentNet 1.04, U-Net 1.10, MonoDepth 1.11 to 1.13 and DenseNet-121 1.15 to 1.6.
+reads the same image as the convolution.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,22 +31,17 @@ from magpy_like.compiler.passes.graph_queries import (
     aten,
     have_same_sizes,
     insert,
-    is_known_equal,
     is_pure,
     is_view,
     tensor,
     value,
 )
+from magpy_like.compiler.passes.layout.dimension_orders import dim_order, is_channels_last
+from magpy_like.compiler.passes.layout.layout_costs import LayoutCosts, gradients
 from magpy_like.graph_operators.node_metadata import LAYOUT_COPY
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
 
-MIN_PIXELS = 64 * 64
-"""Pixels (height times width) of an image that is converted."""
-MAX_WEIGHTS_PER_ELEMENT = 2
-"""Weights of a convolution per element of its input and output images."""
-MAX_TRAINED_WEIGHTS_PER_ELEMENT = 0.5
-"""As above, for weights that have gradients."""
 _BY_STRIDES = {
     aten.as_strided.default,
     aten.as_strided_copy.default,
@@ -73,10 +54,8 @@ _BY_INDEX = {aten.index.Tensor, aten._unsafe_index.Tensor}
 def use_channels_last(gm: GraphModule) -> bool:
     """Convert images to channels-last for convolutions, in place; True if the graph changed.
 
-    Results of the graph keep their strides. Without oneDNN, nothing changes.
+    Results of the graph keep their strides.
     """
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
-        return False
     convolves = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     if not convolves or _has_aliased_results(gm):
         return False
@@ -136,31 +115,18 @@ def _resolve_by_hints(gm: GraphModule) -> Iterator[None]:
 def _convert_graph(gm: GraphModule) -> bool:
     changed: dict[Node, Any] = {}  # node -> its fake value in the original layout
     converted = False
+    costs = LayoutCosts(gm.graph)
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target is aten.convolution.default:
-            if not _has_few_weights(node):
+            if costs.favour_traced_layout(node):
                 _restore_image(node, changed)
             else:
-                converted |= _convert_image(node)
+                converted |= _convert_arguments(node, costs)
         moved = [a for a in node.all_input_nodes if a in changed]
         if (moved or _follows_new_layout(node)) and not _propagate_layout(node, changed):
             for source in moved:
                 node.replace_input_with(source, _restore_layout(source, changed[source], node))
     return converted
-
-
-def _hint(size: Any) -> int | None:
-    """The size; of a symbolic one its hint, None if it is data-dependent."""
-    if isinstance(size, torch.SymInt):
-        hint = size.node.hint
-        return hint if isinstance(hint, int) else None
-    return int(size)
-
-
-def _size_hints(tensor: torch.Tensor) -> list[int] | None:
-    """The hints of all sizes; None if one is data-dependent."""
-    found = [hint for size in tensor.shape if (hint := _hint(size)) is not None]
-    return found if len(found) == tensor.dim() else None
 
 
 def _has_symbolic_sizes(tree: Any) -> bool:
@@ -179,26 +145,20 @@ def _has_aliased_results(gm: GraphModule) -> bool:
     return len({t.untyped_storage()._cdata for t in results}) < len(results)
 
 
-def _convert_image(node: Node) -> bool:
-    """Insert the channels-last copy of a convolution's image, where it pays; True if inserted."""
+def _convert_arguments(node: Node, costs: LayoutCosts) -> bool:
+    """Insert channels-last copies of a convolution's image and weight, where they pay.
+
+    Returns True if one was inserted.
+    """
     image, weight = node.args[:2]
-    x, w = tensor(image), tensor(weight)
-    if (
-        x is None
-        or w is None
-        or x.dim() != 4
-        or x.dtype != torch.float32
-        or x.device.type != "cpu"
-        or (sizes := _size_hints(x)) is None
-        or _size_hints(w) is None
-        or math.prod(sizes[2:]) < MIN_PIXELS
-        or w.shape[2] * w.shape[3] == 1
-        or not x.is_contiguous()
-        or _is_channels_last(x)
-    ):
-        return False
-    _replace_image(node, _copy(image, node, torch.channels_last))
-    return True
+    readers = (*gradients(node), node)
+    converts_image = costs.favour_channels_last(node)
+    if converts_image:
+        _replace_argument(readers, image, _copy(image, node, torch.channels_last))
+    converts_weight = costs.favour_channels_last_weight(node)
+    if converts_weight:
+        _replace_argument(readers, weight, _copy(weight, node, torch.channels_last))
+    return converts_image or converts_weight
 
 
 def _copy(image: Node, user: Node, form: torch.memory_format) -> Node:
@@ -207,41 +167,17 @@ def _copy(image: Node, user: Node, form: torch.memory_format) -> Node:
     return new
 
 
-def _replace_image(node: Node, new: Node) -> None:
-    """Replace the image that a convolution and its backward read."""
-    for user in (*_gradients(node), node):
-        user.replace_input_with(node.args[0], new)
-
-
-def _gradients(node: Node) -> list[Node]:
-    """The nodes of a joint graph that compute the gradients of a convolution."""
-    image, weight = node.args[:2]
-    return [
-        user
-        for user in image.users
-        if user.target is aten.convolution_backward.default and user.args[1:3] == (image, weight)
-    ]
-
-
-def _has_few_weights(node: Node) -> bool:
-    """True if the gain for the images exceeds the loss for the weights."""
-    parts = [tensor(part) for part in (node.args[1], node.args[0], node)]
-    sizes = [
-        found for part in parts if part is not None and (found := _size_hints(part)) is not None
-    ]
-    if len(sizes) < len(parts):
-        return False
-    weights, image, result = (math.prod(found) for found in sizes)
-    return weights <= (
-        MAX_TRAINED_WEIGHTS_PER_ELEMENT if _gradients(node) else MAX_WEIGHTS_PER_ELEMENT
-    ) * (image + result)
+def _replace_argument(readers: Iterable[Node], old: Node, new: Node) -> None:
+    for reader in readers:
+        reader.replace_input_with(old, new)
 
 
 def _restore_image(node: Node, changed: dict[Node, Any]) -> None:
     """Give a convolution its image in the layout it was traced with."""
     image = node.args[0]
     if image in changed:
-        _replace_image(node, _restore_layout(image, changed[image], node))
+        new = _restore_layout(image, changed[image], node)
+        _replace_argument((*gradients(node), node), image, new)
 
 
 def _follows_new_layout(node: Node) -> bool:
@@ -253,8 +189,8 @@ def _follows_new_layout(node: Node) -> bool:
         x is not None
         and y is not None
         and y.dim() == 4
-        and _is_channels_last(x)
-        and not _is_channels_last(y)
+        and is_channels_last(x)
+        and not is_channels_last(y)
     )
 
 
@@ -316,7 +252,7 @@ def _propagate_hinted_layout(node: Node, before: Any) -> Any:
     found = []
     for leaf, a, b in zip(leaves, pytree.tree_leaves(old), pytree.tree_leaves(new), strict=True):
         if isinstance(leaf, torch.Tensor) and (a.shape, a.stride()) != (b.shape, b.stride()):
-            order = _dim_order(b)
+            order = dim_order(b)
             if a.shape != b.shape or order is None:
                 return None
             leaf = _with_dim_order(leaf, order)
@@ -358,7 +294,7 @@ def _holds_for_all_sizes(node: Node, before: Any, after: Any) -> bool:
     pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True)
     tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
     return node.target not in _BY_SIZES and all(
-        have_same_sizes(a.shape, b.shape) and _dim_order(a) is not None for a, b in tensors
+        have_same_sizes(a.shape, b.shape) and dim_order(a) is not None for a, b in tensors
     )
 
 
@@ -367,21 +303,14 @@ def _are_images(image: torch.Tensor, taken: torch.Tensor) -> bool:
 
     The result stays channels-last; eager's would have its dimensions in the order of the indices.
     """
-    return image.dim() == taken.dim() == 4 and _is_channels_last(image)
-
-
-def _is_channels_last(image: torch.Tensor) -> bool:
-    """True for channels-last; torch before 2.13 does not recognise it for symbolic sizes."""
-    if image.is_contiguous(memory_format=torch.channels_last):
-        return True
-    return image.dim() == 4 and _dim_order(image) == [0, 2, 3, 1]
+    return image.dim() == taken.dim() == 4 and is_channels_last(image)
 
 
 def _restore_layout(node: Node, before: Any, user: Node) -> Node:
     """A copy of the node's value in the layout it was traced with, for ``user``."""
     if user.op == "output":
         user = node.next  # copied at the end, both would take memory until then
-    order = _dim_order(before)
+    order = dim_order(before)
     if order is None:
         with before.fake_mode:
             memory = insert(
@@ -398,19 +327,6 @@ def _restore_layout(node: Node, before: Any, user: Node) -> Node:
 
     rows = _copy(permuted(node, order), user, torch.contiguous_format)
     return permuted(rows, [order.index(d) for d in range(len(order))])
-
-
-def _dim_order(tensor: torch.Tensor) -> list[int] | None:
-    """The dimensions of a dense tensor, outermost first; None if it has gaps."""
-    if any(_hint(step) is None for step in tensor.stride()):
-        return None
-    order = sorted(range(tensor.dim()), key=lambda d: -(_hint(tensor.stride(d)) or 0))
-    step: Any = 1
-    for d in reversed(order):
-        if not is_known_equal(tensor.stride(d), step):
-            return None
-        step = step * tensor.shape[d]
-    return order
 
 
 def _is_fake(leaf: Any) -> bool:
