@@ -48,7 +48,7 @@ from magpy_like.compiler.passes.inner_gradients import retain_inner_graphs
 from magpy_like.compiler.passes.layout.channels_last import use_channels_last
 from magpy_like.compiler.passes.layout.contiguous_results import make_results_contiguous
 from magpy_like.compiler.passes.layout.layouts_of_writes import keep_layouts_of_writes
-from magpy_like.compiler.passes.library_operators.convolution_bias import split_convolution_biases
+from magpy_like.compiler.passes.library_operators.gpu_biases import split_biases
 from magpy_like.compiler.passes.library_operators.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.library_operators.recurrent_layers import keep_recurrent_layers
 from magpy_like.compiler.passes.mutations.metadata_mutations import (
@@ -136,7 +136,7 @@ ATEN_PASSES = (
     ),
     AtenPass("dead code", eliminate_dead_code, Phase.REPEATED, repeats=False),
     AtenPass("matrix product kernels", choose_product_kernels, Phase.KERNELS),
-    AtenPass("convolution biases", split_convolution_biases, Phase.KERNELS),
+    AtenPass("biases on a GPU", split_biases, Phase.KERNELS),
     # With gradients, the joint graph is laid out before it is partitioned (``autograd.aot``).
     AtenPass("channels-last", use_channels_last, Phase.LAYOUT, INFERENCE),
 )  # fmt: skip

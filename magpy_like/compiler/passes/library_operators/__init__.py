@@ -2,5 +2,5 @@
 
 ``recurrent_layers``: LSTM, GRU and RNN layers as one operator each
 ``matrix_products``: oneDNN, narrow-product kernels or the BLAS
-``convolution_bias``: cuDNN's convolutions without a bias
+``gpu_biases``: biases of convolutions and products on a GPU as additions
 """

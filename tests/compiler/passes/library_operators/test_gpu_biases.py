@@ -1,8 +1,10 @@
-"""Biases of convolutions on a GPU become additions, which fuse with the operators that follow."""
+"""Biases on a GPU become additions, which fuse with the operators that follow."""
 
+import torch
 import torch.nn.functional as F
 
 from magpy_like.compiler import passes
+from magpy_like.compiler.passes.library_operators import gpu_biases
 from tests.compiler.codegen.triton.fake_gpu import traced
 from tests.compiler.passes.pass_checks import operator_names
 from tests.compiler.programs import same, same_gradients, seeded
@@ -44,3 +46,27 @@ def test_convolutions_with_bias_equal_eager():
     same(function, *args, rtol=1e-2, atol=1e-2)  # on a GPU, convolutions use TF32
     same(function, *(a.bfloat16() for a in args), rtol=5e-2, atol=5e-2)
     same_gradients(lambda x, w, b: F.conv2d(x, w, b).relu(), *args[:3])
+
+
+def products(rows, dtype=torch.float32):
+    gm = passes.run(
+        traced(lambda x, w, b: F.linear(x, w, b), (rows, 8), (6, 8), (6,), dtype=dtype),
+        inference=True,
+    )
+    return operator_names(gm)
+
+
+def test_bias_of_a_small_float32_product_becomes_an_addition():
+    names = products(128)
+    assert "mm" in names and "add" in names and "addmm" not in names
+
+
+def test_other_products_keep_their_bias(monkeypatch):
+    assert "addmm" in products(128, torch.float16)
+    assert "addmm" in products(4096)
+    monkeypatch.setattr(gpu_biases, "gpu_products_use_tf32", lambda: True)
+    assert "addmm" in products(128)
+
+
+def test_products_with_bias_equal_eager():
+    same(lambda x, w, b: F.linear(x, w, b).relu(), seeded(9, 8), seeded(6, 8), seeded(6))
