@@ -5,6 +5,7 @@
 ``saved_values``: saved tensors, copied before they are mutated
 ``overwritten_saved_values``: writes of one part of a graph to another part's saved tensors
 ``absent_gradients``: backward passes for results without a gradient
+``conjugate_gradients``: incoming gradients that are conjugate or negative views
 ``double_backward``: ``create_graph`` and batched gradients, by the program in eager mode
 ``deferred_weight_gradients``: one product for the weight gradients of all iterations of a loop
 ``backward_streams``: several GPUs and their streams

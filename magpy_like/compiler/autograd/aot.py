@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.autograd.absent_gradients import AbsentGradients, tangents
-from magpy_like.compiler.autograd.autograd_node import (
-    Program,
-    make_autograd_node,
+from magpy_like.compiler.autograd.autograd_node import Program, make_autograd_node
+from magpy_like.compiler.autograd.conjugate_gradients import (
     resolve_conj_and_neg,
+    take_resolved_gradients,
 )
 from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
 from magpy_like.compiler.autograd.saved_values import clone_before_mutation
@@ -162,8 +162,11 @@ def _compile_backward(
     graph: fx.GraphModule,
     inputs: Sequence[Any],
 ) -> Callable[..., Any]:
+    gradients = tangents(graph.graph)
+    take_resolved_gradients(graph.graph, gradients)
+    graph.recompile()
     call = absent.compile_variants(graph, lambda part: backward(part, inputs), interpret)
-    return resolve_conj_and_neg(deferred.wrap_backward(call), tangents(graph.graph))
+    return resolve_conj_and_neg(deferred.wrap_backward(call), gradients)
 
 
 _aten = torch.ops.aten

@@ -104,32 +104,6 @@ def make_autograd_node(
     return run
 
 
-def resolve_conj_and_neg(backward: Call, tangents: Sequence[fx.Node]) -> Call:
-    """``backward`` with the conj and neg bits of incoming gradients resolved: a gradient may be a
-    conjugate or negative view of its memory, which is unknown when the graph is traced.
-
-    ``tangents`` are the backward graph's placeholders for incoming gradients.
-    """
-    if not tangents:
-        return backward
-    inputs = tangents[0].graph.find_nodes(op="placeholder")
-    indices = [inputs.index(node) for node in tangents]
-
-    def run(args: list[Any]) -> Any:
-        for k in indices:
-            args[k] = _resolve_conj_and_neg(args[k])  # nothing else holds it while the pass runs
-        return backward(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _resolve_conj_and_neg(gradient: Any) -> Any:
-    if gradient is None or not (gradient.is_neg() or gradient.is_conj()):
-        return gradient
-    return gradient.resolve_neg().resolve_conj()
-
-
 # --- AOTAutograd's metadata -----------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import magpy_like as magpy
 from magpy_like.compiler import compile_fx
-from magpy_like.compiler.autograd.autograd_node import resolve_conj_and_neg
+from magpy_like.compiler.autograd.conjugate_gradients import resolve_conj_and_neg
 from tests.compiler.programs import compiled, seeded
 
 
