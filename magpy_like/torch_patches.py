@@ -24,8 +24,9 @@ signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
 :func:`forget_fake_results`, :func:`bound_tables`, :func:`rewriting_ptx`,
-:func:`transient_graph_sources`. The modes of torch that one thread enters and leaves (gradient
-mode, autocast, hooks on saved tensors, the default device) are listed in ``torch_compat``.
+:func:`transient_graph_sources`, :func:`graphs_count_writes`. The modes of torch that one thread
+enters and leaves (gradient mode, autocast, hooks on saved tensors, the default device) are listed
+in ``torch_compat``.
 
 Once a CUDA graph lends results: :func:`note_streams_of`.
 
@@ -187,6 +188,30 @@ def silent_fake_tensor_errors() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_of_another_thread)
+
+
+@contextlib.contextmanager
+def graphs_count_writes() -> Iterator[None]:
+    """Keep wrappers that AOTAutograd makes in this thread from counting writes to inputs.
+
+    A wrapper counts the writes that a graph makes, for compilers whose kernels do not count them;
+    those of ``magpy_like.compiler`` do. Applied while AOTAutograd runs, under the lock of tracing.
+    *Seen* on torch 2.13.
+    """
+    from magpy_like.torch_compat.aot_autograd import ViewAndMutationMeta
+
+    derive, own = ViewAndMutationMeta.__post_init__, threading.get_ident()
+
+    def derive_fields(metadata: Any) -> None:
+        derive(metadata)
+        if threading.get_ident() == own:
+            metadata.mutated_graph_handled_indices_seen_by_autograd = []
+
+    ViewAndMutationMeta.__post_init__ = derive_fields
+    try:
+        yield
+    finally:
+        ViewAndMutationMeta.__post_init__ = derive
 
 
 def forget_script_classes() -> None:

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import linecache
 import logging
+import threading
 import traceback
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 import magpy_like
+from magpy_like.torch_compat.aot_autograd import ViewAndMutationMeta
 from magpy_like.torch_patches import (
     Compiling,
     compile_source,
+    graphs_count_writes,
     no_garbage_collection,
     rewriting_ptx,
     silent_fake_tensor_errors,
@@ -68,6 +71,35 @@ def test_garbage_collection_is_enabled_again_only_if_it_was(enabled):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+def test_wrappers_count_writes_again_afterwards_and_in_other_threads():
+    derived = []
+
+    class Metadata(ViewAndMutationMeta):
+        def __init__(self):
+            self.mutated_graph_handled_indices_seen_by_autograd = [0]
+
+    original = ViewAndMutationMeta.__post_init__
+
+    def derive(metadata):
+        metadata.mutated_graph_handled_indices_seen_by_autograd = [0]
+
+    def note():
+        metadata = Metadata()
+        ViewAndMutationMeta.__post_init__(metadata)
+        derived.append(metadata.mutated_graph_handled_indices_seen_by_autograd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ViewAndMutationMeta, "__post_init__", derive)
+        with graphs_count_writes():
+            note()
+            other = threading.Thread(target=note)
+            other.start()
+            other.join()
+        note()
+    assert derived == [[], [0], [0]]
+    assert ViewAndMutationMeta.__post_init__ is original
 
 
 TEXT = """def one():

@@ -38,6 +38,12 @@ from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.stage_trace import Trace, open_trace
 from magpy_like.compiler.unbacked_symbols import DATA_DEPENDENT_ERRORS, make_sizes_symbolic
+from magpy_like.compiler.version_counters import (
+    count_further_writes,
+    find_further_writes,
+    find_result_versions,
+    set_result_versions,
+)
 from magpy_like.disk_cache import cpp_compiler
 from magpy_like.graph_operators.checkpoint_batch_norm import StatisticsUpdateUnsupported
 from magpy_like.graph_operators.checkpoint_operator import (
@@ -45,6 +51,7 @@ from magpy_like.graph_operators.checkpoint_operator import (
     mark_eager_checkpoints,
 )
 from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.graph_operators.node_metadata import RESULT_VERSIONS
 from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.aot_autograd import LazyGraphModule
@@ -203,12 +210,17 @@ def _compile_captured(
     cached = (
         kernel_build.find_captured(key, captured, settings.cuda_graphs) if key is not None else None
     )
-    uncounted = find_uncounted(whole)
+
+    def count_as_eager(call: Callable[..., Any]) -> Callable[..., Any]:
+        call = keep_versions(call, find_uncounted(whole))
+        call = set_result_versions(call, find_result_versions(captured))
+        return count_further_writes(call, find_further_writes(captured))
+
     if cached is not None:
         launchers.add(cached, "inference")
         _, restore = _flatten_outputs(gm)
-        call = keep_versions(without_grad(cached), uncounted)
-        return call if restore is None else _then(call, restore)
+        call = without_grad(cached)
+        return count_as_eager(call if restore is None else _then(call, restore))
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flatten_outputs(gm)
     examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)
@@ -237,7 +249,7 @@ def _compile_captured(
         call = _then(call, restore)
     if len(gpus) > 1:
         call = on_default_streams(call, captured.forward, gpus)
-    call = keep_versions(call, uncounted)
+    call = count_as_eager(call)
     # ``forward``: calling the module itself prints errors.
     return (
         runtime_scalars.fall_back_on_failed_assumption(call, captured.forward, with_assumptions[0])
@@ -261,7 +273,10 @@ def _flatten_outputs(
     if len(positions) == len(leaves) and isinstance(returned, tuple):
         if all(map(pytree.tree_is_leaf, returned)):
             return gm, None
-    output.args = (tuple(leaves[of.index(k)] for k in range(len(positions))),)
+    kept = [of.index(k) for k in range(len(positions))]
+    output.args = (tuple(leaves[k] for k in kept),)
+    if (versions := output.meta.get(RESULT_VERSIONS)) is not None:
+        output.meta[RESULT_VERSIONS] = tuple(versions[k] for k in kept)
     gm.recompile()
     return gm, lambda results: pytree.tree_unflatten([results[k] for k in of], structure)
 

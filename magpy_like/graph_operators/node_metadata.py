@@ -45,6 +45,17 @@ ON_GPU = _declare("on_gpu", bool, "True if the node is a tensor on a CUDA device
 AS_IS = _declare(
     "as_is", str, "Why no backend receives the node, which runs as it was recorded: a verb phrase."
 )
+INPUT_WRITES = _declare(
+    "input_writes",
+    int,
+    "How many writes to an input the program counts in its version; present if more than one.",
+)
+RESULT_VERSIONS = _declare(
+    "result_versions",
+    tuple,
+    "Of the output node: the versions of the results, 0 for one that is an input or shares its "
+    "memory; present if the program has written to a result.",
+)
 TWIN = _declare(
     "twin",
     object,

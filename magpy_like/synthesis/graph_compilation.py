@@ -11,12 +11,14 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.torch_state.default_device import without_default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
+from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import BranchRefused, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.example_inputs import example_inputs
@@ -71,6 +73,7 @@ def compile_graph(
         )
     operators.nodes.erase_unused(rec.lifted.arithmetic.in_python, outputs)
     graph = operators.nodes.finish(outputs)
+    _note_versions(rec, graph, changed)
     if rec.effects.modes_left is not None:
         _restore_autocast(graph, *rec.effects.modes_left)
     tensors, names = [], []
@@ -109,6 +112,30 @@ def _write_conditions_on_memory(
     if changed:
         guard.distinctness.write_shared_memory(inputs, changed)
         guard.distinctness.write_writability(changed)
+
+
+def _note_versions(rec: Recording, graph: fx.GraphModule, changed: Sequence[ShadowNode]) -> None:
+    """Note in the graph how often the program has written to inputs and results.
+
+    Not in a graph that runs in parts: with branches or loops, the number differs between calls.
+    """
+    if has_parts(graph):
+        return
+    external, counts = set(), {node.node_id: rec.writes.count(node) for node in changed}
+    for placeholder, source in rec.operators.nodes.inputs:
+        if is_instance(source, int):
+            external.add(storage_of(rec.refs.get_node_by_id(source).variable))
+            if counts.get(source, 0) > 1:
+                placeholder.meta[INPUT_WRITES] = counts[source]
+    output = graph.graph.output_node()
+    versions = {
+        node: tensor_version(tensor)
+        for tensor, node in rec.operators.nodes.live_tensors()
+        if node in output.all_input_nodes and storage_of(tensor) not in external
+    }
+    if any(version > 0 for version in versions.values()):
+        (results,) = output.args
+        output.meta[RESULT_VERSIONS] = tuple(max(versions.get(node, 0), 0) for node in results)
 
 
 def _restore_autocast(graph: fx.GraphModule, found: Modes, left: Modes) -> None:

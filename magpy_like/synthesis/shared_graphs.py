@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.graph_operators.node_metadata import NUMBER
+from magpy_like.graph_operators.node_metadata import INPUT_WRITES, NUMBER, RESULT_VERSIONS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_interop.current_gpu import current_gpu
 
@@ -83,6 +83,8 @@ def _description(graph: fx.GraphModule) -> Key | None:
                     node.op,
                     _target(graph, node),
                     bool(node.meta.get(NUMBER)),
+                    node.meta.get(INPUT_WRITES),
+                    node.meta.get(RESULT_VERSIONS),
                     _argument(node.args, numbers),
                     _argument(node.kwargs, numbers),
                 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
     PlainAOTOutput,
     SavedForBackwardsAOTOutput,
 )
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -15,9 +17,11 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph
 
 __all__ = [
     "InputMutationAOTOutput",
+    "IntermediateBaseAOTOutput",
     "LazyGraphModule",
     "PlainAOTOutput",
     "SavedForBackwardsAOTOutput",
+    "ViewAndMutationMeta",
     "aot_module_simplified",
     "functorch_config",
     "min_cut_rematerialization_partition",

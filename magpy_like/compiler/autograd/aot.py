@@ -28,6 +28,11 @@ from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
 )
+from magpy_like.compiler.version_counters import (
+    find_forward_versions,
+    find_result_versions,
+    set_result_versions,
+)
 from magpy_like.graph_operators.checkpoint_batch_norm import (
     CheckpointStatistics,
     StatisticsUpdateUnsupported,
@@ -42,6 +47,7 @@ from magpy_like.torch_compat.aot_autograd import (
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
 from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_patches import graphs_count_writes
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -97,7 +103,7 @@ class _AotCompilation:
 
     def build(self) -> Callable[..., Any]:
         # Intermediate graphs are never run: lazy modules save printing their source ten times.
-        with use_lazy_graph_module(True):
+        with use_lazy_graph_module(True), graphs_count_writes():
             wrapped = aot_module_simplified(
                 self._gm,
                 list(self._example_inputs),
@@ -127,7 +133,12 @@ class _AotCompilation:
         return append_auxiliary_inputs(own, self._statistics.auxiliary_inputs)
 
     def _compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self._forwards.append(self._absent.mark_forward(self._forward(graph, inputs)))
+        call = self._forward(graph, inputs)
+        versions = find_forward_versions(graph.graph, find_result_versions(self._gm))
+        if versions:  # before autograd notes them, with what it saves
+            call = set_result_versions(call, versions)
+            call._boxed_call = True  # type: ignore[attr-defined]
+        self._forwards.append(self._absent.mark_forward(call))
         return self._forwards[-1]
 
     def _compile_inference(

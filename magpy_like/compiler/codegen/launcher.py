@@ -20,7 +20,7 @@ from magpy_like.compiler.ir.loop_ir import Buffer, ExternOp, Strided
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import huge_pages, narrow_products
 from magpy_like.compiler.scheduling.memory_planning import Step
-from magpy_like.torch_compat.autograd import increment_version
+from magpy_like.torch_compat.autograd import increment_version, set_version
 from magpy_like.torch_compat.dispatch import AutoDispatchBelowAutograd
 from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.symbolic_expressions import PythonPrinter
@@ -51,7 +51,14 @@ class AssumptionFailed(RuntimeError):
 def relayout(t: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """A copy of ``t`` with the strides that its meta function declared."""
     copy = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device)
-    return copy.copy_(t)
+    return unwritten(copy.copy_(t))
+
+
+def unwritten(t: torch.Tensor) -> torch.Tensor:
+    """The new tensor ``t``, with the version of one that nobody has written to."""
+    if not t.is_inference():
+        set_version((t,), (0,))
+    return t
 
 
 def view_of(t: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
@@ -94,6 +101,7 @@ COMMON: dict[str, Any] = {
     "window": reinterpret_tensor,
     "view_of": view_of,
     "relayout": relayout,
+    "unwritten": unwritten,
     "for_backward": for_backward,
     "product": narrow_products.product,
     "will_write": increment_version,
@@ -283,6 +291,8 @@ class Launcher:
             if output is None:
                 line(call)
                 return
+            if not operation.reads and isinstance(operation.target, OpOverload):
+                call = f"unwritten({call})"  # the operator counts its own write to a new tensor
             self._bind_result(output, call, operation.dynamic)
         else:
             line(f"results = {call}")

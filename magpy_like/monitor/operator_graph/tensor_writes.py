@@ -66,6 +66,11 @@ class TensorWrites:
             or (bool(self.written_memory) and storage_of(tensor) in self.written_memory)
         )
 
+    def count(self, node: ShadowNode) -> int:
+        """The number of writes to an external tensor that its version counter has counted."""
+        version = tensor_version(node.variable)
+        return version - self.versions.get(node.node_id, version)
+
     def note_write(self, tensor: torch.Tensor) -> bool:
         """Note that an operator, not on the graph yet, has written to a tensor.
 

@@ -30,7 +30,8 @@ def compile_with_unused_results(
     more = fx.Graph()
     results = more.graph_copy(graph.graph, found)
     seen = [more.call_function(_some_tensor, (found[node],)) for node in unused]
-    more.output((*results, *seen))
+    output = more.output((*results, *seen))
+    output.meta.update(graph.graph.output_node().meta)
     run, count = compile_graph(fx.GraphModule(graph, more)), len(results)
     return lambda *args: run(*args)[:count]
 
