@@ -27,8 +27,7 @@ def observe(
 ) -> Observation:
     """Call ``call`` with the arguments of call ``number``, and collect all that can be observed.
 
-    ``exact``: the texts of errors in the backward pass count, which name nodes of autograd's graph,
-    and so do the numbers of changes of tensors in place.
+    ``exact``: the texts of errors in the backward pass count, which name nodes of autograd's graph.
     """
     names = vars(module)
     exec(_compiled(names["CHANGES"][number]), names)
@@ -49,7 +48,7 @@ def observe(
     _set_modes()
     state = _state(names)
     changes = [t._version - version for t, version in before]
-    versions = changes if exact else [change > 0 for change in changes]
+    versions = changes + [tensor._version for tensor in tensors_in([result])]
     found = {
         "error": error, "output": output.getvalue(), "random": drawn, "modes": modes,
         "result": result, "arguments": (args, kwargs), "globals": state, "versions": versions,

@@ -103,6 +103,15 @@ def test_programs_that_eager_does_not_reproduce_are_excluded():
     assert not verdict.failed
 
 
+def test_versions_count_unless_a_graph_runs_in_parts():
+    writes = "x.add_(1)\nx.mul_(2)"
+    assert check(program_of(writes), "magpy").kind == "same"
+    branch = "y = x * 2 if x.sum() > 0 else x * 3\nx.add_(y)"
+    verdict = check(program_of(f"{branch}\n{writes}"), "magpy")
+    assert verdict.kind == "uncounted writes"
+    assert not verdict.failed
+
+
 def test_shrinking_keeps_what_fails():
     program = generate(3)
     wrong = Fragment("", ["log.append('wrong')"])
