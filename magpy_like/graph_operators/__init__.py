@@ -3,6 +3,7 @@
 ``control_operators``: branches and loops, and Python values between them
 ``checkpoint_operator``: checkpointed functions as one node, or inlined
 ``checkpoint_batch_norm``: batch norm statistics that a checkpointed function updates again
+``wrapped_functions``: functions that ``torch.fx`` cannot name, as targets of nodes
 ``operator_registration``: registration of operators of the namespace ``torch.ops.magpy_like``
 ``node_metadata``: the declared keys of ``fx.Node.meta``
 """

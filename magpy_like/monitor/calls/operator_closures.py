@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.graph_operators.wrapped_functions import REPLAYED
 from magpy_like.monitor.calls.checkpoint_calls import refusal_key
 from magpy_like.monitor.objects.containers import CONTAINERS
-from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import is_identity, is_plain

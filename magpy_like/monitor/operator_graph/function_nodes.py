@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
+from magpy_like.graph_operators.wrapped_functions import REPLAYED
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.operators import OpOverload, OpOverloadPacket
-
-REPLAYED = "replayed"
-"""The attribute of a target that names the operation it runs."""
 
 
 def graph_function(operation: Callable[..., Any], args: tuple[Any, ...] = ()) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from torch import fx
 
 from magpy_like.annotation.operator_facts import Narrows, Raises, operator_facts
 from magpy_like.graph_operators.node_metadata import NUMBER, ON_GPU
-from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
+from magpy_like.graph_operators.wrapped_functions import operation_of
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.autograd import set_grad_enabled
@@ -94,7 +94,7 @@ def _name_in_torch(node: fx.Node) -> str | None:
     """The name of one of torch's operators without the mark of in-place ones; None for others."""
     if node.op == "call_method":
         return str(node.target).strip("_")
-    operation: Any = getattr(node.target, REPLAYED, node.target)
+    operation = operation_of(node)
     if is_instance(operation, OpOverload):
         operation = operation.overloadpacket
     if is_instance(operation, OpOverloadPacket):
