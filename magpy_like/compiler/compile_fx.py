@@ -37,6 +37,7 @@ from magpy_like.compiler.runtime.cuda_graphs.graph_policy import find_line, sour
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.stage_trace import Trace, open_trace
+from magpy_like.compiler.trailing_views import take_trailing_views
 from magpy_like.compiler.unbacked_symbols import DATA_DEPENDENT_ERRORS, make_sizes_symbolic
 from magpy_like.compiler.version_counters import (
     count_further_writes,
@@ -210,6 +211,9 @@ def _compile_captured(
     cached = (
         kernel_build.find_captured(key, captured, settings.cuda_graphs) if key is not None else None
     )
+    views = take_trailing_views(gm, example_inputs)
+    if views is not None and views.are_all and TracingContext.try_get() is None:
+        return views.alone()
 
     def count_as_eager(call: Callable[..., Any]) -> Callable[..., Any]:
         call = keep_versions(call, find_uncounted(whole))
@@ -220,7 +224,8 @@ def _compile_captured(
         launchers.add(cached, "inference")
         _, restore = _flatten_outputs(gm)
         call = without_grad(cached)
-        return count_as_eager(call if restore is None else _then(call, restore))
+        call = call if restore is None else _then(call, restore)
+        return count_as_eager(call if views is None else views.after(call))
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flatten_outputs(gm)
     examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)
@@ -247,6 +252,8 @@ def _compile_captured(
         call = runtime_scalars.append_sizes(call, sizes)
     if restore is not None:
         call = _then(call, restore)
+    if views is not None:
+        call = views.after(call)
     if len(gpus) > 1:
         call = on_default_streams(call, captured.forward, gpus)
     call = count_as_eager(call)

@@ -72,6 +72,12 @@ def test_graph_with_views_of_arguments_is_traced_again(traced):
     assert len(traced) == 2
 
 
+def test_graph_with_trailing_views_of_arguments_is_traced_once(traced):
+    for _ in range(2):
+        run(lambda x, y: (y * 2, (x.unbind(0)[1], x), y + 1), X, X + 1, grad=True)
+    assert len(traced) == 1
+
+
 DIFFERENT = {
     "number": ((lambda x: x * 2.0, X), (lambda x: x * 3.0, X)),
     "sign of zero": ((lambda x: x + 0.0, X), (lambda x: x + -0.0, X)),

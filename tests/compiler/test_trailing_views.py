@@ -1,0 +1,266 @@
+"""Results that are views know what eager mode's views know: of what, made how, and written to."""
+
+import importlib
+
+import pytest
+import torch
+from torch import fx
+
+import magpy_like as magpy
+from magpy_like.compiler import compile_fx
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.trailing_views import take_trailing_views
+from magpy_like.torch_compat import pytree
+
+module = importlib.import_module("magpy_like.compiler.compile_fx")
+
+KINDS = ("leaf", "computed", "without gradient")
+
+
+def make(kind, *sizes):
+    x = torch.arange(1.0, 1 + torch.Size(sizes).numel()).reshape(sizes)
+    x.requires_grad_(kind != "without gradient")
+    return x * 1 if kind == "computed" else x
+
+
+def without_gradients(function):
+    return torch.no_grad()(function)
+
+
+def in_inference_mode(x):
+    with torch.inference_mode():
+        return x[0], x.t().unbind(0)[1]
+
+
+def in_both_modes(x):
+    doubled = x * 2
+    with torch.no_grad():
+        rows = doubled.unbind(0)
+    return doubled, rows[0], doubled.unbind(0)[1], doubled[0]
+
+
+def after_a_write(x):
+    doubled = x * 2
+    doubled.mul_(3)
+    turned = doubled.t()
+    turned.add_(1)
+    return turned.chunk(2)[0], doubled
+
+
+def after_a_write_that_saves_its_result(x):
+    doubled = x * 2
+    doubled.mul_(3)
+    doubled.exp_()
+    return doubled.unbind(1)[1]
+
+
+def of_a_written_argument(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x.unbind(0)[0]
+
+
+def in_structures(x):
+    doubled = x * 2
+    first, second = doubled.unbind(0)
+    return {"a": [first, doubled], "b": (x, second, 3, None, first)}
+
+
+def with_gradients_inside(x):
+    with torch.no_grad(), torch.enable_grad():
+        return x.unbind(0)[0], x[0]
+
+
+@without_gradients
+def without_gradients_outside(x):
+    with torch.enable_grad():
+        return x[0]
+
+
+PROGRAMS = {
+    "unbind": lambda x: x.unbind(1)[1],
+    "iteration": lambda x: [*x],
+    "chunk": lambda x: x.chunk(3, 1)[1],
+    "split": lambda x: x.split(1, 1)[1],
+    "split_with_sizes": lambda x: torch.split_with_sizes(x, [1, 2], 1)[1],
+    "tensor_split": lambda x: x.tensor_split((1, 2), 1)[1],
+    "hsplit": lambda x: x.hsplit(3)[1],
+    "by keywords": lambda x: torch.unbind(input=x, dim=1)[1],
+    "view of several views": lambda x: x.unbind(1)[1].unsqueeze(0),
+    "several views of a view": lambda x: x.T.unbind(1)[0],
+    "detached": lambda x: x.unbind(1)[1].detach(),
+    "sizes of another tensor": lambda x: (x * 2).unbind(0)[0].view_as((x + 1)[0].sin()),
+    "intermediate": lambda x: (x * 2).unbind(1)[1],
+    "beside its base": lambda x: (lambda b: (b, b.unbind(1)[1], b.t()))(x * 2),
+    "unsafe_chunk": lambda x: x.unsafe_chunk(3, 1)[1],
+    "no_grad": without_gradients(lambda x: x[0]),
+    "several views under no_grad": without_gradients(lambda x: x.unbind(1)[1]),
+    "item of several results": without_gradients(lambda x: x.max(0)[0][1:]),
+    "no views under no_grad": without_gradients(lambda x: (x[[0, 1]], x * 2, x.sum())),
+    **{
+        function.__name__: function
+        for function in (
+            in_inference_mode, in_both_modes, after_a_write, after_a_write_that_saves_its_result,
+            of_a_written_argument, in_structures, with_gradients_inside, without_gradients_outside,
+        )
+    },
+}  # fmt: skip
+
+
+def attempt(action):
+    """The action's result, or the error's first words."""
+    try:
+        return action()
+    except RuntimeError as error:
+        return str(error)[:60]
+
+
+def observe(function, x):
+    """What a caller sees of the results: identities, views, gradients, and writes to each."""
+    tree = function(x)
+    results = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    recorded = any(result.requires_grad for result in results)
+    seen = [str(pytree.tree_flatten(tree)[1]), [[a is b for b in (x, *results)] for a in results]]
+    for result in results:
+        seen += [result.detach().tolist(), result.stride(), result.requires_grad]
+        if recorded:
+            seen.append(result._base is x)
+            seen.append(None if result.is_inference() else result._version)
+    sources = [r for r in results if r.requires_grad and attempt(lambda r=r: r.grad_fn)]
+    sources = [r for r in sources if not isinstance(attempt(lambda r=r: r.grad_fn), str)]
+    if sources:
+
+        def gradients():
+            total = sum((r * r).sum() * k for k, r in enumerate(sources, 1))
+            return torch.autograd.grad(total, x)[0].tolist()
+
+        seen.append(attempt(gradients))
+    for result in results:
+        versions = [r._version for r in results if not r.is_inference()]
+        seen.append(attempt(lambda r=result: r.add_(1).detach().tolist()))
+        if recorded:
+            after = [r._version for r in results if not r.is_inference()]
+            seen.append([now - before for now, before in zip(after, versions, strict=True)])
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_results_are_the_views_of_eager_mode(program, kind):
+    fast = magpy.compile(program)
+    for _ in range(3):
+        assert observe(fast, make(kind, 2, 3)) == observe(program, make(kind, 2, 3))
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_have_the_sizes_of_the_call(kind):
+    def program(x):
+        doubled = x * 2
+        last = doubled.split(x.shape[1] - 1, 1)[1]
+        return x.split([1, x.shape[1] - 1], 1)[1], last, doubled.narrow(1, 0, x.shape[1] // 2)
+
+    fast = magpy.compile(program)
+    for columns in (3, 3, 4, 5, 7, 8):
+        assert observe(fast, make(kind, 2, columns)) == observe(program, make(kind, 2, columns))
+
+
+@pytest.mark.parametrize("kind", ("leaf", "computed"))
+def test_saved_view_whose_base_was_written_to_has_no_gradient(kind):
+    fast = magpy.compile(lambda x: (lambda b: (b, b.unbind(1)[1]))(x * 2))
+    for _ in range(2):
+        base, column = fast(make(kind, 2, 3))
+        product = column.square().sum()
+        with torch.no_grad():
+            base.mul_(2)
+        with pytest.raises(RuntimeError, match="modified"):
+            product.backward()
+
+
+def test_views_of_intermediates_have_second_derivatives():
+    def derivatives(function):
+        x = make("leaf", 2, 3)
+        base, row, turned = function(x)
+        total = (base.sum() + row.square().sum()) * turned[0, 1]
+        (first,) = torch.autograd.grad(total, x, create_graph=True)
+        return first.tolist(), torch.autograd.grad(first.square().sum(), x)[0].tolist()
+
+    def program(x):
+        cubed = x * x * x
+        return cubed, cubed.unbind(0)[1], cubed.t()
+
+    fast = magpy.compile(program)
+    for _ in range(2):
+        assert derivatives(fast) == derivatives(program)
+
+
+def capture(function):
+    return fx.symbolic_trace(function)
+
+
+def test_other_views_stay_in_the_graph():
+    for function in (
+        lambda x: (x.t(), (x * 2)[0], x + 1),
+        lambda x: (lambda b: b[0] * b[1])(x.unbind(0)),
+        lambda x: x.unbind(0)[0].contiguous(),
+    ):
+        assert take_trailing_views(capture(function), [make("leaf", 2, 3)]) is None
+
+
+def test_views_of_intermediates_without_gradients_stay_in_the_graph():
+    gm = capture(lambda x: ((x * 2).unbind(0)[0], x * 3))
+    assert take_trailing_views(gm, [make("without gradient", 2, 3)]) is None
+    with torch.no_grad():
+        assert take_trailing_views(gm, [make("leaf", 2, 3)]) is None
+
+
+def test_graph_returns_each_base_once_and_no_argument():
+    gm = capture(lambda x: (x * 2, x.unbind(0)[0]))
+    assert take_trailing_views(gm, [make("leaf", 2, 3)]) is not None
+    assert [node.name for node in gm.graph.output_node().all_input_nodes] == ["mul"]
+    gm = capture(lambda x: (lambda b: [b[0].t(), b[1]])((x * 2).chunk(2)))
+    assert take_trailing_views(gm, [make("leaf", 2, 3)]) is not None
+    assert [node.name for node in gm.graph.output_node().all_input_nodes] == ["mul"]
+
+
+def test_graph_of_views_alone_is_not_traced(monkeypatch):
+    monkeypatch.setattr(module, "aot_compile", None)
+    x = make("computed", 2, 3)
+    for function in (lambda x: x.unbind(0), lambda x: [x.t().chunk(3)[1], x, 3]):
+        call = compile_fx(capture(function), [x], options={"strict": True})
+        assert observe(lambda x, call=call: [*call(x)], x) == observe(
+            lambda x, function=function: [*function(x)], make("computed", 2, 3)
+        )
+
+
+def test_base_that_is_written_to_after_the_view_is_left_to_eager_mode():
+    def written(x):
+        doubled = x * 2
+        row = doubled.unbind(0)[0]
+        doubled.mul_(2)
+        return row
+
+    with pytest.raises(Unsupported, match="writes to the memory of a view"):
+        take_trailing_views(capture(written), [make("leaf", 2, 3)])
+    assert take_trailing_views(capture(written), [make("without gradient", 2, 3)]) is None
+    fast = magpy.compile(written)
+    with pytest.warns(magpy.MagpyWarning, match="writes to the memory of a view"):
+        fast(make("leaf", 2, 3))
+    row = fast(make("leaf", 2, 3))
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        row.sum()
+
+
+def test_writes_to_other_memory_after_the_view_do_not_matter():
+    def counting(x, steps):
+        row = (x * 2).unbind(0)[0]
+        steps.add_(1)
+        return row, x.chunk(2)[0]
+
+    fast = magpy.compile(counting)
+    for k in range(1, 4):
+        steps = torch.zeros(())
+        for row in fast(make("leaf", 2, 3), steps):
+            with pytest.raises(RuntimeError, match="a view and is being modified inplace"):
+                row.add_(1)
+        assert steps == 1, k
