@@ -316,16 +316,21 @@ class TritonKernel:
                     accumulators[v].append(name)
             for v in node.body.of("scan"):
                 self.scans.declare_carry(v)
+        averages = any(v.args[0] == "welford" for n in phase.inner for v in n.body.of("reduction"))
+        if averages:
+            line("steps = 0")
         # The loop is printed apart: loads of its rows come before it.
         before, self.lines = self.lines, Lines()
         self.before_walk = before
         self._axis_positions(axis, "start")
+        if averages:
+            self.lines.line("steps += 1")
         inner = TritonEmitter(self, "inner")
         for node in phase.inner:
             values, reductions, _ = split_levels(node.body)
             inner.run(node.body, values)
             for v in reductions:
-                self._accumulate(v, accumulators[v], self._elements(v, inner, axis))
+                self._accumulate(v, accumulators[v], inner, axis)
         body, self.lines, self.before_walk = self.lines, before, None
         line(f"for start in range({first}, {last}, {axis.block}):")
         self.lines.indent()
@@ -338,9 +343,20 @@ class TritonKernel:
         known = {*self.kernel.xs, *self.kernel.size_symbols}
         return buffer not in self._written and index.free_symbols <= known
 
-    def _accumulate(self, v: Value, names: Sequence[str], parts: Sequence[str]) -> None:
+    def _accumulate(self, v: Value, names: Sequence[str], inner: TritonEmitter, axis: Axis) -> None:
+        """Print that the accumulators take the elements of one step of the walk."""
+        kind, values = v.args
+        if kind != "welford":
+            parts, function = self._elements(v, inner, axis), COMBINE[kind]
+        else:
+            # All elements of a block are the same in number: one division for all of them.
+            wide = TYPE[ACCUMULATED.get(values[0].dtype, values[0].dtype)]
+            exists = "True" if axis.is_exact else "rmask"
+            value = f"{inner.names[values[0]].typed(self.rank)}.to({wide})"
+            parts = [value, exists, f"1.0 / tl.cast(steps, {wide})"]
+            function = "welford_next"
         both = ", ".join([*names, *parts])
-        self.lines.line(f"{', '.join(names)} = prelude.{COMBINE[v.args[0]]}({both})")
+        self.lines.line(f"{', '.join(names)} = prelude.{function}({both})")
 
     # --- launching -----------------------------------------------------------------------------
 

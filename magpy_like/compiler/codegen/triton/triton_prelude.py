@@ -107,6 +107,18 @@ def welford(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     )
 
 
+@triton.jit
+def welford_next(mean, m2, count, x, exists, share):
+    """Take one more element where it ``exists``; ``share`` is 1 over the number with it."""
+    delta = x - mean
+    new_mean = mean + delta * share
+    return (
+        tl.where(exists, new_mean, mean),
+        tl.where(exists, m2 + delta * (x - new_mean), m2),
+        tl.where(exists, count + 1, count),
+    )
+
+
 # --- arithmetic ----------------------------------------------------------------------------------
 
 
