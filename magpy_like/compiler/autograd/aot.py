@@ -24,6 +24,7 @@ from magpy_like.compiler.autograd.saved_values import clone_before_mutation
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
 from magpy_like.compiler.lowering.random_numbers import is_in_order
+from magpy_like.compiler.passes.alias_analysis import Aliases
 from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
@@ -307,31 +308,26 @@ def _needs_no_wrapper(
                 return False
             if (value.dim(), value.dtype) != (example.dim(), example.dtype):
                 return False
-    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
-    # The value written to an input at the end represents that input in the graph.
-    tensors += [n.args[1].meta["val"] for n in graph.graph.nodes if _writes_input(n)]
-    memory = {v.untyped_storage()._cdata for v in tensors}
     for node in results:
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return False
-        if value.untyped_storage()._cdata in memory:
-            return False
-    return True
+    aliases = Aliases(graph.graph)
+    # The value written to an input at the end represents that input in the graph.
+    written = (n.args[1] for n in graph.graph.nodes if _writes_input(n))
+    represents_input = frozenset().union(*(aliases.roots[n] for n in (*placeholders, *written)))
+    # By the schemas of the operators, not by the storages of the fake results: the passes of
+    # AOTAutograd put nodes with new ones between a value and its views.
+    return all(represents_input.isdisjoint(aliases.roots[node]) for node in results)
 
 
 def _writes_input(node: fx.Node) -> bool:
-    """True if a node writes a strided tensor to an input."""
+    """True if a node writes a tensor to an input."""
     if node.target is not torch.ops.aten.copy_.default:
         return False
     target, source = node.args[:2]
     assert isinstance(target, fx.Node)
-    value = source.meta.get("val") if isinstance(source, fx.Node) else None
-    return (
-        target.op == "placeholder"
-        and isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-    )
+    return target.op == "placeholder" and isinstance(source, fx.Node)
 
 
 def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:

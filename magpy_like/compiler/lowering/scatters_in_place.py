@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from magpy_like.compiler.passes.alias_analysis import Aliases
+
 aten = torch.ops.aten
 
 DEVICES = frozenset({"cuda"})
@@ -32,7 +34,7 @@ def find_scatters_in_place(graph: fx.Graph) -> set[fx.Node]:
     at the ``copy_`` to it.
     """
     order = {node: k for k, node in enumerate(graph.nodes)}
-    sharing = _nodes_by_memory(graph)
+    sharing = _Sharing(graph)
     writes = [node for node in graph.nodes if node.target is aten.copy_.default]
     found: set[fx.Node] = set()
     for write in writes:
@@ -44,9 +46,9 @@ def find_scatters_in_place(graph: fx.Graph) -> set[fx.Node]:
         if not _may_replace(target, result):
             continue
         steps = ((scatter, scatter.args[0]) for scatter in chain)
-        readers = ((s, user) for s, old in steps for user in _readers(old, sharing))
+        readers = ((s, user) for s, old in steps for user in sharing.readers(old))
         late = (user for s, user in readers if user not in (s, write) and order[user] > order[s])
-        if next(late, None) is None and not _is_returned(result, sharing):
+        if next(late, None) is None and not sharing.is_returned(result):
             found.update(chain)
     return found
 
@@ -62,30 +64,25 @@ def _may_replace(target: fx.Node, result: fx.Node) -> bool:
     return old.device.type in DEVICES and (old.dtype, old.shape) == (new.dtype, new.shape)
 
 
-def _nodes_by_memory(graph: fx.Graph) -> dict[int, list[fx.Node]]:
-    """The tensors of a graph by their storage, which views share."""
-    sharing: dict[int, list[fx.Node]] = {}
-    for node in graph.nodes:
-        key = _memory(node)
-        if key is not None:
-            sharing.setdefault(key, []).append(node)
-    return sharing
+class _Sharing:
+    """The nodes of a graph by the memory that they may share.
 
+    The storages of their fake results would not tell: a pass that replaces a node gives it a new
+    one, and leaves its views with the old.
+    """
 
-def _memory(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    found: int = value.untyped_storage()._cdata
-    return found
+    def __init__(self, graph: fx.Graph) -> None:
+        self._aliases = Aliases(graph)
+        self._nodes: dict[fx.Node, list[fx.Node]] = {}  # root -> the nodes that may share it
+        for node, roots in self._aliases.roots.items():
+            for root in roots:
+                self._nodes.setdefault(root, []).append(node)
 
+    def readers(self, node: fx.Node) -> Iterator[fx.Node]:
+        """The users of a tensor and of its views."""
+        for root in self._aliases.roots[node]:
+            for alias in self._nodes[root]:
+                yield from alias.users
 
-def _readers(node: fx.Node, sharing: dict[int, list[fx.Node]]) -> Iterator[fx.Node]:
-    """The users of a tensor and of its views."""
-    key = _memory(node)
-    for alias in sharing.get(key, ()) if key is not None else ():
-        yield from alias.users
-
-
-def _is_returned(node: fx.Node, sharing: dict[int, list[fx.Node]]) -> bool:
-    return any(user.op == "output" for user in _readers(node, sharing))
+    def is_returned(self, node: fx.Node) -> bool:
+        return any(user.op == "output" for user in self.readers(node))

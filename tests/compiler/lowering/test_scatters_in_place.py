@@ -174,3 +174,16 @@ def test_on_a_cpu_nothing_is_stored_in_place(found, monkeypatch):
         for _ in range(2):
             fast(*arguments())
     assert found == [0]
+
+
+def test_a_returned_view_keeps_the_rows_out_of_the_input_after_a_pass_replaced_its_base():
+    aten, graph = torch.ops.aten, fx.Graph()
+    cache, x, at = (graph.placeholder(name) for name in ("cache", "x", "at"))
+    new = graph.call_function(aten.index_copy.default, (cache, 0, at, x))
+    view = graph.call_function(aten.view.default, (new, [-1]))
+    graph.call_function(aten.copy_.default, (cache, new))
+    graph.output((view,))
+    values = (*arguments(), torch.zeros(4, 3), torch.zeros(12))  # the view has another storage
+    for node, value in zip((cache, x, at, new, view), values, strict=True):
+        node.meta["val"] = value
+    assert not scatters_in_place.find_scatters_in_place(graph)

@@ -141,8 +141,22 @@ def _has_symbolic_sizes(tree: Any) -> bool:
 def _has_aliased_results(gm: GraphModule) -> bool:
     """True if two results share memory: each would be copied back to its strides separately."""
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
-    results = [t for node in output.all_input_nodes if (t := tensor(node)) is not None]
-    return len({t.untyped_storage()._cdata for t in results}) < len(results)
+    aliases = Aliases(gm.graph)
+    holders: dict[Node, Node] = {}  # root -> the first result with its memory
+    for node in output.all_input_nodes:
+        if tensor(node) is None:
+            continue
+        for root in aliases.roots[node]:
+            first = holders.setdefault(root, node)
+            if first is not node and not _are_results_of_one_call(first, node):
+                return True
+    return False
+
+
+def _are_results_of_one_call(first: Node, second: Node) -> bool:
+    """True for two items of the result of one operator that returns new tensors."""
+    both = first.target is operator.getitem and second.target is operator.getitem
+    return both and first.args[0] is second.args[0] and not is_view(first.all_input_nodes[0])
 
 
 def _convert_arguments(node: Node, costs: LayoutCosts) -> bool:

@@ -5,12 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import magpy_like as magpy
 from magpy_like.compiler import passes
 from magpy_like.compiler.autograd import aot
 from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
 )
+from tests.compare import assert_same
 from tests.compiler.passes.pass_checks import aten_graph, operator_names, optimised_graph
 from tests.compiler.programs import compiled, same, seeded, tensors
 from tests.seeding import seed
@@ -372,3 +374,23 @@ def test_views_among_results_with_gradients_share_memory():
 
     whole, part = compiled(function)(IMAGE, WEIGHT.clone().requires_grad_())
     assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_a_result_and_its_view_share_memory_where_a_varying_number_scales_the_result():
+    def function(x, w, factor):
+        y = F.conv2d(x, w) * (factor * 0.5)
+        return y, y.view(-1)
+
+    fast = magpy.compile(function)
+    for factor in (1.25, 2.25, 3.25, 4.25):
+        expected = function(IMAGE, WEIGHT, factor)
+        assert_same(fast(IMAGE, WEIGHT, factor), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_two_results_of_one_operator_do_not_keep_the_original_layout():
+    def function(x, w):
+        return F.max_pool2d(F.conv2d(x, w).relu(), 2, return_indices=True)
+
+    gm = optimised_graph(function, IMAGE, WEIGHT)
+    assert "clone" in operator_names(gm)
+    assert strides(gm, "relu")[1] == 1
