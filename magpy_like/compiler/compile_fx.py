@@ -21,6 +21,7 @@ from magpy_like.compile_modes import CompileSettings, CudaGraphs, compile_settin
 from magpy_like.compiler import ir_text, kernel_build, passes, runtime_scalars
 from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
+from magpy_like.compiler.autograd.gradient_modes import find_gradient_modes
 from magpy_like.compiler.autograd.overwritten_saved_values import may_overwrite_saved_tensors
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
 from magpy_like.compiler.codegen.capture_obstacles import graph_facts
@@ -117,6 +118,19 @@ def compile_untransformed(
 ) -> Callable[..., Any]:
     """:func:`compile_fx` for callers that call the result neither under functorch's transforms nor
     in a level of forward-mode AD: the result does not check for them."""
+    if not has_parts(gm) and (modes := find_gradient_modes(gm, example_inputs)) is not None:
+        with torch.set_grad_enabled(modes.entry):
+            return modes.enter(_compile_entered(modes.graph, example_inputs, mode, options))
+    return _compile_entered(gm, example_inputs, mode, options)
+
+
+def _compile_entered(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> Callable[..., Any]:
+    """:func:`compile_untransformed` in the gradient mode in which the graph is called."""
     settings = compile_settings(mode, options)
     if has_parts(gm):
         varying = [is_symbolic(example) for example in example_inputs]

@@ -1,5 +1,6 @@
 """Autograd: forward and backward graphs, and compiled passes as nodes of autograd's graph.
 
+``gradient_modes``: switches of the gradient mode, and the mode in which a graph is entered
 ``aot``: AOTAutograd, the joint graph and its partition (PyTorch 2, section 3.9)
 ``autograd_node``: the ``autograd.Function`` around a compiled forward and backward pass
 ``saved_values``: saved tensors, copied before they are mutated
