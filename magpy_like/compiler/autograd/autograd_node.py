@@ -77,6 +77,9 @@ def make_autograd_node(
         return None
     make_once_differentiable(aot_function)
     metadata = aot_function.metadata
+    # AOTAutograd would refuse ``retain_graph=True``, for compilers whose backward pass writes into
+    # saved tensors. This one's does not.
+    metadata.bw_donated_idxs = []
     if not _needs_no_runtime_wrapper(aot_function, program.example_inputs):
         return None
     backward = _lazy_backward(aot_function, compile_backward)

@@ -85,6 +85,24 @@ def test_backward_graph_may_be_retained():
         result.sum().backward()
 
 
+def test_backward_graph_of_a_program_that_changes_its_argument_may_be_retained():
+    def program(x, w):
+        x.mul_(2)
+        return ((x @ w).sin() @ w).exp(), x
+
+    w, results = leaf(3, 3).detach(), []
+    for call in (program, magpy.compile(program)):
+        found = []
+        for keeps in ([False], [False], [False], [True, True, False]):
+            x = leaf(3, 3)
+            result = call(x * 1, w)[0].sum()
+            for keep in keeps:
+                result.backward(retain_graph=keep)
+            found.append(x.grad)
+        results.append(found)
+    torch.testing.assert_close(*results)
+
+
 def test_double_backward_and_batched_gradients_equal_eager():
     x, w = leaf(3, 3), leaf(3, 3, seed=1)
     hooked = []
