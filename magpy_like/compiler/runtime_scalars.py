@@ -73,6 +73,36 @@ def pass_sizes_as_arguments(
     return examples, sources
 
 
+def keep_integers_exact(gm: fx.GraphModule) -> None:
+    """Have an ATen graph compute with integer arguments as int64, in place.
+
+    AOTAutograd computes a float from them by operators on 0-d tensors, but makes these of the
+    default dtype: float32 rounds an integer from 2**24 on.
+    """
+    changed: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten.scalar_tensor.default:
+            if not _is_untyped_integer(node):
+                continue
+            node.kwargs = {**node.kwargs, "dtype": torch.int64}
+        elif node.op != "call_function" or changed.isdisjoint(node.all_input_nodes):
+            continue
+        old = node.meta["val"]
+        with old.fake_mode:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            node.meta["val"] = node.target(*args, **kwargs)
+        if node.meta["val"].dtype is not old.dtype:
+            changed.add(node)
+
+
+def _is_untyped_integer(node: fx.Node) -> bool:
+    """True if AOTAutograd, not the program, makes a tensor of an integer without naming a dtype."""
+    (number,) = node.args
+    is_traced = "original_aten" in node.meta
+    symbolic = isinstance(number, fx.Node) and isinstance(number.meta.get("val"), torch.SymInt)
+    return symbolic and not is_traced and "dtype" not in node.kwargs
+
+
 def append_sizes(call: Call, sources: Sequence[tuple[int, int]]) -> Call:
     """``call``, with the sizes of its arguments at these (argument, dimension) appended."""
 

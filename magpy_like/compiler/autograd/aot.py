@@ -29,6 +29,7 @@ from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
 )
+from magpy_like.compiler.runtime_scalars import keep_integers_exact
 from magpy_like.compiler.version_counters import (
     find_forward_versions,
     find_result_versions,
@@ -145,6 +146,7 @@ class _AotCompilation:
     def _compile_inference(
         self, graph: fx.GraphModule, inputs: Sequence[Any]
     ) -> Callable[..., Any]:
+        keep_integers_exact(graph)
         _check_draws(graph)
         call = self._inference(graph, inputs)
         if not self._autocast and _needs_no_wrapper(self._gm, graph, self._example_inputs):
@@ -153,6 +155,7 @@ class _AotCompilation:
 
     def _partition(self, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         forward_outputs = kwargs["num_fwd_outputs"]
+        keep_integers_exact(joint)
         use_channels_last(joint)
         if self._deferred.has_auxiliary_inputs or any(map(_draws, joint.graph.nodes)):
             self._eager = None
