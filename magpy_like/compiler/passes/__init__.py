@@ -51,6 +51,7 @@ from magpy_like.compiler.passes.layout.layouts_of_writes import keep_layouts_of_
 from magpy_like.compiler.passes.library_operators.gpu_biases import split_biases
 from magpy_like.compiler.passes.library_operators.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.library_operators.recurrent_layers import keep_recurrent_layers
+from magpy_like.compiler.passes.mutations.early_writes import write_inputs_early
 from magpy_like.compiler.passes.mutations.metadata_mutations import (
     find_returned_object,
     reject_metadata_mutations,
@@ -137,6 +138,7 @@ ATEN_PASSES = (
     AtenPass("dead code", eliminate_dead_code, Phase.REPEATED, repeats=False),
     AtenPass("matrix product kernels", choose_product_kernels, Phase.KERNELS),
     AtenPass("biases on a GPU", split_biases, Phase.KERNELS),
+    AtenPass("writes to inputs", write_inputs_early, Phase.KERNELS),
     # With gradients, the joint graph is laid out before it is partitioned (``autograd.aot``).
     AtenPass("channels-last", use_channels_last, Phase.LAYOUT, INFERENCE),
 )  # fmt: skip

