@@ -7,15 +7,22 @@ between the sums of a batch norm and the update of its running mean, too far for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.passes.graph_queries import aten
+
+_READS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def write_inputs_early(gm: GraphModule) -> bool:
     """Move writes to inputs up in the graph, in place; True if the graph changed.
 
-    A write stays behind all readers of the input, which read the old value.
+    A write stays behind all readers of the input, which read the old value, and behind operators
+    that read numbers from tensors: a call whose numbers are not those assumed must not have written
+    anything when it notices.
     """
     writes = [
         node
@@ -25,13 +32,19 @@ def write_inputs_early(gm: GraphModule) -> bool:
     if not writes:
         return False
     position = {node: k for k, node in enumerate(gm.graph.nodes)}
+    reads_numbers = [node for node in position if _READS_NUMBERS & set(_tags(node))]
     changed = False
     for node in writes:
         target = node.args[0]
         assert isinstance(target, Node)
         others = [*node.all_input_nodes, *(user for user in target.users if user is not node)]
+        others += [other for other in reads_numbers if position[other] < position[node]]
         last = max(others, key=position.__getitem__)
         if position[last] < position[node] - 1 and last.op != "placeholder":
             last.append(node)
             changed = True
     return changed
+
+
+def _tags(node: Node) -> Iterable[torch.Tag]:
+    return getattr(node.target, "tags", ())

@@ -41,6 +41,17 @@ def test_write_stays_behind_readers_of_the_old_value():
     assert not changed and names == ["sin", "cos", "mul", "copy_", "tan"]
 
 
+def test_write_stays_behind_operators_that_read_numbers():
+    def function(x, y):
+        new = x.sin()
+        found = y.nonzero()
+        aten.copy_(x, new)
+        return found
+
+    changed, names = moved(function, torch.ones(2), torch.ones(2))
+    assert not changed and names[-2:] == ["nonzero", "copy_"]
+
+
 def test_returned_old_value_and_several_writes_stay():
     def returned(x, y):
         new = x.sin()
