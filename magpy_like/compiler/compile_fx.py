@@ -24,7 +24,7 @@ from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_st
 from magpy_like.compiler.autograd.gradient_modes import find_gradient_modes
 from magpy_like.compiler.autograd.overwritten_saved_values import may_overwrite_saved_tensors
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
-from magpy_like.compiler.codegen.capture_obstacles import graph_facts
+from magpy_like.compiler.codegen.capture_obstacles import find_obstacles, graph_facts
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
@@ -392,7 +392,8 @@ def _compile(
         steps = plan_memory(graph, schedule)
     trace.write("schedule", f"{kind}.txt", lambda: ir_text.format_schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
-    facts = graph_facts(graph, steps, kind, lines)
+    obstacles = find_obstacles(graph, steps)
+    facts = graph_facts(graph, steps, obstacles, kind, lines)
     return kernel_build.build(
-        Launcher(graph, steps), kernels, graph, kind, trace, key, facts, graphs, lines
+        Launcher(graph, steps, obstacles), kernels, graph, kind, trace, key, facts, graphs, lines
     )

@@ -33,15 +33,28 @@ _WAITS = {
 by a tag or by their results."""
 
 
-def graph_facts(graph: Graph, steps: Sequence[Step], kind: str, lines: Lines) -> GraphFacts:
+def find_obstacles(graph: Graph, steps: Sequence[Step]) -> list[str | None]:
+    """Why a CUDA graph cannot hold each step; None for one that it can.
+
+    A graph without a GPU is none that is captured: its steps are not looked at.
+    """
+    if not _gpus(graph):
+        return [None] * len(steps)
+    return [_step_obstacle(step, graph) for step in steps]
+
+
+def graph_facts(
+    graph: Graph, steps: Sequence[Step], obstacles: Sequence[str | None], kind: str, lines: Lines
+) -> GraphFacts:
     """The facts of a scheduled graph.
 
     Args:
+        obstacles: see :func:`find_obstacles`.
         kind: "forward", "backward" or "inference".
         lines: see :func:`source_lines`.
     """
-    gpus = {b.device.index or 0 for b in graph.buffers.values() if b.device.type == "cuda"}
-    found = ((step_obstacle(step, graph), step.work) for step in steps)
+    gpus = _gpus(graph)
+    found = zip(obstacles, (step.work for step in steps), strict=True)
     obstacle, work = next((pair for pair in found if pair[0] is not None), (None, None))
     origins = work.origins if isinstance(work, Kernel | ExternOp) else []
     if len(gpus) > 1:
@@ -61,8 +74,11 @@ def _varies(buffer: Any) -> bool:
     return any(e.free_symbols for e in (*buffer.size, *buffer.stride))
 
 
-def step_obstacle(step: Step, graph: Graph) -> str | None:
-    """Why a CUDA graph cannot hold a step; None if it can."""
+def _gpus(graph: Graph) -> set[int]:
+    return {b.device.index or 0 for b in graph.buffers.values() if b.device.type == "cuda"}
+
+
+def _step_obstacle(step: Step, graph: Graph) -> str | None:
     if isinstance(step.work, ExternOp):
         reason = _obstacle_of(step.work, graph)
         return None if reason is None else f"{step.work.target} {reason}"

@@ -11,7 +11,6 @@ from typing import Any
 import sympy
 import torch
 
-from magpy_like.compiler.codegen.capture_obstacles import step_obstacle
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel, Lines
 from magpy_like.compiler.codegen.launcher_pieces import StepLines
 from magpy_like.compiler.compiler_errors import Unsupported
@@ -116,15 +115,18 @@ def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
 
 
 class Launcher:
-    """Prints the function ``call(args)``.
+    """Prints the function ``call(args)``; ``obstacles``: see ``capture_obstacles``.
 
     It empties its argument list, as AOTAutograd expects of a boxed function, so that arguments die
     after their last use.
     """
 
-    def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
+    def __init__(
+        self, graph: Graph, steps: Sequence[Step], obstacles: Sequence[str | None]
+    ) -> None:
         self.graph = graph
         self.steps = steps
+        self._obstacles = obstacles
         self.lines = Lines()
         self.namespace: dict[str, Any] = dict(COMMON)
         for name, tensor in graph.constants.items():
@@ -150,11 +152,10 @@ class Launcher:
         line("args.clear()")
         self._bind_inputs(names)
         self._mark_writes()
-        for step in self.steps:
+        for step, obstacle in zip(self.steps, self._obstacles, strict=True):
             first = len(self.lines)
             self._step(step)
-            captured = step_obstacle(step, self.graph) is None
-            self.step_lines.append(StepLines(first, len(self.lines), captured))
+            self.step_lines.append(StepLines(first, len(self.lines), obstacle is None))
         values = self._outputs()
         line(f"return ({', '.join(values)}{',' if values else ''})")
         self.lines.indent(-1)

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from magpy_like.compiler.codegen.capture_obstacles import graph_facts
+from magpy_like.compiler.codegen.capture_obstacles import find_obstacles, graph_facts
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts, source_lines
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
@@ -23,7 +23,8 @@ def facts_of(gm, kind="inference", saved=()):
     graph = Graph(gm).run()
     graph.saved = set(saved)
     steps = plan_memory(graph, Scheduler(graph).run())
-    return graph_facts(graph, steps, kind, lines).located(lines)
+    obstacles = find_obstacles(graph, steps)
+    return graph_facts(graph, steps, obstacles, kind, lines).located(lines)
 
 
 def graph_of(function):

@@ -2,6 +2,7 @@
 
 import torch
 
+from magpy_like.compiler.codegen.capture_obstacles import find_obstacles
 from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
@@ -11,7 +12,7 @@ from tests.compiler.codegen.triton.fake_gpu import lowered
 def test_kernels_of_a_gpu_receive_tensors():
     graph = lowered(lambda x: (x + 1).sum(), (64, 64))
     steps = plan_memory(graph, Scheduler(graph).run())
-    launcher = Launcher(graph, steps)
+    launcher = Launcher(graph, steps, find_obstacles(graph, steps))
     source = launcher.print()
     received = []
 

@@ -159,7 +159,7 @@ def test_a_graph_from_the_disk_cache_names_the_line_of_the_program_that_runs(
 
     monkeypatch.setattr(pipeline, "aot_compile", noted)
 
-    def with_obstacle(graph, steps, kind, lines):
+    def with_obstacle(graph, steps, obstacles, kind, lines):
         lowered.append(graph)
         index = next(k for k, name in enumerate(lines) if name.startswith("exp"))
         return GraphFacts(0, "it waits", (), False, index)
