@@ -1,16 +1,23 @@
-"""Trailing views: results that autograd knows to be made in a special way, made after the graph.
+"""Trailing views: results that are views and share memory, made after the graph.
 
-Autograd keeps with a view how it was made: by an operator with several results (``unbind``), in
-inference mode, or under ``no_grad``. By that it refuses writes to the view whose gradients would be
-wrong. AOTAutograd's functional graphs have no such views: of an operator with several results it
-returns tensors that share memory unknown to autograd, and other views it makes again in the mode of
-the caller. So the graph that it receives ends before such views: it returns the tensor that they
-view, and the view operators run after the graph, in the program's modes.
+A view and its base share a version counter, by which autograd refuses gradients that need what a
+write to one of them has overwritten. Autograd also keeps with a view how it was made: by an
+operator with several results (``unbind``), in inference mode, or under ``no_grad``. By that it
+refuses writes to the view whose gradients would be wrong. AOTAutograd's functional graphs have no
+such views: without a gradient, and of an operator with several results, they return tensors that
+share memory unknown to autograd; other views AOTAutograd makes again, slowly, in the mode of the
+caller. So the graph that it receives ends before such views: it returns the tensor that they view,
+and the view operators run after the graph, in the program's modes.
+
+One view of a tensor that is no other result's memory stays in the graph: there nothing is shared.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +27,7 @@ from torch import fx
 from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes import find_returned_object
+from magpy_like.compiler.passes.mutations.metadata_mutations import may_change_metadata
 from magpy_like.compiler.passes.mutations.tensor_subscripts import find_schemas
 from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.graph_operators.node_metadata import NUMBER, RESULT_VERSIONS
@@ -97,7 +105,7 @@ class _Program:
         self._records_gradients = records and any(t.requires_grad for t in self._tensors.values())
         self._switches_inference = any("inference_mode" in name_of(node) for node in nodes)
         self._memory: dict[fx.Node, frozenset[Any]] = {}
-        self._writes: list[tuple[int, frozenset[Any]]] = []
+        self._writes: list[tuple[fx.Node, frozenset[Any]]] = []
 
     @property
     def exit_mode(self) -> bool:
@@ -106,52 +114,65 @@ class _Program:
 
     def find_trailing_views(self, results: Iterable[fx.Node]) -> set[fx.Node]:
         """The view operators that run after the graph: of tensors of which AOTAutograd would not
-        make some view as eager mode does, all that make views that are results.
+        make some view as eager mode does, or not as fast, all that make views that are results.
 
         Raises:
             Unsupported: the graph writes to the memory of such a view after making it, and a
-                gradient may flow through it.
+                gradient may flow through it; or it then changes the sizes of tensors in memory
+                that results share.
         """
         if self._switches_inference:
             return set()
-        chains = [self._find_views(result) for result in results]
-        roots = {root for root, views in chains if self._needs_trailing(root, views)}
+        found = dict.fromkeys(map(find_returned_object, results))
+        chains = [self._find_views(result) for result in found]
+        sharing = Counter(root for root, _ in chains)
+        roots = {
+            root
+            for root, views in chains
+            if views and self._needs_trailing(root, views, is_shared=sharing[root] > 1)
+        }
         return {
             view
             for root, views in chains
             if root in roots
-            for view in views
-            if self.position[view] > self._last_write(root)
+            for view in itertools.takewhile(functools.partial(self._may_run_later, root), views)
         }
-
-    def find_root(self, node: fx.Node) -> fx.Node:
-        """The tensor that a node is a view of; the node itself if it is none."""
-        return self._find_views(node)[0]
 
     def _find_views(self, result: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The tensor that a result is a view of, and the view operators, the last first."""
-        views, root = [], find_returned_object(result)
+        views, root = [], result
         while (source := self.find_viewed(root)) is not None:
             views.append(root)
             root = find_returned_object(source)
         return root, views
 
-    def _needs_trailing(self, root: fx.Node, views: list[fx.Node]) -> bool:
-        """True if AOTAutograd would not make these views as eager mode does, and they can be made
-        after the graph."""
-        needs_gradient = self._may_require_grad(root)
-        if root not in self._examples and not needs_gradient:
-            return False
-        special = [view for view in views if self._is_special(view, needs_gradient)]
-        if not special:
-            return False
-        if self.position[special[-1]] > self._last_write(root):
-            return True
+    def _needs_trailing(self, root: fx.Node, views: list[fx.Node], *, is_shared: bool) -> bool:
+        """True if these views are made after the graph; ``is_shared``: other results share their
+        memory."""
+        needs_gradient, is_external = self._may_require_grad(root), root in self._tensors
         if needs_gradient:
-            raise Unsupported(
-                "a graph", "it writes to the memory of a view that no gradient may flow through"
-            )
+            special = [view for view in views if self._is_special(view)]
+            if special and self.position[special[-1]] <= self._last_write(root):
+                raise Unsupported(
+                    "a graph", "it writes to the memory of a view that no gradient may flow through"
+                )
+            if special:
+                return True
+        counts_versions = not self._inference
+        if not (is_external or (is_shared and counts_versions)):
+            return False
+        if self.position[views[-1]] > self._last_metadata_write(root):
+            return True
+        if not (is_external or needs_gradient):  # AOTAutograd makes no such views
+            raise Unsupported("a graph", "it changes the sizes of tensors that share memory")
         return False
+
+    def _may_run_later(self, root: fx.Node, view: fx.Node) -> bool:
+        """True if a view operator has the same result after the graph: it sees writes to the
+        elements of its argument, but a copy does not."""
+        copies = name_of(view) in _MAY_COPY
+        last = self._last_write(root) if copies else self._last_metadata_write(root)
+        return self.position[view] > last
 
     def find_viewed(self, node: fx.Node) -> fx.Node | None:
         """The tensor, or the list of views, that a node is a view or an item of; None for others.
@@ -164,6 +185,8 @@ class _Program:
         source = node.args[0] if node.args else next(named, None)
         if not isinstance(source, fx.Node):
             return None
+        if _is_data(node):
+            return source
         if node.target is operator.getitem:
             if _is_view_operator(source):
                 return source if _has_several_results(source) else self._find_subscripted(node)
@@ -182,19 +205,25 @@ class _Program:
         node = find_returned_object(node)
         if node in self._tensors:
             return True
-        if isinstance(node.meta.get("example_value"), torch.Tensor):
+        if "example_value" in node.meta:
+            return isinstance(node.meta["example_value"], torch.Tensor)
+        if node.op == "call_method" and node.target in _CONVERSIONS:
             return True
         if self.find_viewed(node) is not None:
             return not _has_several_results(node)
         if node.target is operator.getitem and isinstance(source := node.args[0], fx.Node):
             items = {each for types in _result_types(source) for each in types}
             return self._is_tensor(source) or (bool(items) and items <= {"Tensor", "List[Tensor]"})
-        return _result_types(node) == {("Tensor",)}
+        # A function written in Python may return more than the operator of its name.
+        return not hasattr(node.target, "__code__") and _result_types(node) == {("Tensor",)}
 
-    def _is_special(self, view: fx.Node, needs_gradient: bool) -> bool:
-        """True if autograd keeps with a view that it was not made as AOTAutograd would make it."""
+    def _is_special(self, view: fx.Node) -> bool:
+        """True if autograd keeps with a view of a tensor with a gradient that it was not made as
+        AOTAutograd would make it."""
+        if _is_data(view):
+            return False
         if self._inference:
-            return needs_gradient
+            return True
         mode = self.modes[view]
         return mode is not self.entry_mode or (mode and _has_several_results(view))
 
@@ -208,16 +237,29 @@ class _Program:
 
     def _last_write(self, root: fx.Node) -> int:
         """The position of the last node that may write to the memory of a node."""
+        return max(self._find_writes(root).values(), default=-1)
+
+    def _last_metadata_write(self, root: fx.Node) -> int:
+        """The position of the last node that may change the sizes or the storage of a tensor in
+        the memory of a node: operators that run later than in the program would see the change."""
+        writes = self._find_writes(root).items()
+        return max((k for node, k in writes if may_change_metadata(node)), default=-1)
+
+    def _find_writes(self, root: fx.Node) -> dict[fx.Node, int]:
+        """The nodes that may write to the memory of a node, with their positions."""
         if not self._memory:
             self._find_memory()
         memory = self._memory[root]
-        found = (k for k, written in self._writes if not memory.isdisjoint(written))
-        return max(found, default=-1)
+        return {
+            node: self.position[node]
+            for node, written in self._writes
+            if not memory.isdisjoint(written)
+        }
 
     def _find_memory(self) -> None:
         """Find the memory that each node's result may share: nodes that allocate it, and storages
         from outside."""
-        for node, position in self.position.items():
+        for node in self.position:
             inputs = [self._memory[source] for source in node.all_input_nodes]
             if node in self._tensors:
                 self._memory[node] = frozenset([self._tensors[node].untyped_storage()._cdata])
@@ -225,7 +267,7 @@ class _Program:
             effect = memory_effect(node) if node.op.startswith("call") else Effect.MIXED
             shared = frozenset[Any]().union(*inputs)
             if effect is Effect.WRITES:
-                self._writes.append((position, shared))
+                self._writes.append((node, shared))
             new = frozenset([node])
             self._memory[node] = new if effect in (Effect.NEW, Effect.COPY) else shared | new
 
@@ -274,12 +316,19 @@ class _Cut:
 
     def _versions_of_results(self, leaves: list[Any], versions: Sequence[int]) -> tuple[int, ...]:
         """The versions of what the cut graph returns: a view has the version of its base."""
-        roots = self._program.find_root
         found: dict[fx.Node, int] = {}
         for leaf, version in zip(leaves, versions, strict=True):
             if isinstance(leaf, fx.Node):
-                found[roots(leaf)] = max(version, found.get(roots(leaf), 0))
-        return tuple(found.get(roots(node), 0) for node in self._results)
+                base = self._find_base(leaf)
+                found[base] = max(version, found.get(base, 0))
+        return tuple(found.get(node, 0) for node in self._results)
+
+    def _find_base(self, node: fx.Node) -> fx.Node:
+        """The tensor that a node is a view of, if the views are taken."""
+        node = find_returned_object(node)
+        while node in self._taken and (viewed := self._program.find_viewed(node)) is not None:
+            node = find_returned_object(viewed)
+        return node
 
     def _supply(self, node: fx.Node) -> None:
         """See to it that a value can be returned after the graph, or used by the views."""
@@ -324,6 +373,11 @@ class _Cut:
             or _is_number(node)
             for node in self._gm.graph.nodes
         )
+
+
+def _is_data(node: fx.Node) -> bool:
+    """True for ``tensor.data``: the same memory, but no view to autograd."""
+    return node.target is getattr and node.args[1] == "data"
 
 
 def _is_view_operator(node: fx.Node) -> bool:
@@ -383,6 +437,19 @@ def _schemas(node: fx.Node) -> list[Any]:
     packet = getattr(torch.ops.aten, _ATTRIBUTE_OPERATORS.get(name, name), None)
     return [getattr(packet, each)._schema for each in packet.overloads()] if packet else []
 
+
+_CONVERSIONS = {
+    "bfloat16", "bool", "byte", "cdouble", "cfloat", "chalf", "char", "cpu", "cuda", "double",
+    "float", "half", "int", "long", "short", "type",
+}  # fmt: skip
+"""Methods of tensors that return tensors, and are no ATen operators."""
+
+_MAY_COPY = {
+    "flatten", "flatten.using_ints", "ravel", "ravel.default", "reshape", "reshape.default",
+    "reshape_as", "reshape_as.default", "resolve_conj", "resolve_conj.default", "resolve_neg",
+    "resolve_neg.default",
+}  # fmt: skip
+"""View operators that return a copy where the memory admits no view."""
 
 _ATTRIBUTE_OPERATORS = {"T": "numpy_T", "H": "matrix_H"}
 

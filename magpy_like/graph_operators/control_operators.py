@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.node_metadata import AS_IS, LIST, NUMBER
+from magpy_like.torch_compat.operators import OpOverload
 
 _MODES = ("_enter_", "_exit_", "_set_", "set_")
 """Prefixes of functions that switch torch's modes: they run between the parts."""
@@ -186,7 +187,10 @@ def is_control(node: fx.Node) -> bool:
 
 
 def may_write(node: fx.Node) -> bool:
-    """True if a node's operator changes its arguments, judged by its name and ``out``."""
+    """True if a node's operator changes its arguments, judged by its schema, or its name and
+    ``out``."""
+    if isinstance(node.target, OpOverload):
+        return bool(node.target._schema.is_mutable)
     name = name_of(node)
     in_place = name.endswith("_") and not name.endswith("__")
     in_place |= name.startswith("__i") or name.strip("_") == "setitem"

@@ -20,6 +20,7 @@ from torch import fx
 from magpy_like.compiler.runtime import compiled_graph_cache
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph, NotCacheable, literal
 from magpy_like.disk_cache import cache_entries
+from magpy_like.graph_operators.node_metadata import NUMBER
 from magpy_like.torch_compat.aot_autograd import functorch_config
 from magpy_like.torch_compat.dispatch import (
     dispatch_mode_count,
@@ -41,7 +42,8 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     lines = []
     try:
         for node in gm.graph.nodes:
-            lines.append((node.op, _target(node), literal((node.args, node.kwargs), nodes)))
+            values = literal((node.args, node.kwargs), nodes)
+            lines.append((node.op, _target(node), bool(node.meta.get(NUMBER)), values))
             nodes[node] = len(nodes)
         inputs = [_input(example) for example in example_inputs]
     except NotCacheable:

@@ -11,6 +11,7 @@ from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from magpy_like.compiler import compile_fx
+from magpy_like.graph_operators.node_metadata import NUMBER
 from tests.compare import assert_same
 
 module = importlib.import_module("magpy_like.compiler.compile_fx")
@@ -66,9 +67,19 @@ def test_cached_graph_mutates_arguments_and_returns_structures(traced):
     assert len(traced) == 3, "a result that is an argument needs a wrapper"
 
 
-def test_graph_with_views_of_arguments_is_traced_again(traced):
+def test_graph_with_views_of_arguments_is_traced_once(traced):
     for _ in range(2):
         run(lambda x: (x.t(), x * 2), X)
+    assert len(traced) == 1
+
+
+def test_graph_whose_subscripts_are_not_known_to_be_views_is_another(traced):
+    gm = fx.symbolic_trace(lambda x: (lambda b: (b[x.size(0) - 2], b[0]))(x * 2))
+    run(gm, X)
+    for node in gm.graph.nodes:
+        if node.name in ("size", "sub"):
+            node.meta[NUMBER] = True
+    run(gm, X)
     assert len(traced) == 2
 
 

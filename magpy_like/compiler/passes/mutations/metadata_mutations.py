@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.torch_compat.operators import OpOverload
 
 _DRAWS = torch.Tag.nondeterministic_seeded
 _MUTATING_OPERATORS = frozenset(
@@ -33,7 +34,7 @@ def reject_metadata_mutations(gm: GraphModule) -> None:
         Unsupported: an argument's metadata is mutated, and a tensor is written to.
     """
     written = [node for node in gm.graph.nodes if is_mutating(node)]
-    reshaped = [node for node in written if torch.Tag.inplace_view in _tags(node)]
+    reshaped = [node for node in written if _is_inplace_view(node)]
     if len(written) > len(reshaped) and any(map(_is_external, reshaped)):
         raise Unsupported(
             "a graph", "it resizes or transposes an argument in place, and writes to a tensor"
@@ -54,6 +55,19 @@ def is_mutating(node: Node) -> bool:
     return is_in_place or name.strip("_") in _MUTATING_OPERATORS or "out" in node.kwargs
 
 
+def may_change_metadata(node: Node) -> bool:
+    """True if a node that writes to a tensor may change its sizes, strides or storage, judged by
+    the operator's name: so may unknown functions.
+
+    Calls with ``out=`` do not: see :func:`reject_metadata_mutations`."""
+    known = isinstance(node.target, OpOverload) or _name(node).strip("_") in _MUTATING_OPERATORS
+    return _is_inplace_view(node) or not (known or _tags(node))
+
+
+def _is_inplace_view(node: Node) -> bool:
+    return torch.Tag.inplace_view in _tags(node)
+
+
 def find_returned_object(node: Node) -> Node:
     """The node whose tensor this one returns: in-place methods return the tensor they write to."""
     while True:
@@ -71,6 +85,8 @@ def _name(node: Node) -> str:
 
 
 def _tags(node: Node) -> set[Any]:
+    if isinstance(node.target, OpOverload):
+        return set(node.target.tags)
     packet = getattr(torch.ops.aten, _name(node), None)
     overloads = packet.overloads() if packet is not None else ()
     return {tag for overload in overloads for tag in getattr(packet, overload).tags}
