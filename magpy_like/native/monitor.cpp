@@ -152,7 +152,6 @@ PyObject *abandoned_error;  // exception type that unwinds an abandoned run
 // An exception that is for the program, not for the monitor: KeyboardInterrupt, SystemExit.
 struct Interruption {
   PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;  // owned
-  bool in_isolated_run = false;  // it was raised there, where the monitor's code would take it for an error
 
   // Raises the exception, if there is one.
   bool raise() {
@@ -487,7 +486,8 @@ void report_interruption(Monitor *m, PyFrameObject *frame, PyObject *error) {
 }
 
 // True for an exception that begins in this frame and comes from outside: a KeyboardInterrupt, unless a
-// `raise` raises it, or an exception that another thread has sent.
+// `raise` raises it, or an exception that another thread has sent. Isolated runs are own work, during
+// which what is sent waits; a KeyboardInterrupt does not if the program has set its handler meanwhile.
 bool is_interruption(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   if (!exception || !PyTuple_Check(exception) || PyTuple_GET_SIZE(exception) != 3) return false;
   if (m->isolated_run.abandoned) return false;  // the exception that unwinds it
@@ -499,7 +499,7 @@ bool is_interruption(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   int opcode = code[at].opcode;
   if (PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(exception, 0), PyExc_KeyboardInterrupt))
     return opcode != RAISE_VARARGS && opcode != RERAISE;
-  return checks_for_requests(opcode) && PyExceptionInstance_Check(error) &&
+  return !m->isolated_run.code && checks_for_requests(opcode) && PyExceptionInstance_Check(error) &&
          is_made_without_arguments(error);
 }
 
@@ -510,7 +510,6 @@ void handle_exception(Monitor *m, PyFrameObject *frame, PyObject *exception) {
       m->interruption.type = Py_NewRef(PyTuple_GET_ITEM(exception, 0));
       m->interruption.value = Py_NewRef(PyTuple_GET_ITEM(exception, 1));
       m->interruption.traceback = Py_NewRef(PyTuple_GET_ITEM(exception, 2));
-      m->interruption.in_isolated_run = true;
       m->isolated_run.abandoned = true;
     }
     return;
@@ -587,7 +586,6 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
   work->set_depth(work->depth + 1);
   int result = handle_event(m, frame, event, argument);
   if (!m->isolated_run.code) {
-    if (m->interruption.in_isolated_run) report_interruption(m, frame, m->interruption.value);
     if (m->interruption.raise()) result = -1;
     if (m->running && work->holds_exception()) report_exception_to_come(m, frame);
   }
@@ -943,7 +941,6 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
     PyErr_Clear();
     Py_XDECREF(value);
     Py_XDECREF(ended.reached);
-    if (m->interruption.in_isolated_run) Py_RETURN_NONE;  // raised after the event
     m->interruption.raise();
     return nullptr;
   }

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import magpy_like as magpy
 from magpy_like.interruption import (
@@ -231,6 +232,38 @@ def test_handler_in_the_middle_of_the_program_ends_the_recording(handlers):
     thread.join()
     assert total == ["program"]
     assert report.split_points[0].reason is SplitReason.INTERRUPTED
+
+
+def test_signal_in_an_isolated_run_reaches_the_program_that_has_set_its_handler(
+    handlers, monkeypatch
+):
+    """The new handler is CPython's own, which nothing defers; the branch must not handle it."""
+    sends, handled, original = [True], [], FakeTensorMode.__torch_dispatch__
+
+    def interrupted(self, function, *args):
+        if sends and function is torch.ops.aten.cosh.default:
+            sends.pop()
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, function, *args)
+
+    def program(x):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        y = x + 1
+        if y.sum() > 100:
+            try:
+                return y.cosh()
+            except KeyboardInterrupt:
+                handled.append(True)
+                return y
+        return y * 2
+
+    monkeypatch.setattr(FakeTensorMode, "__torch_dispatch__", interrupted)
+    fast = magpy.compile(program, backend="eager")
+    with pytest.raises(KeyboardInterrupt):
+        fast(torch.ones(2))
+    assert not sends and not handled
+    for _ in range(3):
+        assert_same(fast(torch.ones(2)), torch.full((2,), 4.0))
 
 
 def test_program_sees_its_own_handlers(handlers):

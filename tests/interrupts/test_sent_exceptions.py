@@ -194,6 +194,60 @@ def test_exception_in_an_isolated_run_reaches_the_program(run, monkeypatch):
     assert run(call) == 2
 
 
+HUGE = 1 << 62
+"""A length at which native code raises a MemoryError that has no arguments, as a sent exception."""
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "fail", [lambda: bytes(HUGE), lambda: "a".ljust(HUGE)], ids=["bytes", "ljust"]
+)
+def test_exception_of_native_code_in_a_branch_not_taken_is_not_raised(fail, requires_grad, backend):
+    def program(x):
+        y = x * 2
+        if y.sum() > 100:
+            fail()
+        return y + 1
+
+    fast = magpy.compile(program, backend=backend)
+    for _ in range(3):
+        x = torch.ones(2, requires_grad=requires_grad)
+        assert_same(fast(x), program(x))
+    with pytest.raises(MemoryError):
+        fast(torch.full((2,), 100.0, requires_grad=requires_grad))
+    assert_same(fast(torch.zeros(2)), torch.ones(2))
+
+
+def test_exception_of_native_code_that_an_isolated_branch_handles_is_not_raised():
+    def program(x):
+        if x.sum() > 100:
+            try:
+                bytes(HUGE)
+            except MemoryError:
+                return x * 3
+        return x * 2
+
+    fast = magpy.compile(program, backend="eager")
+    for size in (1.0, 100.0, 1.0, 100.0):
+        x = torch.full((2,), size)
+        assert_same(fast(x), program(x))
+
+
+def test_exception_of_native_code_in_a_loop_body_is_not_raised_after_the_last_iteration():
+    def program(x):
+        while x.sum() > 100:
+            x = x * 0.5
+            bytes(HUGE)
+        return x
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        assert_same(fast(torch.ones(2)), torch.ones(2))
+    with pytest.raises(MemoryError):
+        fast(torch.full((2,), 100.0))
+
+
 def test_threads_receive_their_own_exceptions():
     count = 4
     kinds = [type(f"Sent{k}", (Exception,), {}) for k in range(count)]
