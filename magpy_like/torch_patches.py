@@ -18,8 +18,8 @@ On ``import magpy_like.compiler``, the operators of the namespace ``torch.ops.ma
 registered too (:func:`operator_library`).
 
 While a program runs under the monitor: :class:`Compiling`, and in native code (``Scope`` in
-``native/monitor.cpp``) two callbacks in ``gc.callbacks``, which enclose those of the program, and a
-trace function, which replaces the one of ``sys.settrace``. During own work, the C handlers of
+``native/monitored_call.h``) two callbacks in ``gc.callbacks``, which enclose those of the program,
+and a trace function, which replaces the one of ``sys.settrace``. During own work, the C handlers of
 signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,

@@ -1,6 +1,20 @@
 """The C++ helper. Wheels may carry it; else it is compiled on first use and kept in the disk cache.
 
-``monitor.cpp``: trace hook, operand stacks and frames.
+``monitor.cpp``: the monitor as a module, with access to frames and objects; the subjects are in the
+headers that follow.
+``trace_hook.h``: what each event of the monitored thread leads to.
+``monitor_type.h``, ``monitor_state.h``: ``Monitor``; the state of a run.
+``monitored_call.h``: what is set in the process while a program runs under the monitor.
+``call_as_caller.h``: a call whose callers are the program's.
+``instruction_filter.h``: which instructions are reported.
+``isolated_runs.h``, ``traced_code.h``: code of the program that runs within the trace hook.
+``monitor_interruptions.h``: exceptions from outside, in the program and in callbacks.
+``garbage_collections.h``: garbage collections suspend the monitor.
+``observing_metaclasses.h``: classes that would see what the monitor does.
+``frames.h``, ``instructions.h``: operands and locals of frames; decoded code.
+``object_access.h``: classes and attributes, without code of the program.
+``plain_values.h``: numbers and text.
+``reference_replacement.h``: replaces references in tuples, generators and others.
 ``stack_depth.h``: the depth of the operand stack at an instruction.
 ``guards.cpp``: the checks of guards as a module; the subjects are in the headers that follow.
 ``tensor_metadata.h``, ``tensor_check.h``: metadata of tensors, its comparison, ``TensorCheck``.
