@@ -275,8 +275,9 @@ class _Comparison:
 
     def _tensor(self, a: torch.Tensor, e: torch.Tensor, path: str) -> None:
         for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf"):
-            if getattr(a, name) != getattr(e, name):
-                _differ(path, f"{name} {getattr(a, name)}", getattr(e, name))
+            actual, expected = _attribute(a, name), _attribute(e, name)
+            if actual != expected:
+                _differ(path, f"{name} {actual}", expected)
         if e.layout is torch.strided:
             if _strides(a) != _strides(e):
                 _differ(path, f"strides {a.stride()}", f"{e.stride()} (shape {tuple(e.shape)})")
@@ -332,6 +333,14 @@ def _have_same_factory(a: type, e: type) -> bool:
     is_local = "<locals>" in e.__qualname__ or issubclass(e, tuple)
     is_local |= e.__module__ not in sys.modules
     return a is not e and named[0] == named[1] and is_local
+
+
+def _attribute(tensor: torch.Tensor, name: str) -> Any:
+    """An attribute, or the error that a view raises whose base was written to otherwise."""
+    try:
+        return getattr(tensor, name)
+    except RuntimeError as error:
+        return f"raises {error}"
 
 
 def _strides(t: torch.Tensor) -> list[int]:

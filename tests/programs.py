@@ -215,10 +215,18 @@ def tensors_in(value: Any, seen: set[int] | None = None) -> list[torch.Tensor]:
     elif isinstance(value, types.MethodType):
         parts = [value.__self__]
     elif isinstance(value, types.FunctionType):
-        parts = [cell.cell_contents for cell in value.__closure__ or ()]
+        parts = [_contents(cell) for cell in value.__closure__ or ()]
     elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType):
         parts = list(vars(value).values())
     return [found for part in parts for found in tensors_in(part, seen)]
+
+
+def _contents(cell: types.CellType) -> Any:
+    """What a closure's cell holds; None for one without a value."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _backward(result: Any) -> None:

@@ -104,11 +104,20 @@ def _describe_error(error: BaseException, file: str | None) -> tuple[Any, ...]:
     return tuple(chain)
 
 
+def _has_node(tensor: torch.Tensor) -> bool:
+    """True if a tensor was computed from leaves; a view whose base was written to otherwise has no
+    gradient."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:
+        return False
+
+
 def _backward(names: dict[str, Any], roots: list[Any], exact: bool) -> Any:
     """Compute gradients of all that was returned or changed; returns the error, if there is one."""
     terms = []
     for tensor in tensors_in(roots):
-        if tensor.requires_grad and tensor.grad_fn is not None:
+        if tensor.requires_grad and _has_node(tensor):
             real = tensor.real if tensor.is_complex() else tensor
             terms.append((real.double() * real.double()).sum())
     if not terms:

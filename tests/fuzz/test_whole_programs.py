@@ -112,6 +112,30 @@ def test_versions_count_unless_a_graph_runs_in_parts():
     assert not verdict.failed
 
 
+def test_writes_to_what_is_read_are_excluded():
+    argument = "random_values(1, 3, 4).t()"
+    verdict = check(program_of("x.mul_(x[0])", arguments=[argument] * 3), "magpy")
+    assert verdict.kind == "overlapping write"
+    assert not verdict.failed
+    assert check(program_of("x.mul_(x + 1)", arguments=[argument] * 3), "magpy").kind == "same"
+
+
+def test_views_without_gradients_and_empty_cells_are_compared():
+    """Reading a view's node raises if its base was written to otherwise."""
+    body = """
+        rows = x.unbind(0)
+        with torch.no_grad(): x.mul_(2)
+        def later(): return missing
+        result = [rows, later]
+        if False: missing = 1
+        x = result
+    """
+    verdict = check(
+        program_of(body, arguments=["leaf(1, 3, 4) * 1"] * 3, backward="first"), "eager"
+    )
+    assert verdict.kind == "same", verdict.detail
+
+
 def test_shrinking_keeps_what_fails():
     program = generate(3)
     wrong = Fragment("", ["log.append('wrong')"])

@@ -17,6 +17,7 @@ import magpy_like as magpy
 from magpy_like.graph_operators.control_operators import has_parts
 from tests.fuzz.generation import Program
 from tests.fuzz.observations import Unsupported, find_difference, kind_of, observe
+from tests.fuzz.overlapping_writes import has_overlapping_writes
 
 MODULE = "generated_program"
 TOLERANCE = {
@@ -50,7 +51,10 @@ class Verdict:
         return self.kind not in PASSED
 
 
-PASSED = ("same", "nondeterministic", "rounding", "unsupported gradient", "uncounted writes")
+PASSED = (
+    "same", "nondeterministic", "rounding", "unsupported gradient", "uncounted writes",
+    "overlapping write",
+)  # fmt: skip
 """Verdicts that are no failures: eager differs from itself, or from float64 by as much, or the
 documentation names the limitation."""
 
@@ -88,7 +92,7 @@ def check(program: Program, backend: str) -> Verdict:
     try:
         verdict = _check(loaded, len(program.calls), program.dtype, backend)
         if verdict.failed:
-            _excuse(verdict, program, loaded)
+            _excuse(verdict, program, loaded, backend)
         return verdict
     finally:
         loaded.remove()
@@ -142,8 +146,9 @@ def _count(verdict: Verdict, compiled: Any) -> None:
     verdict.native = bool(info.misses) and not info.records
 
 
-def _excuse(verdict: Verdict, program: Program, loaded: Loaded) -> None:
-    """Change the verdict if eager does not reproduce itself, or rounds as much itself."""
+def _excuse(verdict: Verdict, program: Program, loaded: Loaded, backend: str) -> None:
+    """Change the verdict if eager does not reproduce itself, or rounds as much itself, or reads
+    what it is writing."""
     first, second = loaded.load(), loaded.load()
     for number in range(verdict.call + 1):
         pair = [observe(m, m.program, number, exact=True) for m in (first, second)]
@@ -151,8 +156,20 @@ def _excuse(verdict: Verdict, program: Program, loaded: Loaded) -> None:
             verdict.kind = "nondeterministic"
             return
     is_value = verdict.kind.endswith(": value") and not verdict.kind.startswith("versions")
-    if is_value and _is_ill_conditioned(program, verdict.call):
+    if is_value and backend != "eager" and _writes_to_what_it_reads(loaded, verdict.call):
+        verdict.kind = "overlapping write"
+    elif is_value and _is_ill_conditioned(program, verdict.call):
         verdict.kind = "rounding"
+
+
+def _writes_to_what_it_reads(loaded: Loaded, call: int) -> bool:
+    module = loaded.load()
+
+    def run() -> None:
+        for number in range(call + 1):
+            observe(module, module.program, number, exact=True)
+
+    return has_overlapping_writes(run)
 
 
 def _is_ill_conditioned(program: Program, call: int) -> bool:
