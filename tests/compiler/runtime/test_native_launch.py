@@ -47,6 +47,7 @@ def gpu(monkeypatch):
         return kernels
 
     monkeypatch.setattr(triton_launch, "compile_kernel", compiled)
+    monkeypatch.setattr(triton_launch, "_on_device", {})
     yield stub
     stub.close()
 

@@ -25,6 +25,7 @@ class Driver:
         monkeypatch.setattr(torch.cuda, "device", self.device)
         monkeypatch.setattr(triton_launch, "_target", lambda index: None)
         monkeypatch.setattr(triton_launch, "compile_kernel", self.compile)
+        monkeypatch.setattr(triton_launch, "_on_device", {})
         monkeypatch.setattr(native_launch, "is_possible", lambda: False)
 
     @contextlib.contextmanager
@@ -96,6 +97,17 @@ def test_kernels_are_compiled_before_the_first_call(driver):
     assert driver.compiled == [(False, True)]
     kernel(64, 128)
     assert driver.compiled == [(False, True)]
+
+
+def test_equal_kernels_are_compiled_once_in_a_process(driver):
+    """Also for programs that are compiled again: nothing unloads a kernel."""
+    source = sources(lambda x: x + 1, (4096,))[0]
+    wanted = [(source, torch.device("cuda", gpu), []) for gpu in (0, 0, 1)]
+    triton_launch.load_many(wanted)
+    assert len(driver.compiled) == 2
+    for kernel in triton_launch.load_many(wanted):
+        kernel(64, 128)
+    assert len(driver.compiled) == 2 and len(driver.launches) == 3
 
 
 def test_missing_triton_is_unsupported(driver, monkeypatch):
