@@ -32,7 +32,9 @@ def memory_shared_with_a_parameter() -> Calls:
     def program(a, x):
         with torch.no_grad():
             a.add_(1)
-            return layer(x)
+            result = layer(x)
+            a.mul_(2)
+            return result
 
     return program, [
         lambda: (ones(2, 2), ones()),
