@@ -11,7 +11,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -28,9 +27,8 @@ class CapturePool:
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
-        self._shared: Any = None
-        """The allocator's pool of graphs that lend nothing."""
-        self._sharing: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._shared: weakref.ref[torch.cuda.MemPool] | None = None
+        """The memory of graphs that lend nothing, as long as there is one."""
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         # Of its own: library workspaces belong to the stream of the capture.
         self._stream = torch.cuda.Stream(gpu)
@@ -42,59 +40,63 @@ class CapturePool:
         """True if no graph of this pool is left, and none is made."""
         return not self._graphs and not self.lock.locked()
 
-    @contextlib.contextmanager
-    def capturing(self, graph: torch.cuda.CUDAGraph, *, lends: bool) -> Iterator[None]:
-        """Record the kernels that are launched within as ``graph``; none of them runs.
+    def memory(self, *, lends: bool) -> torch.cuda.MemPool:
+        """The memory for a graph, which returns it to the GPU when it is deleted after the graph.
 
         ``lends``: results of the graph may be lent.
+        """
+        shared = None if lends or self._shared is None else self._shared()
+        if shared is not None:
+            return shared
+        with torch.cuda.device(self._gpu):
+            memory = torch.cuda.MemPool()
+        if not lends:
+            self._shared = weakref.ref(memory)
+        return memory
+
+    @contextlib.contextmanager
+    def capturing(self, graph: torch.cuda.CUDAGraph, memory: torch.cuda.MemPool) -> Iterator[None]:
+        """Record the kernels that are launched within as ``graph``; none of them runs.
 
         Raises:
             Exception: any that the capture raises. ``graph`` is unusable then.
         """
-        if lends:
-            handle = torch.cuda.graph_pool_handle()
-        else:
-            if not self._sharing:  # the allocator gives up a pool without graphs
-                self._shared = torch.cuda.graph_pool_handle()
-            handle = self._shared
         # Finalisers may call CUDA functions that end a capture.
         with no_garbage_collection(), torch.cuda.stream(self._stream):
             try:
-                graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+                graph.capture_begin(pool=memory.id, capture_error_mode="thread_local")
                 yield
                 graph.capture_end()
                 self._graphs.add(graph)
-                if not lends:
-                    self._sharing.add(graph)
             except BaseException:
-                self._abandon(graph, handle)
+                self._abandon(graph, memory)
                 raise
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph, handle: Any) -> None:
+    def _abandon(self, graph: torch.cuda.CUDAGraph, memory: torch.cuda.MemPool) -> None:
         """End a capture in which an error occurred.
 
         Where the driver has ended it already, torch raises before it restores the allocators of
         memory and the generator of random numbers. A further capture restores the generator. The
         allocators may refer to the graph, and do not admit its pool again.
         """
-        _abandoned.append(graph)
+        _abandoned.append((graph, memory))
         try:
             graph.capture_end()
         except RuntimeError:
             with contextlib.suppress(RuntimeError):  # there is no such capture
-                end_allocate_to_pool(self._gpu, handle)
-                release_pool(self._gpu, handle)
-            self._sharing = weakref.WeakSet()  # the next graph begins another pool
-            _abandoned.append(spare := torch.cuda.CUDAGraph())
+                end_allocate_to_pool(self._gpu, memory.id)
+                release_pool(self._gpu, memory.id)
+            self._shared = None  # the next graph begins another pool
+            _abandoned.append((spare := torch.cuda.CUDAGraph(), memory))
             with contextlib.suppress(torch.OutOfMemoryError):  # the generator was not reached
                 spare.capture_begin(capture_error_mode="thread_local")
                 self._scratch.zero_()
                 spare.capture_end()
 
 
-_abandoned: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture did not succeed. *Seen* on torch 2.11: the destructor of one whose
-``capture_begin`` ran out of memory ends the process."""
+_abandoned: list[tuple[torch.cuda.CUDAGraph, torch.cuda.MemPool]] = []
+"""Graphs whose capture did not succeed, and their memory. *Seen* on torch 2.11: the destructor of a
+graph whose ``capture_begin`` ran out of memory ends the process."""
 
 _pools: dict[tuple[int, int], CapturePool] = {}
 _making = threading.Lock()

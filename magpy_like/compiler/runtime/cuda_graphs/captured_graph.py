@@ -49,12 +49,12 @@ class CapturedGraph:
         self.pool = pool
         self._staged = [(k, StagedInput(args[k])) for k in staged]
         passed = [*args]
-        for k, memory in self._staged:
-            passed[k] = memory.tensor
+        for k, staged_input in self._staged:
+            passed[k] = staged_input.tensor
         versions = [_version(argument) for argument in passed]
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph, self._memory = torch.cuda.CUDAGraph(), pool.memory(lends=bool(lendable))
         reserved = torch.cuda.memory_reserved()
-        with pool.capturing(self._graph, lends=bool(lendable)):
+        with pool.capturing(self._graph, self._memory):
             results = call([*passed])
         self._reserved = torch.cuda.memory_reserved() - reserved
         self._addresses = [
@@ -69,6 +69,15 @@ class CapturedGraph:
         self._first = True
         self.last_replay = 0
         """Number of the last replay among those of all graphs."""
+
+    def __del__(self) -> None:
+        """Return the memory to the GPU, all that no lent result is in.
+
+        The allocator keeps the memory of a graph for others, which no capture uses. It gives back
+        what is free in a pool when the pool is deleted: after the graph and its results.
+        """
+        for name in ("_graph", "_results", "_memory"):
+            vars(self).pop(name, None)
 
     @property
     def nbytes(self) -> int:

@@ -22,6 +22,7 @@ def cudnn(monkeypatch):
         last = any(t.is_contiguous(memory_format=torch.channels_last) for t in images)
         return torch.channels_last if last else torch.contiguous_format
 
+    monkeypatch.setattr(layout_costs, "gpu_convolutions_use_tf32", lambda: True)
     monkeypatch.setattr(torch._C, "_conv_determine_backend_memory_format", layout)
     assert fake_impls.conv  # the rule for convolutions that reads it
 

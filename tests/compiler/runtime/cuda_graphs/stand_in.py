@@ -7,6 +7,7 @@ memory, without counting writes: as CUDA does. The stand-in has no memory pool a
 import contextlib
 import importlib
 import itertools
+import weakref
 
 import torch
 from torch.utils import _pytree as pytree
@@ -94,6 +95,18 @@ def _write(tensor, contents):
         torch.as_strided(tensor.data, tensor.size(), tensor.stride()).copy_(contents)
 
 
+class StandInMemory:
+    """In place of ``torch.cuda.MemPool``: knows which are not deleted."""
+
+    ids: set[int] = set()
+    _numbers = itertools.count()
+
+    def __init__(self):
+        self.id = next(self._numbers)
+        self.ids.add(self.id)
+        weakref.finalize(self, self.ids.discard, self.id)
+
+
 class StandInEvent:
     """In place of ``torch.cuda.Event``: the GPU takes ``gpu_ms`` for each call, and has finished if
     ``finished``."""
@@ -143,13 +156,12 @@ def install(monkeypatch):
     """Replace CUDA by the stand-in; returns its state."""
     device = Device()
     graph, event = type("Graph", (StandInGraph,), {}), type("Event", (StandInEvent,), {})
-    handles = itertools.count()
     for name, value in {
         "CUDAGraph": graph,
         "Event": event,
         "Stream": lambda gpu: None,
         "stream": contextlib.nullcontext,
-        "graph_pool_handle": lambda: next(handles),
+        "MemPool": StandInMemory,
         "is_current_stream_capturing": lambda: device.captured_by_program,
         "memory_reserved": lambda: 0,
         "device": device.switched_to,

@@ -21,7 +21,7 @@ from magpy_like.compiler.runtime.cuda_graphs.capture_reports import (
 )
 from tests.compare import assert_same
 from tests.compiler.runtime.cuda_graphs import stand_in
-from tests.compiler.runtime.cuda_graphs.stand_in import launcher
+from tests.compiler.runtime.cuda_graphs.stand_in import StandInMemory, launcher
 
 pytestmark = pytest.mark.cpu
 
@@ -287,6 +287,19 @@ def test_graphs_beyond_the_bound_on_memory_are_given_up(gpu):
         warm(launch, x)
         assert_same(call(launch, x), (x * 2,))
     assert first.report("forward").graphs == 0 and second.report("forward").graphs == 1
+
+
+@pytest.mark.parametrize("lendable", [(), (0,)])
+def test_memory_of_a_graph_is_given_back_after_it(gpu, lendable):
+    before, x = set(StandInMemory.ids), torch.randn(8)
+    launch = launcher(lambda x: (x * 2,), lendable=lendable)
+    warm(launch, x)
+    call(launch, x)
+    assert gpu.replays and StandInMemory.ids - before
+    gpu.replays.clear()
+    del launch
+    gc.collect()
+    assert StandInMemory.ids == before
 
 
 def test_numbers_among_the_arguments_have_graphs_of_their_own(gpu):

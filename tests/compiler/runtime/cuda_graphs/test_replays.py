@@ -469,9 +469,8 @@ def test_memory_returns_with_the_model(replays):
         assert replays
         replays.clear()
         gc.collect()
-        torch.cuda.empty_cache()
         held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
-    assert held[-1] <= held[3], held
+    assert held[-1][0] <= held[3][0] and held[-1][1] <= held[3][1], held
 
 
 @torch.no_grad()
