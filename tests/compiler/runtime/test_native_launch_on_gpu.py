@@ -61,6 +61,7 @@ class Twins:
         before = len(self.through_triton)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native_launch, "is_possible", lambda: False)
+            patch.setattr(triton_launch, "_on_device", {})
             self.python(*args)
             expected = self.python(*args)
         between = len(self.through_triton)
@@ -192,7 +193,7 @@ def test_kernels_that_check_indices(twins):
 
 OUT_OF_RANGE = """
 import torch, magpy_like as magpy
-from magpy_like.compiler.runtime import native_launch
+from magpy_like.compiler.runtime import native_launch, triton_launch
 assert native_launch.is_possible()
 take = magpy.compile(lambda w, i: torch.nn.functional.embedding(i, w) * 2)
 w = torch.ones(6, 10, device="cuda")
