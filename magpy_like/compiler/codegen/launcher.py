@@ -16,6 +16,7 @@ from magpy_like.compiler.codegen.launcher_pieces import StepLines
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.loop_ir import Buffer, ExternOp, Strided
+from magpy_like.compiler.lowering.aten_graph_properties import returns_alias
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import huge_pages, narrow_products
 from magpy_like.compiler.scheduling.memory_planning import Step
@@ -65,6 +66,11 @@ def view_of(t: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset:
     return t.as_strided(size, stride, t.storage_offset() + offset)
 
 
+def not_view(t: torch.Tensor | None) -> torch.Tensor | None:
+    """``t`` as a tensor that autograd does not take for a view, with the same version counter."""
+    return t.detach() if t is not None and t._is_view() else t
+
+
 def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
     """``operator`` below autograd with grad mode enabled."""
 
@@ -99,6 +105,7 @@ COMMON: dict[str, Any] = {
     "empty_on": torch.empty_strided,
     "window": reinterpret_tensor,
     "view_of": view_of,
+    "not_view": not_view,
     "relayout": relayout,
     "unwritten": unwritten,
     "for_backward": for_backward,
@@ -379,8 +386,13 @@ class Launcher:
 
     def _outputs(self) -> list[str]:
         """The returned expressions. Distinct captured tensors stay distinct objects, even when they
-        show the same memory."""
+        show the same memory.
+
+        No result is a view to autograd: a view was made without gradients, of a tensor that the
+        program does not have, and autograd would refuse writes to it whose gradients it records.
+        """
         texts: list[str] = []
+        views = self._views()
         returned: dict[str, Any] = {}
         shared = self._shared_with_caller()
         for position, (value, result) in enumerate(
@@ -392,8 +404,21 @@ class Launcher:
                     text = self._new_window(value, "view_of")
             elif isinstance(value, Strided) and returned.setdefault(text, result) is not result:
                 text = self._new_window(value)
+            elif text in views:
+                text = f"not_view({text})"
             texts.append(text)
         return texts
+
+    def _views(self) -> set[str]:
+        """The buffers that ATen may have made as views."""
+        return {
+            output
+            for operation in self.graph.operations
+            if isinstance(operation, ExternOp)
+            and returns_alias(getattr(operation.target, "_schema", None))
+            for output in operation.outputs
+            if isinstance(output, str)
+        }
 
     def _shared_with_caller(self) -> set[str]:
         """Buffers that the caller also holds, and may write."""

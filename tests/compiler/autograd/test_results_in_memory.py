@@ -1,0 +1,92 @@
+"""Results of compiled graphs are to autograd what eager mode's are, whatever memory they lie in."""
+
+import pytest
+import torch
+
+import magpy_like as magpy
+
+
+def pair(x):
+    return torch.complex(x, x * 2)
+
+
+def polar(x):
+    return torch.polar(x, x * 2)
+
+
+def cast(x):
+    return torch.complex(x, x * 2).to(torch.complex128)
+
+
+def written_part(x):
+    result = torch.complex(x, x * 2)
+    result.real.mul_(x)
+    return result
+
+
+def part(x):
+    return torch.complex(x, x * 2).imag
+
+
+def part_without_gradients(x):
+    result = torch.complex(x, x * 2)
+    with torch.no_grad():
+        return result.real
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        return torch.complex(x, x * 2)
+
+
+def of_detached(x):
+    return torch.complex(x.detach(), x.detach() * 2)
+
+
+def scale(result, w):
+    result.mul_(w.sum())
+
+
+def scale_without_gradients(result, w):
+    with torch.no_grad():
+        result.mul_(2)
+
+
+def scale_a_part(result, w):
+    (result.real if result.is_complex() else result).mul_(w.sum())
+
+
+def observe(call, write, w):
+    w = w.clone().requires_grad_()
+    result = call(w * 1)
+    found = [result.requires_grad]
+    try:
+        write(result, w)
+        if result.requires_grad:
+            parts = torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
+            parts.double().square().sum().backward()
+    except RuntimeError as error:
+        found.append(str(error)[:30])
+    return [*found, result.detach().resolve_conj(), w.grad, result._version]
+
+
+@pytest.mark.parametrize("write", [scale, scale_without_gradients, scale_a_part])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pair, polar, cast, written_part, part, part_without_gradients,
+        without_gradients, of_detached,
+    ],
+)  # fmt: skip
+def test_a_caller_writes_to_a_complex_result_as_in_eager_mode(program, write):
+    w = torch.arange(1.0, 13).reshape(3, 4) / 10
+    expected = observe(program, write, w)
+    compiled = magpy.compile(program, backend="magpy")
+    for _ in range(2):
+        actual = observe(compiled, write, w)
+        assert len(actual) == len(expected)
+        for a, b in zip(actual, expected, strict=True):
+            if isinstance(b, torch.Tensor):
+                torch.testing.assert_close(a, b)
+            else:
+                assert a == b
