@@ -102,3 +102,8 @@ def set_result_versions(call: Call, versions: Numbers) -> Call:
         return results
 
     return run
+
+
+def not_view(t: torch.Tensor | None) -> torch.Tensor | None:
+    """``t`` as a tensor that autograd does not take for a view, with the same version counter."""
+    return t.detach() if t is not None and t._is_view() else t

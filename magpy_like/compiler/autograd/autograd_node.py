@@ -25,6 +25,7 @@ from magpy_like.compiler.autograd.double_backward import (
     run_eager_backward,
     save_call_arguments,
 )
+from magpy_like.compiler.version_counters import not_view
 from magpy_like.graph_operators.checkpoint_batch_norm import (
     CheckpointStatistics,
     find_executed_inputs,
@@ -37,8 +38,6 @@ from magpy_like.torch_compat.functorch import innermost_transform, is_legacy_bat
 from magpy_like.torch_compat.tracing_context import compile_context, tracing
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import untraced
-
-aten = torch.ops.aten
 
 Call = Callable[[list[Any]], Any]
 
@@ -273,12 +272,12 @@ def _make_forward(
         ctx.call_arguments = save_call_arguments(args)
         ctx.targets = statistics.targets(args)
         results = run_forward([*args])
-        ctx.save_for_backward(*map(_detach_view, results[checked]))
+        ctx.save_for_backward(*map(not_view, results[checked]))
         ctx.symints, ctx.opaque_objects = results[numbers], ()
-        ctx._tensors_no_vc_check = [*map(_detach_view, results[unchecked])]
+        ctx._tensors_no_vc_check = [*map(not_view, results[unchecked])]
         returned = tuple(results[:count])
         if views:
-            returned = tuple(_as_non_view(t) if k in views else t for k, t in enumerate(returned))
+            returned = tuple(not_view(t) if k in views else t for k, t in enumerate(returned))
         if constant:
             tensors = (returned[k] for k in constant if isinstance(returned[k], Tensor))
             ctx.mark_non_differentiable(*tensors)
@@ -372,16 +371,6 @@ _NO_EAGER_BACKWARD = (
 def _is_batched(gradient: Any) -> bool:
     """True if ``is_grads_batched`` has made one tensor of many gradients."""
     return gradient is not None and is_legacy_batched_tensor(gradient)
-
-
-def _detach_view(saved: Tensor) -> Tensor:
-    """The saved tensor, without a reference to the tensor that it is a view of."""
-    return saved.detach() if saved._is_view() else saved
-
-
-def _as_non_view(result: Tensor) -> Tensor:
-    """A result that shares no memory, as a tensor that autograd does not take for a view."""
-    return aten._unsafe_view(result, result.shape)
 
 
 def _to_traced_layout(gradient: Any, traced: Any) -> Any:

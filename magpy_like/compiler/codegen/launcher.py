@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -20,6 +20,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import returns_alias
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import huge_pages, narrow_products
 from magpy_like.compiler.scheduling.memory_planning import Step
+from magpy_like.compiler.version_counters import not_view
 from magpy_like.torch_compat.autograd import increment_version, set_version
 from magpy_like.torch_compat.dispatch import AutoDispatchBelowAutograd
 from magpy_like.torch_compat.operators import OpOverload
@@ -64,11 +65,6 @@ def unwritten(t: torch.Tensor) -> torch.Tensor:
 def view_of(t: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
     """A window of ``t`` that shares its version counter, as autograd's views do."""
     return t.as_strided(size, stride, t.storage_offset() + offset)
-
-
-def not_view(t: torch.Tensor | None) -> torch.Tensor | None:
-    """``t`` as a tensor that autograd does not take for a view, with the same version counter."""
-    return t.detach() if t is not None and t._is_view() else t
 
 
 def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -283,8 +279,11 @@ class Launcher:
 
     def _extern(self, operation: ExternOp) -> None:
         line = self.lines.line
-        args = [self._argument(a) for a in operation.args]
-        args += [f"{k}={self._argument(v)}" for k, v in operation.kwargs.items()]
+        maker = "window"
+        if _returns_views(operation) and any(map(self._is_returned, operation.outputs)):
+            maker = "view_of"  # the result shares the version counter of the buffer
+        args = [self._argument(a, maker) for a in operation.args]
+        args += [f"{k}={self._argument(v, maker)}" for k, v in operation.kwargs.items()]
         if operation.target in _BINDINGS:
             target = _BINDINGS[operation.target]
         else:
@@ -342,10 +341,10 @@ class Launcher:
 
     # --- values --------------------------------------------------------------------------------
 
-    def _window(self, window: Strided) -> str:
+    def _window(self, window: Strided, maker: str) -> str:
         buffer = self.graph.buffers[window.buffer]
         whole = window.size == buffer.size and window.stride == buffer.stride and window.offset == 0
-        return buffer.name if whole else self._new_window(window)
+        return buffer.name if whole else self._new_window(window, maker)
 
     def _new_window(self, window: Strided, maker: str = "window") -> str:
         return (
@@ -353,16 +352,17 @@ class Launcher:
             f"{self._size(window.offset)})"
         )
 
-    def _argument(self, value: Any) -> str:
+    def _argument(self, value: Any, maker: str = "window") -> str:
         if isinstance(value, Strided):
-            return self._window(value)
+            return self._window(value, maker)
         if isinstance(value, sympy.Basic):
             return self._size(value)
         if isinstance(value, (list, tuple)):
-            inner = "".join(self._argument(v) + ", " for v in value)
+            inner = "".join(self._argument(v, maker) + ", " for v in value)
             return f"[{inner}]" if isinstance(value, list) else f"({inner})"
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{k!r}: {self._argument(v)}" for k, v in value.items()) + "}"
+            items = (f"{k!r}: {self._argument(v, maker)}" for k, v in value.items())
+            return "{" + ", ".join(items) + "}"
         if value is None or isinstance(value, (bool, int, str)):
             return repr(value)
         if isinstance(value, float) and value - value == 0:
@@ -392,36 +392,55 @@ class Launcher:
         program does not have, and autograd would refuse writes to it whose gradients it records.
         """
         texts: list[str] = []
-        views = self._views()
         returned: dict[str, Any] = {}
-        shared = self._shared_with_caller()
+        views = self._views()
+        saved, shared = self._saved_memory(views), self._shared_with_caller(views)
         for position, (value, result) in enumerate(
             itertools.zip_longest(self.graph.outputs, self.graph.results)
         ):
             text = self._argument(value)
-            if position in self.graph.saved:
-                if isinstance(value, Strided) and value.buffer in shared and text != value.buffer:
-                    text = self._new_window(value, "view_of")
-            elif isinstance(value, Strided) and returned.setdefault(text, result) is not result:
-                text = self._new_window(value)
-            elif text in views:
-                text = f"not_view({text})"
+            if isinstance(value, Strided):
+                is_window, memory = text != value.buffer, views.get(value.buffer, {value.buffer})
+                if position in self.graph.saved:
+                    if is_window and not shared.isdisjoint(memory):
+                        text = self._new_window(value, "view_of")
+                elif is_window or returned.setdefault(text, result) is not result:
+                    if saved.isdisjoint(memory):
+                        text = self._new_window(value)
+                    else:
+                        text = f"not_view({self._new_window(value, 'view_of')})"
+                elif value.buffer in views:
+                    text = f"not_view({text})"
             texts.append(text)
         return texts
 
-    def _views(self) -> set[str]:
-        """The buffers that ATen may have made as views."""
-        return {
-            output
-            for operation in self.graph.operations
-            if isinstance(operation, ExternOp)
-            and returns_alias(getattr(operation.target, "_schema", None))
-            for output in operation.outputs
-            if isinstance(output, str)
-        }
+    def _views(self) -> dict[str, set[str]]:
+        """The buffers that ATen may have made as views, with those whose memory they may share."""
+        views: dict[str, set[str]] = {}
+        for operation in self.graph.operations:
+            if isinstance(operation, ExternOp) and _returns_views(operation):
+                memory = _memory(operation.reads, views)
+                views.update({o: memory | {o} for o in operation.outputs if isinstance(o, str)})
+        return views
 
-    def _shared_with_caller(self) -> set[str]:
-        """Buffers that the caller also holds, and may write."""
+    def _saved_memory(self, views: dict[str, set[str]]) -> set[str]:
+        """Buffers of memory that the backward pass reads: autograd must see all writes to it."""
+        outputs = (self.graph.outputs[k] for k in self.graph.saved)
+        return _memory((v.buffer for v in outputs if isinstance(v, Strided)), views)
+
+    def _shared_with_caller(self, views: dict[str, set[str]]) -> set[str]:
+        """Buffers of memory that the caller also holds, and may write."""
         outputs = [value for k, value in enumerate(self.graph.outputs) if k not in self.graph.saved]
-        inputs = {name for name in self.graph.inputs if isinstance(name, str)}
-        return inputs | {window.buffer for window in outputs if isinstance(window, Strided)}
+        names = [name for name in self.graph.inputs if isinstance(name, str)]
+        names += [value.buffer for value in outputs if isinstance(value, Strided)]
+        return _memory(names, views)
+
+
+def _memory(buffers: Iterable[str], views: dict[str, set[str]]) -> set[str]:
+    """The buffers, and those whose memory they may share."""
+    return set[str]().union(*(views.get(name, {name}) for name in buffers))
+
+
+def _returns_views(operation: ExternOp) -> bool:
+    """True if ATen's results may be views of the arguments."""
+    return returns_alias(getattr(operation.target, "_schema", None))

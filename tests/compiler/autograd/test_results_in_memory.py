@@ -90,3 +90,43 @@ def test_a_caller_writes_to_a_complex_result_as_in_eager_mode(program, write):
                 torch.testing.assert_close(a, b)
             else:
                 assert a == b
+
+
+def window(x):
+    return x.exp().view(-1)
+
+
+def row(x):
+    return x.exp()[0]
+
+
+def part_of_an_exponential(x):
+    return torch.complex(x, x * 2).exp().real
+
+
+def part_of_two_results(x):
+    result = torch.polar(x, x * 2)
+    return result.abs(), result.real
+
+
+def detached_window(x):
+    result = x.exp()
+    return result.sin(), result.detach().view(-1)
+
+
+@pytest.mark.parametrize(
+    "program", [window, row, part_of_an_exponential, part_of_two_results, detached_window]
+)
+@pytest.mark.parametrize("records", [True, False], ids=["with gradients", "without"])
+def test_a_backward_pass_refuses_saved_memory_that_the_caller_wrote_to_by_a_result(
+    program, records
+):
+    compiled = magpy.compile(program, backend="magpy")
+    for call in (program, compiled, compiled):
+        x = torch.arange(1.0, 13).reshape(3, 4).requires_grad_() * 0.1
+        results = call(x)
+        results = results if isinstance(results, tuple) else (results,)
+        with torch.set_grad_enabled(records):
+            results[-1].mul_(3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            results[0].sum().backward()
