@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+from magpy_like.torch_compat.autograd import make_nonleaf
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.symbols import ShapeEnvironment, SymbolName
 
@@ -21,9 +22,8 @@ InputForm = tuple[Any, ...]
 
 def input_form(tensor: torch.Tensor) -> InputForm:
     """The properties of an input that a compiled graph relies on."""
-    return (
-        tensor.dtype, tensor.device, tensor.requires_grad, tuple(tensor.shape), tensor.stride()
-    )  # fmt: skip
+    gradients = tensor.requires_grad, tensor.is_leaf
+    return tensor.dtype, tensor.device, gradients, tuple(tensor.shape), tensor.stride()
 
 
 class VaryingInputs:
@@ -60,13 +60,12 @@ class VaryingInputs:
                 continue
             sizes, strides = self._layout(position, now, before)
             self._fixed.append((position, (*now[:3], tuple(map(_known, sizes)))))
-            with mode, torch.inference_mode(False):
-                dtype, device, gradients = now[:3]
-                self.examples.append(
-                    torch.empty_strided(
-                        sizes, strides, dtype=dtype, device=device, requires_grad=gradients
-                    )
+            with mode, torch.inference_mode(False), torch.enable_grad():
+                dtype, device, (gradients, is_leaf) = now[:3]
+                example = torch.empty_strided(
+                    sizes, strides, dtype=dtype, device=device, requires_grad=gradients
                 )
+                self.examples.append(example if is_leaf else make_nonleaf(example))
             for kind, numbers in enumerate((sizes, strides)):
                 self._symbols += numbers
                 self._sources += [(position, kind, dim) for dim in range(len(numbers))]
@@ -75,7 +74,7 @@ class VaryingInputs:
         self, position: int, now: InputForm, before: InputForm
     ) -> tuple[list[Any], list[Any]]:
         if now[:3] != before[:3] or len(now[3]) != len(before[3]):
-            raise ValueError("dtypes, devices, requires_grad or numbers of dimensions differ")
+            raise ValueError("dtypes, devices, gradients or numbers of dimensions differ")
         sizes: list[Any] = []
         for dim, (size, other) in enumerate(zip(now[3], before[3], strict=True)):
             if size != other and min(size, other) < 2:

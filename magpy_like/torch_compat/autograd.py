@@ -10,6 +10,7 @@ __all__ = [
     "current_backward_pass",
     "increment_version",
     "is_node_needed",
+    "make_nonleaf",
     "next_node_number",
     "saved_tensor_hooks",
     "set_grad_enabled",
@@ -39,6 +40,10 @@ current_backward_node = torch._C._current_autograd_node
 is_node_needed = torch._C._will_engine_execute_node
 """``(node)``: True if the running backward pass reaches the node. Raises RuntimeError for a leaf
 whose gradient ``torch.autograd.grad`` returns."""
+
+make_nonleaf = torch._C._functions.DelayedError("an example input has no backward pass", 1)
+"""``(tensor)``: a tensor of the same memory that is no leaf of autograd's graph, and no view. The
+gradient mode has to be enabled."""
 
 increment_version = torch._C._increment_version
 """``(tensors)``: count a write to each."""

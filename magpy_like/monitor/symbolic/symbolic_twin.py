@@ -38,6 +38,7 @@ from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.autograd import make_nonleaf
 from magpy_like.torch_compat.dispatch import TorchDispatchMode
 from magpy_like.torch_compat.fake_tensors import (
     DataDependentOutputException,
@@ -198,13 +199,15 @@ class SymbolicTwin:
         return check
 
     def _make(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
-        with self._unobserved(), torch.inference_mode(False):
-            return torch.empty_strided(
+        with self._unobserved(), torch.inference_mode(False), torch.enable_grad():
+            twin = torch.empty_strided(
                 *self._layouts[shadow_id],
                 dtype=tensor.dtype,
                 device=tensor.device,
                 requires_grad=tensor.requires_grad,
             )
+            # Autograd records writes to a non-leaf only, and so does AOTAutograd.
+            return twin if tensor.is_leaf else make_nonleaf(twin)
 
     def has_dynamic_sizes(self, shadow_id: int) -> bool:
         """True if an external tensor may have other sizes at the next call."""
