@@ -155,14 +155,14 @@ def _needs_no_runtime_wrapper(aot_function: Any, example_inputs: Sequence[Any]) 
 def _inputs_without_gradient(known: Any, backward: fx.GraphModule) -> frozenset[int]:
     """The indices of inputs that require a gradient and get none from the backward graph.
 
-    Only non-leaf inputs. Autograd must not continue to the functions that computed them: it would
-    free their saved tensors, or pass zeros on.
+    Autograd must not continue to the functions that computed them: it would free their saved
+    tensors, or pass zeros on. The example inputs may be leaves where those of a call are none.
     """
     (gradients,) = backward.graph.output_node().args
     return frozenset(
         k
         for k, (info, gradient) in enumerate(zip(known.input_info, gradients, strict=True))
-        if gradient is None and info.requires_grad and not info.is_leaf
+        if gradient is None and info.requires_grad
     )
 
 

@@ -230,3 +230,16 @@ def test_unused_result_takes_no_memory(device):
     for _ in range(2):
         alone, beside = map(backward, calls)
     assert beside <= alone
+
+
+@pytest.mark.parametrize("first_is_leaf", [True, False])
+def test_backward_pass_leaves_the_functions_of_an_input_without_gradient_alone(first_is_leaf):
+    weight = torch.ones(3, requires_grad=True)
+    fast = magpy.compile(lambda x: x.detach() * 2 + weight)
+    for is_leaf in (first_is_leaf, not first_is_leaf, False):
+        leaf = torch.ones(3, requires_grad=True)
+        x = leaf if is_leaf else leaf.exp()
+        fast(x).sum().backward()
+        assert leaf.grad is None
+        (x * 2).sum().backward()
+        torch.testing.assert_close(leaf.grad, torch.full((3,), 2.0) if is_leaf else 2 * leaf.exp())
