@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.passes.graph_queries import aten, insert, is_interchangeable, value
+from magpy_like.compiler.passes.mutations.detached_writes import write_unrecorded
 from magpy_like.graph_operators.checkpoint_batch_norm import (
     functions_of_inputs,
     update_on_recompute,
@@ -198,7 +199,7 @@ def _is_custom_multi_output_function(node: fx.Node) -> bool:
     """
     target = node.target
     owner = getattr(target, "__self__", None)
-    if node.op != "call_function" or target in (operator.getitem, update_on_recompute):
+    if node.op != "call_function" or target in _TORCHS:
         return False
     if isinstance(target, OperatorBase | OpOverloadPacket):
         known = str(target).startswith(("aten.", "prims."))
@@ -208,6 +209,10 @@ def _is_custom_multi_output_function(node: fx.Node) -> bool:
         known = module in ("torch", "_operator", "math", "builtins", "None") and not is_custom
     several = any(user.op == "output" or user.target is operator.getitem for user in node.users)
     return several and not known
+
+
+_TORCHS = (operator.getitem, update_on_recompute, write_unrecorded)
+"""Functions that only call torch's operators."""
 
 
 def prune_absent_gradients(

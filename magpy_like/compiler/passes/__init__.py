@@ -51,6 +51,9 @@ from magpy_like.compiler.passes.layout.layouts_of_writes import keep_layouts_of_
 from magpy_like.compiler.passes.library_operators.gpu_biases import split_biases
 from magpy_like.compiler.passes.library_operators.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.library_operators.recurrent_layers import keep_recurrent_layers
+from magpy_like.compiler.passes.mutations.detached_writes import (
+    disable_gradients_of_detached_writes,
+)
 from magpy_like.compiler.passes.mutations.early_writes import write_inputs_early
 from magpy_like.compiler.passes.mutations.metadata_mutations import (
     find_returned_object,
@@ -93,6 +96,8 @@ CAPTURED_PASSES = (
     CapturedPass("layouts of writes", keep_layouts_of_writes),
     # Leaves to eager: writes to expanded views and to windows.
     CapturedPass("overlapping writes", reject_overlapping_writes),
+    # Hides from AOTAutograd what autograd does not record; other passes know these calls by name.
+    CapturedPass("detached writes", disable_gradients_of_detached_writes),
 )
 
 

@@ -58,9 +58,36 @@ def _before_a_loop(x):
     return torch.stack([row * 2 for row in x])
 
 
+def _through_a_view_of_detach(x):
+    x.detach()[1:].mul_(x.detach()[:-1].clone())
+    return x.exp()
+
+
+def _through_detach_and_without_gradients(x):
+    x.detach()[0] = 3
+    with torch.no_grad():
+        x.mul_(2)
+    return x * x
+
+
+def _through_detach_between_recorded_writes(x):
+    x.mul_(2)
+    x.detach().add_(1)
+    x.mul_(3)
+    return x.exp()
+
+
+def _makes_detached_memory_require_gradients(x):
+    y = x.detach()
+    y.mul_(x.clone())
+    return y * 2
+
+
 PROGRAMS = (
     _reads_itself, _twice, _adds_its_sum, _through_views, _returns_a_view, _overwrites,
-    _through_detach, _without_gradients, _before_a_loop,
+    _through_detach, _without_gradients, _before_a_loop, _through_a_view_of_detach,
+    _through_detach_and_without_gradients, _through_detach_between_recorded_writes,
+    _makes_detached_memory_require_gradients,
 )  # fmt: skip
 ARGUMENTS = {
     "result": lambda leaf: leaf * 1,
@@ -102,3 +129,38 @@ def test_one_graph_serves_writes_to_arguments_of_varying_size():
     for size in SIZES:
         _gradients(fast, ARGUMENTS["result"], size, True)
     assert magpy.cache_info(fast).misses == 2
+
+
+@pytest.mark.parametrize("is_leaf", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        _through_detach, _without_gradients, _through_a_view_of_detach,
+        _through_detach_and_without_gradients,
+    ],
+)  # fmt: skip
+def test_write_that_autograd_does_not_record_keeps_the_argument_in_its_graph(program, is_leaf):
+    fast = magpy.compile(program)
+    for size in SIZES:
+        found = []
+        for call in (fast, program):
+            leaf = torch.linspace(0.1, 0.9, size, requires_grad=True)
+            x = leaf if is_leaf else leaf * 1
+            function = x.grad_fn
+            result = call(x)
+            assert x.grad_fn is function and x._version
+            found.append([*torch.autograd.grad(result.sum(), [x]), x._version])
+        torch.testing.assert_close(*found)
+
+
+def test_backward_pass_raises_if_a_detached_write_has_overwritten_what_it_needs():
+    def program(x):
+        y = x * x
+        x.detach().add_(1)
+        return y
+
+    fast = magpy.compile(program)
+    for size in SIZES:
+        result = fast(torch.ones(size, requires_grad=True) * 1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()

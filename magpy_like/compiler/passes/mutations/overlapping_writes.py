@@ -32,8 +32,8 @@ def reject_overlapping_writes(gm: GraphModule) -> None:
     changed = False
     for node in list(gm.graph.nodes):
         if node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node)):
-            written = _written(node)
-            if aliases := list(_possible_aliases(written)):
+            written = written_arguments(node)
+            if aliases := list(possible_aliases(written)):
                 with gm.graph.inserting_before(node):
                     gm.graph.call_function(_check_overlap, (written, aliases, _windows(aliases)))
                 changed = True
@@ -41,14 +41,14 @@ def reject_overlapping_writes(gm: GraphModule) -> None:
         gm.recompile()
 
 
-def _written(node: Node) -> list[Node]:
+def written_arguments(node: Node) -> list[Node]:
     """The arguments that a call writes to: the first, and ``out``."""
     first = node.args[:1] or list(node.kwargs.values())[:1]
     found = pytree.tree_leaves([first, node.kwargs.get("out")])
     return [leaf for leaf in found if isinstance(leaf, Node)]
 
 
-def _possible_aliases(nodes: list[Node]) -> Iterator[Node]:
+def possible_aliases(nodes: list[Node]) -> Iterator[Node]:
     """Every node that these may share memory with, by the schemas of operators."""
     seen: set[Node] = set()
     while nodes:
