@@ -55,7 +55,9 @@ def observe(
     }  # fmt: skip
     if names["BACKWARD"] != "none":
         found["backward"] = _backward(names, [result, args, kwargs], exact)
-        found["gradients"] = [leaf.grad for leaf in names["leaves"]]
+        # One that raises has given some leaves their gradients, by the order of autograd's nodes.
+        raised = isinstance(found["backward"], tuple)
+        found["gradients"] = [] if raised else [leaf.grad for leaf in names["leaves"]]
     return found
 
 
