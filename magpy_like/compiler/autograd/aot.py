@@ -25,6 +25,7 @@ from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
 from magpy_like.compiler.lowering.random_numbers import is_in_order
 from magpy_like.compiler.passes.alias_analysis import Aliases
+from magpy_like.compiler.passes.graph_queries import is_view
 from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
@@ -102,6 +103,9 @@ class _AotCompilation:
         self._forwards: list[Callable[..., Any]] = []
         self._eager: Callable[..., Any] | None = gm
         """The program operator by operator; None if it must not run a second time."""
+        self._returns_saved_memory = False
+        """Whether a result is a view of memory that the backward pass reads: AOTAutograd's own node
+        gives it a version counter of its own."""
 
     def build(self) -> Callable[..., Any]:
         # Intermediate graphs are never run: lazy modules save printing their source ten times.
@@ -128,6 +132,11 @@ class _AotCompilation:
                 autocast=self._autocast,
             )
             own = make_autograd_node(call, self._forwards[-1], self._compile_backward, program)
+            if own is None and self._returns_saved_memory:
+                raise Unsupported(
+                    "a graph",
+                    "autograd would not see writes to a result that is saved for backward",
+                )
         if not self._statistics.auxiliary_inputs:
             return call if own is None else own
         if own is None:
@@ -167,6 +176,7 @@ class _AotCompilation:
         forward, backward = _partition(joint, *args, **kwargs)
         avoid_duplicate_saves(forward, backward, forward_outputs)
         clone_before_mutation(forward, backward)
+        self._returns_saved_memory = _returns_saved_memory(forward, forward_outputs)
         return forward, backward
 
 
@@ -229,6 +239,17 @@ def _check_draws(gm: fx.GraphModule) -> None:
 
 def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _returns_saved_memory(forward: fx.GraphModule, count: int) -> bool:
+    """True if one of the first ``count`` results is a view of memory that the graph allocates and
+    another result is in."""
+    results = forward.graph.output_node().args[0]
+    roots = Aliases(forward.graph).roots
+    saved = [roots[node] for node in results[count:] if isinstance(node, fx.Node)]
+    memory = {root for found in saved for root in found if root.op != "placeholder"}
+    returned = [node for node in results[:count] if isinstance(node, fx.Node) and is_view(node)]
+    return any(not memory.isdisjoint(roots[node]) for node in returned)
 
 
 def _is_tuple(node: fx.Node) -> bool:
