@@ -2,7 +2,7 @@
 
 AOTAutograd writes new values to the graph's inputs at its end. There, hundreds of operators may lie
 between the sums of a batch norm and the update of its running mean, too far for the two to fuse:
-*measured* on an H100, ResNet-101 in training launched 312 more kernels, 5 % of their time.
+*measured* on an H100, ResNet-101 in training launched 1,467 kernels, and launches 1,261.
 """
 
 from __future__ import annotations
