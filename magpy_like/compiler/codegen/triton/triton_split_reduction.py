@@ -9,7 +9,7 @@ results and computes such values again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -124,33 +124,38 @@ class SplitReduction:
         printer.print_positions("tl.program_id(0)")
         outer = TritonEmitter(printer, "outer")
         self._print_known_values(phases[:stored], outer)
-        for phase in phases[stored:following]:
-            for node in phase.inner:
-                _, reductions, after = split_levels(node.body)
-                for v in reductions:
-                    state = printer.combine_row(v, self._load_parts(v))
-                    for pointer, value in zip(self._pointers_of(v), state, strict=True):
-                        self._store(self._result_address(pointer), value)
-                    outer.names[v] = printer.reduction_result(v, state)
-                outer.run(node.body, after)
-            for node in phase.outer:
-                outer.run(node.body, node.body.values)
+        self._print_values(phases[stored:following], outer, self._combine)
         printer.close_function()
         printer.forwarded.clear()
 
     def _print_known_values(self, phases: Sequence[Phase], outer: TritonEmitter) -> None:
         """Print the values per row of earlier phases, without their stores."""
-        printer = self._printer
-        printer.stores_disabled = True
+        self._printer.stores_disabled = True
+        self._print_values(phases, outer, self._load_results)
+        self._printer.stores_disabled = False
+
+    def _print_values(
+        self,
+        phases: Sequence[Phase],
+        outer: TritonEmitter,
+        state_of: Callable[[Value], Sequence[Name]],
+    ) -> None:
+        """Print the values per row of phases; ``state_of``: prints the state of a reduction."""
         for phase in phases:
             for node in phase.inner:
                 _, reductions, after = split_levels(node.body)
                 for v in reductions:
-                    outer.names[v] = printer.reduction_result(v, self._load_results(v))
+                    outer.names[v] = self._printer.reduction_result(v, state_of(v))
                 outer.run(node.body, after)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
-        printer.stores_disabled = False
+
+    def _combine(self, v: Value) -> list[Name]:
+        """Print the combination of a reduction's parts, and the store of the state."""
+        state = self._printer.combine_row(v, self._load_parts(v))
+        for pointer, value in zip(self._pointers_of(v), state, strict=True):
+            self._store(self._result_address(pointer), value)
+        return state
 
     @contextmanager
     def _few_rows(self) -> Iterator[None]:
