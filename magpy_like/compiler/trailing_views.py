@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.compiler.autograd.gradient_modes import modes_of_nodes
 from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes import find_returned_object
@@ -87,13 +88,9 @@ class _Program:
         self._examples = dict(zip(inputs, example_inputs, strict=False))
         self._inference = torch.is_inference_mode_enabled()
         self.entry_mode = torch.is_grad_enabled()
-        self.modes: dict[fx.Node, bool] = {}
-        """Whether gradients are recorded when a node runs."""
-        mode = self.entry_mode
-        for node in nodes:
-            if node.target is set_grad_enabled:
-                mode = bool(node.args[0])
-            self.modes[node] = mode
+        self.modes = modes_of_nodes(gm.graph)
+        """Whether gradients are recorded when a node runs. The graph ends in the mode of its entry:
+        see ``gradient_modes``."""
         attributes = {n: operator.attrgetter(n.target)(gm) for n in nodes if n.op == "get_attr"}
         self._tensors = {
             node: value
@@ -106,11 +103,6 @@ class _Program:
         self._switches_inference = any("inference_mode" in name_of(node) for node in nodes)
         self._memory: dict[fx.Node, frozenset[Any]] = {}
         self._writes: list[tuple[fx.Node, frozenset[Any]]] = []
-
-    @property
-    def exit_mode(self) -> bool:
-        """Whether gradients are recorded when the graph has run."""
-        return next(reversed(self.modes.values()))
 
     def find_trailing_views(self, results: Iterable[fx.Node]) -> set[fx.Node]:
         """The view operators that run after the graph: of tensors of which AOTAutograd would not
@@ -354,18 +346,17 @@ class _Cut:
     ) -> None:
         """Copy the view operators into a graph, and switches to the modes that they ran in."""
         program = self._program
-        balanced = program.entry_mode is program.exit_mode
-        now = program.entry_mode if balanced else None
+        now = program.entry_mode
         for node in nodes:
             if program.find_viewed(node) is not None and now is not (mode := program.modes[node]):
                 graph.call_function(set_grad_enabled, (mode,))
                 now = mode
             copies[node] = graph.node_copy(node, lambda n: copies[find_returned_object(n)])
-        if now is not program.exit_mode:
-            graph.call_function(set_grad_enabled, (program.exit_mode,))
+        if now is not program.entry_mode:
+            graph.call_function(set_grad_enabled, (program.entry_mode,))
 
     def _is_empty(self) -> bool:
-        if self._results or self._program.entry_mode is not self._program.exit_mode:
+        if self._results:
             return False
         return all(
             node.op in ("placeholder", "get_attr", "output")

@@ -61,16 +61,15 @@ class GradientModes:
 
 def find_gradient_modes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GradientModes | None:
     """The modes of a graph that is entered in the present one; None if it never switches."""
-    nodes = [node for node in gm.graph.nodes if node.op.startswith("call")]
-    if not any(map(_is_switch, nodes)):
+    if not any(map(_is_switch, gm.graph.nodes)):
         return None
-    modes: dict[fx.Node, bool] = {}  # of each operator
-    mode = torch.is_grad_enabled()
-    for node in nodes:
-        if _is_switch(node):
-            mode = bool(node.args[0])
-        else:
-            modes[node] = mode
+    all_modes = modes_of_nodes(gm.graph)
+    last = all_modes[gm.graph.output_node()]
+    modes = {
+        node: mode
+        for node, mode in all_modes.items()
+        if node.op.startswith("call") and not _is_switch(node)
+    }
     entry = any(modes.values())
     graph = copy.deepcopy(gm.graph)
     is_cut = (
@@ -80,7 +79,18 @@ def find_gradient_modes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Gr
         and any(_is_view_without_gradients(node, modes) for node in _results(gm.graph))
     )
     _insert_fewest_switches(graph, list(modes.values()), entry, is_cut=is_cut)
-    return GradientModes(entry, mode, fx.GraphModule(gm, graph), is_cut)
+    return GradientModes(entry, last, fx.GraphModule(gm, graph), is_cut)
+
+
+def modes_of_nodes(graph: fx.Graph) -> dict[fx.Node, bool]:
+    """Whether gradients are recorded when each node runs, or after it if it is a switch, of a graph
+    that is entered in the present mode."""
+    modes, mode = {}, torch.is_grad_enabled()
+    for node in graph.nodes:
+        if _is_switch(node):
+            mode = bool(node.args[0])
+        modes[node] = mode
+    return modes
 
 
 def _is_switch(node: fx.Node) -> bool:
