@@ -36,6 +36,7 @@ from magpy_like.disk_cache import cache_entries
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.float32_precision import float32_precisions
 from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_interop.onednn import has_onednn
 
 
 class NotCacheable(Exception):
@@ -148,7 +149,7 @@ def flags() -> tuple[Any, ...]:
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
         float32_precisions(),
-        torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+        has_onednn(),
         torch.get_default_dtype(),
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),

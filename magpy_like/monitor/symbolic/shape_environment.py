@@ -16,6 +16,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import SymNode
 
 from magpy_like.torch_compat.fake_tensors import META_KERNELS_MODULE
+from magpy_like.torch_interop.onednn import has_onednn
 from magpy_like.torch_interop.symbols import ShapeEnvironment
 
 _MANY_IMAGES = 16
@@ -36,9 +37,9 @@ def _only_chooses_an_algorithm(expression: Any) -> bool:
     """True if torch evaluates a relation to choose a convolution algorithm on the CPU."""
     if not isinstance(expression, sympy.core.relational.Relational):
         return False
-    if _MANY_IMAGES not in expression.args or not torch.backends.mkldnn.enabled:
+    if _MANY_IMAGES not in expression.args:
         return False
-    if not torch.backends.mkldnn.is_available():  # then NNPACK, whose results have another layout
+    if not has_onednn():  # perhaps NNPACK then, whose results have another layout
         return False
     caller = _caller()
     if caller.f_globals["__name__"] != META_KERNELS_MODULE:

@@ -36,6 +36,7 @@ from magpy_like.compiler.passes.layout.dimension_orders import (
     size_hints,
 )
 from magpy_like.torch_compat.float32_precision import gpu_convolutions_use_tf32
+from magpy_like.torch_interop.onednn import has_onednn
 
 MIN_PIXELS = 64 * 64
 """Pixels (height times width) of an image that is converted, on a CPU."""
@@ -92,11 +93,6 @@ class LayoutCosts:
             and w.is_contiguous()
             and not is_channels_last(w)
         )
-
-
-def has_onednn() -> bool:
-    """True if torch's convolutions on a CPU are oneDNN's."""
-    return torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
 
 
 def gradients(node: Node) -> list[Node]:

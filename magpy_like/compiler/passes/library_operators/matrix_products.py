@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from magpy_like.compiler.passes.graph_queries import aten, have_same_sizes, insert, replace, tensor
 from magpy_like.compiler.runtime import narrow_products
 from magpy_like.disk_cache.cache_entries import processor
+from magpy_like.torch_interop.onednn import has_onednn
 
 mkldnn = torch.ops.mkldnn
 
@@ -75,7 +76,7 @@ def _choose_product(node: Node) -> Node | None:
 
 def _is_better_in_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
     """True if oneDNN's product is better than the BLAS's for large operands."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+    if not has_onednn():
         return False
     if not _is_matrix(right):
         return False
