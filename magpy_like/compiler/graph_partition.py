@@ -25,6 +25,10 @@ from magpy_like.compiler.autograd.deferred_weight_gradients import (
     add_auxiliary_inputs,
 )
 from magpy_like.compiler.inferred_dynamic_sizes import InputForm, VaryingInputs, input_form
+from magpy_like.compiler.passes.mutations.overlapping_writes import (
+    possible_aliases,
+    written_arguments,
+)
 from magpy_like.graph_operators.control_operators import (
     CONTROL,
     RANGE_LOOPS,
@@ -37,6 +41,7 @@ from magpy_like.graph_operators.control_operators import (
     may_write,
 )
 from magpy_like.graph_operators.node_metadata import AS_IS, NUMBER
+from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.tensor_memory import TensorGuards
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
@@ -258,12 +263,10 @@ class Part(torch.nn.Module):
         """``varying`` are the indices of inputs whose form may differ between calls."""
         super().__init__()
         self._graph, self._varying, self._backend = gm, varying, backend
-        self._writes = bool(varying) and any(map(may_write, gm.graph.nodes))
+        self._written = _find_written_inputs(gm.graph)
         self._compiled: dict[tuple[InputForm, ...], Callable[..., Any]] = {}
         self._general: list[tuple[Callable[..., bool], Callable[..., Any]]] = []
         """(condition on the forms, callable) of compilations with symbolic sizes."""
-        self._of_shared: dict[Any, Callable[..., Any]] = {}
-        """(aliasing, forms) -> callable, for inputs that share memory."""
         self._left = MAX_COMPILED
         self._last: tuple[Callable[..., bool], Callable[..., Any]] | None = None
         """(native check that the arguments have the last call's forms, its callable)."""
@@ -274,19 +277,16 @@ class Part(torch.nn.Module):
             return last[1](*args)
         if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
             return self._graph(*args)  # a backend would make a number a constant
-        key: Any = tuple(input_form(args[i]) for i in self._varying)
-        table: dict[Any, Callable[..., Any]] = self._compiled
-        if self._writes and (shared := _find_aliases(args)):
-            key, table = (shared, key), self._of_shared
-        call = table.get(key)
+        if self._varying and self._written and _share_memory(args, self._written):
+            return self._graph(*args)
+        key = tuple(input_form(args[i]) for i in self._varying)
+        call = self._compiled.get(key)
         if call is None:
             with TRACING_LOCK:
-                call = table.get(key)
+                call = self._compiled.get(key)
                 if call is None:
-                    general = table is self._compiled
-                    call = self._compile(key, args) if general else self._call_backend(args)
-                    table[key] = call
-        if self._varying and not self._writes:
+                    call = self._compiled[key] = self._compile(key, args)
+        if self._varying and not self._written:
             self._last = _same_forms([args[i] for i in self._varying]), call
         return call(*args)
 
@@ -297,7 +297,13 @@ class Part(torch.nn.Module):
         return self._backend(self._graph, args)
 
     def _compile(self, key: tuple[InputForm, ...], args: tuple[Any, ...]) -> Callable[..., Any]:
-        """A callable for inputs of these forms, with symbols for sizes that have differed."""
+        """A callable for inputs of these forms, with symbols for sizes that have differed.
+
+        Not compiled where a written input shares memory with another: AOTAutograd would write to
+        a new base of both, and count no write to either.
+        """
+        if _share_memory(args, self._written):
+            return self._graph.forward
         forms = self._forms_of_all(key, args)
         for admits, call in self._general:
             if admits(forms):
@@ -378,15 +384,23 @@ def _same_forms(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return check
 
 
-def _find_aliases(args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """(index, index of the first that shares its memory) of inputs that alias an earlier one."""
-    first: dict[int, int] = {}
-    found = [
-        (i, first.setdefault(arg.untyped_storage()._cdata, i))
-        for i, arg in enumerate(args)
-        if _has_memory(arg)
-    ]
-    return tuple((i, k) for i, k in found if i != k)
+def _find_written_inputs(graph: fx.Graph) -> list[int]:
+    """The indices of inputs whose memory an operator of the graph may write to."""
+    written: list[fx.Node] = []
+    for node in filter(may_write, graph.nodes):
+        by_schema = isinstance(node.target, OpOverload)
+        written += node.all_input_nodes if by_schema else written_arguments(node)
+    aliases = set(possible_aliases(written))
+    inputs = graph.find_nodes(op="placeholder")
+    return [i for i, node in enumerate(inputs) if node in aliases]
+
+
+def _share_memory(args: Sequence[Any], written: Sequence[int]) -> bool:
+    """True if one of the written arguments is in the memory of another argument."""
+    if not written:
+        return False
+    memory = [arg.untyped_storage()._cdata if _has_memory(arg) else None for arg in args]
+    return any(memory[i] is not None and memory.count(memory[i]) > 1 for i in written)
 
 
 def _has_memory(value: Any) -> bool:

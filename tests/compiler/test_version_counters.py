@@ -152,6 +152,36 @@ def test_arguments_with_one_counter_count_each_write_once():
             assert x._version == y._version == base._version == before + 3
 
 
+def detached_in_branch(x):
+    if x.sum() > 0:
+        x.detach().mul_(2)
+    return x.sum()
+
+
+def window_in_branch(x):
+    part = x[1:]
+    if x.sum() > 0:
+        part.mul_(2)
+    return x.sum() + part.sum()
+
+
+def copy_or_window(x):
+    part = x[1:] if x.sum() > 0 else x[1:] * 2
+    part.mul_(2)
+    return x.sum() + part.sum()
+
+
+@pytest.mark.parametrize("program", [detached_in_branch, window_in_branch, copy_or_window])
+def test_writes_in_parts_to_shared_memory_are_counted(program):
+    fast = magpy.compile(program)
+    for sign in (1, 1, 1, -1, 1, -1):
+        x, twin = torch.full((4,), float(sign)), torch.full((4,), float(sign))
+        torch.testing.assert_close(fast(x), program(twin))
+        torch.testing.assert_close(x, twin)
+        assert x._version == twin._version
+    assert magpy.cache_info(fast).hits
+
+
 def test_eager_errors_for_later_writes_to_saved_values_stay():
     fast = magpy.compile(result_written)
     for _ in range(3):
