@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import operator
 import threading
 import weakref
@@ -230,14 +231,14 @@ def prune_absent_gradients(
     inputs = gm.graph.find_nodes(op="placeholder")
     dropped = _find_absent_nodes(gm.graph, {inputs[k] for k in absent}, by_function)
     used = {node for node in gm.graph.nodes if node.users}
-    for node in list(gm.graph.nodes):
-        if node.op == "output":
-            (gradients,) = node.args
-            node.args = (tuple(None if g in dropped else g for g in gradients),)
-        elif node not in dropped:
-            _drop_arguments(node, [a for a in node.all_input_nodes if a in dropped])
-    # Not dead code elimination, which would keep random draws.
+    output = gm.graph.output_node()
+    (gradients,) = output.args
+    output.args = (tuple(None if g in dropped else g for g in gradients),)
+    # From the last node on, so that zeros are made only for nodes that stay. Not dead code
+    # elimination, which would keep random draws.
     for node in reversed(list(gm.graph.nodes)):
+        if node not in dropped and (node.users or node not in used):
+            _drop_arguments(node, dropped)
         unused = node in used and not node.users and node.op != "placeholder"
         if node in dropped or unused:
             gm.graph.erase_node(node)
@@ -277,8 +278,9 @@ def _autograd_function_key(node: fx.Node) -> Any:
     return node.meta.get("seq_nr", node)
 
 
-def _drop_arguments(node: fx.Node, absent: Sequence[fx.Node]) -> None:
+def _drop_arguments(node: fx.Node, dropped: set[fx.Node]) -> None:
     """Remove absent arguments: a sum becomes its other operand, any other node reads zeros."""
+    absent = [argument for argument in node.all_input_nodes if argument in dropped]
     if node.target is aten.add.Tensor and len(absent) == 1:
         a, b = node.args
         other = b if a is absent[0] else a
@@ -287,7 +289,7 @@ def _drop_arguments(node: fx.Node, absent: Sequence[fx.Node]) -> None:
             node.replace_all_uses_with(other)
             return
     for argument in absent:
-        node.replace_input_with(argument, _zeros(argument, node))
+        node.replace_input_with(argument, _zeros(argument, node, dropped))
 
 
 def _reads_only_metadata(node: fx.Node) -> bool:
@@ -296,35 +298,50 @@ def _reads_only_metadata(node: fx.Node) -> bool:
     return name.endswith("_like") or name.startswith(("new_", "sym_"))
 
 
-def _zeros(node: fx.Node, like: fx.Node) -> fx.Node:
+def _zeros(node: fx.Node, like: fx.Node, dropped: set[fx.Node]) -> fx.Node:
     """Zeros in place of a node's result, inserted before the node ``like``."""
     val = value(node)
-    size = [_size_argument(n, like) for n in val.shape]
+    size = [_size_argument(n, like, dropped) for n in val.shape]
     return insert(like.graph, aten.full.default, size, 0, like=like, dtype=val.dtype,
                   device=val.device)  # fmt: skip
 
 
-def _size_argument(n: Any, like: fx.Node) -> Any:
-    """A size as an argument: a number, or the node of a symbolic size.
-
-    The node is a placeholder, or computed from placeholders: AOTAutograd saves the symbols in the
-    sizes of gradients.
-    """
+def _size_argument(n: Any, like: fx.Node, dropped: set[fx.Node]) -> Any:
+    """A size as an argument: a number, or the node of a symbolic size, before ``like``."""
     if not isinstance(n, torch.SymInt):
         return n
+    expression = n.node.expr
+    if (found := _find_number(expression, like, dropped)) is not None:
+        return found
     graph = like.graph
-    numbers = {
-        value(p).node.expr: p
-        for p in graph.find_nodes(op="placeholder")
-        if isinstance(value(p), torch.SymInt)
-    }
-    if n.node.expr in numbers:
-        return numbers[n.node.expr]
+    numbers = {s: _find_number(s, like, dropped) for s in expression.free_symbols}
     before = set(graph.nodes)
     with graph.inserting_before(like):
-        proxies = {s: fx.Proxy(numbers[s]) for s in n.node.expr.free_symbols}
-        result = sympy_interp(PythonReferenceAnalysis, proxies, n.node.expr).node
+        proxies = {s: fx.Proxy(number) for s, number in numbers.items()}
+        result = sympy_interp(PythonReferenceAnalysis, proxies, expression).node
     for new in graph.nodes:
         if new not in before:
             new.meta["val"] = new.target(*map(value, new.args))
     return result
+
+
+def _find_number(expression: Any, like: fx.Node, dropped: set[fx.Node]) -> fx.Node | None:
+    """The node of a symbolic number before ``like``: one that has it as result, or reads the size
+    of a tensor, which is added to the graph.
+
+    AOTAutograd saves the symbols in the sizes of gradients, ``save_gradient_sizes`` other sizes.
+    """
+    for node in itertools.takewhile(lambda node: node is not like, like.graph.nodes):
+        if node in dropped:
+            continue
+        if _is_number(value(node), expression):
+            return node
+        if isinstance(value(node), torch.Tensor):
+            for k, size in enumerate(value(node).shape):
+                if _is_number(size, expression):
+                    return insert(like.graph, aten.sym_size.int, node, k, like=like)
+    return None
+
+
+def _is_number(number: Any, expression: Any) -> bool:
+    return isinstance(number, torch.SymInt) and bool(number.node.expr == expression)

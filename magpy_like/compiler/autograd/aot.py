@@ -20,7 +20,7 @@ from magpy_like.compiler.autograd.conjugate_gradients import (
     take_resolved_gradients,
 )
 from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
-from magpy_like.compiler.autograd.saved_values import clone_before_mutation
+from magpy_like.compiler.autograd.saved_values import clone_before_mutation, save_gradient_sizes
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
 from magpy_like.compiler.lowering.random_numbers import is_in_order
@@ -176,6 +176,8 @@ class _AotCompilation:
         forward, backward = _partition(joint, *args, **kwargs)
         avoid_duplicate_saves(forward, backward, forward_outputs)
         clone_before_mutation(forward, backward)
+        if self._absent.several:
+            save_gradient_sizes(forward, backward)
         self._returns_saved_memory = _returns_saved_memory(forward, forward_outputs)
         return forward, backward
 

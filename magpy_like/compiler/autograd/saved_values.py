@@ -1,4 +1,4 @@
-"""Saved tensors of a compiled forward pass: their positions, and copies before mutations.
+"""Saved values of a compiled forward pass: their positions, copies before mutations, and sizes.
 
 An argument that is saved, or a view of it, may be mutated before the backward pass runs. Where the
 program itself does so, a copy is saved. Where somebody else does, autograd compares version
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes.alias_analysis import Aliases
@@ -82,3 +83,42 @@ def _match_saved_layout(saved: fx.Node, copy: fx.Node) -> None:
             "its backward pass reads memory next to an argument (as_strided) that is modified",
         )
     saved.meta["val"] = value(copy)
+
+
+def save_gradient_sizes(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Save the data-dependent sizes of results, for the backward pass to make zeros of such a size.
+
+    AOTAutograd does not know that a result and its gradient have the same data-dependent sizes: it
+    has a symbol for each, and saves neither. Rewrites both graphs in place.
+    """
+    output = forward.graph.output_node()
+    results, descriptors = list(output.args[0]), list(output.meta.get("desc") or ())
+    result_of = dict(zip(descriptors, results, strict=False))
+    inputs = backward.graph.find_nodes(op="placeholder")
+    known = {value(p).node.expr for p in inputs if isinstance(value(p), torch.SymInt)}
+    first_tensor = next(p for p in inputs if not isinstance(value(p), torch.SymInt))
+    added = []
+    for gradient in inputs:
+        result = result_of.get(getattr(gradient.meta.get("desc"), "output", None))
+        for k, size in _data_dependent_sizes(gradient):
+            if result is None or size.node.expr in known:
+                continue
+            known.add(size.node.expr)
+            added.append(insert(forward.graph, _aten.sym_size.int, result, k, like=output))
+            with backward.graph.inserting_before(first_tensor):
+                number = backward.graph.placeholder(f"size_of_{gradient.name}_{k}")
+            number.meta["val"] = size
+    if added:
+        saved = len(saved_tensor_indices(output))
+        descriptors += [SavedForBackwardsAOTOutput(saved + k) for k in range(len(added))]
+        output.args, output.meta["desc"] = ((*results, *added),), descriptors
+        forward.recompile()
+        backward.recompile()
+
+
+def _data_dependent_sizes(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
+    """The sizes of a tensor that depend on data, each with its dimension."""
+    val = value(node)
+    for k, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
+        if isinstance(size, torch.SymInt) and free_unbacked_symbols(size):
+            yield k, size

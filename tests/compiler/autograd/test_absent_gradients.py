@@ -243,3 +243,75 @@ def test_backward_pass_leaves_the_functions_of_an_input_without_gradient_alone(f
         assert leaf.grad is None
         (x * 2).sum().backward()
         torch.testing.assert_close(leaf.grad, torch.full((3,), 2.0) if is_leaf else 2 * leaf.exp())
+
+
+@torch.library.custom_op("absent_gradients::parts", mutates_args=())
+def _parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[x > 0], x[x <= 0]
+
+
+@_parts.register_fake
+def _(x):
+    size = torch.library.get_ctx().new_dynamic_size
+    return x.new_empty(size()), x.new_empty(size())
+
+
+def _save_input(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient_of_parts(ctx, one, other):
+    (x,) = ctx.saved_tensors
+    return (x > 0) * (one.sum() + 1) + (x <= 0) * (other.sum() + 2)
+
+
+_parts.register_autograd(_gradient_of_parts, setup_context=_save_input)
+
+
+def _whole_and_selected(x):
+    return x, x[[0, 1]], x[x > 0.1]
+
+
+def _selected_and_its_sum(x):
+    y = x * 2
+    selected, rest = y[y > 0], y[y < 1]
+    return selected, rest, selected.sum(), y
+
+
+def _joined(x):
+    y = x * 2
+    z = torch.cat([y[y > 0], y[y < 1], y])
+    return z, z.sum(), z.exp(), y[:2]
+
+
+def _products_of_selected(x):
+    one, other = x[x > 0], x[x < 0.5]
+    product = torch.outer(one, other)
+    return product, one, other, product.t().reshape(-1)
+
+
+def _rows_of_nonzero(x):
+    index = (x > 0).nonzero()[:, 0]
+    return x[index], torch.stack([x[index], x[index] * 2], 1).unbind(1)[1], x.exp()
+
+
+def _operator_with_parts(x):
+    one, other = _parts(x * 2)
+    return one, other.exp(), x.sin()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _whole_and_selected, _selected_and_its_sum, _joined, _products_of_selected,
+        _rows_of_nonzero, _operator_with_parts,
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:magpy compiler. a graph runs through ATen")
+def test_unused_results_of_data_dependent_sizes_leave_other_gradients_alone(function):
+    """The symbol in the size of such a gradient may be no input of the backward pass."""
+    call = magpy.compile(function, backend="magpy")
+    inputs = leaves((7,))
+    for used in subsets(len(function(*inputs))):
+        actual, expected = (gradients(c, used, inputs) for c in (call, function))
+        torch.testing.assert_close(actual, expected)
