@@ -9,13 +9,19 @@ from torch import fx
 
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.compiler_errors import CompileError, MagpyWarning, _warned
-from magpy_like.disk_cache import claims
+from magpy_like.disk_cache import cache_location, claims
 
 
 @pytest.fixture(autouse=True)
 def _no_earlier_warnings():
     """Each warning appears once per process."""
     _warned.clear()
+
+
+@pytest.fixture(autouse=True)
+def _private_folder_of_the_test(monkeypatch):
+    """What one test has to write to a private folder, later tests would find there."""
+    monkeypatch.setattr(cache_location, "_private", None)
 
 
 @pytest.fixture
