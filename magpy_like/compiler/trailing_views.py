@@ -10,6 +10,10 @@ caller. So the graph that it receives ends before such views: it returns the ten
 and the view operators run after the graph, in the program's modes.
 
 One view of a tensor that is no other result's memory stays in the graph: there nothing is shared.
+
+An operator such as ``reshape`` returns a view or a copy. Where the program writes to the memory
+later, it must stay in the graph too, as a copy has the old elements. The graph returns its result;
+after the graph, this is made a view of its base if it is in the base's memory.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.graph_operators.node_metadata import NUMBER, RESULT_VERSIONS
 from magpy_like.graph_operators.wrapped_functions import operation_of
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.autograd import set_grad_enabled
+from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
 from magpy_like.torch_compat.operators import OpOverload
 
 
@@ -73,7 +77,7 @@ def take_trailing_views(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Tr
     leaves, structure = pytree.tree_flatten(returned)
     program = _Program(gm, example_inputs)
     taken = program.find_trailing_views([leaf for leaf in leaves if isinstance(leaf, fx.Node)])
-    if not taken:
+    if not taken and not program.possible_views:
         return None
     return _Cut(gm, program, taken).make(leaves, structure)
 
@@ -101,6 +105,9 @@ class _Program:
         records = not self._inference and any(self.modes.values())
         self._records_gradients = records and any(t.requires_grad for t in self._tensors.values())
         self._switches_inference = any("inference_mode" in name_of(node) for node in nodes)
+        self.possible_views: dict[fx.Node, fx.Node] = {}
+        """Nodes that trailing views, or results, are views of, and that may themselves be views of
+        the memory of another node that is shared, with this node."""
         self._memory: dict[fx.Node, frozenset[Any]] = {}
         self._writes: list[tuple[fx.Node, frozenset[Any]]] = []
 
@@ -123,12 +130,17 @@ class _Program:
             for root, views in chains
             if views and self._needs_trailing(root, views, is_shared=sharing[root] > 1)
         }
-        return {
-            view
-            for root, views in chains
-            if root in roots
-            for view in itertools.takewhile(functools.partial(self._may_run_later, root), views)
-        }
+        taken = set()
+        for root, views in chains:
+            if root not in roots:
+                continue
+            later = [*itertools.takewhile(functools.partial(self._may_run_later, root), views)]
+            taken.update(later)
+            rest = views[len(later) :]
+            if rest and root not in self._tensors:
+                if root in found or not self._may_require_grad(root):
+                    self.possible_views[rest[0]] = root
+        return taken
 
     def _find_views(self, result: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The tensor that a result is a view of, and the view operators, the last first."""
@@ -280,18 +292,19 @@ class _Cut:
         nodes = [find_returned_object(leaf) for leaf in leaves if isinstance(leaf, fx.Node)]
         self._results += dict.fromkeys(node for node in nodes if self._is_computed(node))
         self._supplied.update(self._results)
-        for node in [*self._taken, *nodes]:
+        for node in [*self._taken, *nodes, *self._program.possible_views.values()]:
             self._supply(node)
         order = self._program.position.__getitem__
         graph = fx.Graph()
         copies = {node: graph.placeholder(node.name) for node in (*self._results, *self._inputs)}
-        self._copy_views(graph, sorted(self._taken, key=order), copies)
+        views = {*self._taken, *self._program.possible_views}
+        self._copy_views(graph, sorted(views, key=order), copies)
         values = [
             copies[find_returned_object(leaf)] if isinstance(leaf, fx.Node) else leaf
             for leaf in leaves
         ]
         graph.output(pytree.tree_unflatten(values, structure))
-        views = fx.GraphModule(gm, graph, class_name="TrailingViews")
+        trailing = fx.GraphModule(gm, graph, class_name="TrailingViews")
 
         output = gm.graph.output_node()
         output.args = (tuple(self._results),)
@@ -303,7 +316,7 @@ class _Cut:
         gm.recompile()
         inputs = gm.graph.find_nodes(op="placeholder")
         return TrailingViews(
-            views, [inputs.index(node) for node in self._inputs], are_all=self._is_empty()
+            trailing, [inputs.index(node) for node in self._inputs], are_all=self._is_empty()
         )
 
     def _versions_of_results(self, leaves: list[Any], versions: Sequence[int]) -> tuple[int, ...]:
@@ -351,6 +364,9 @@ class _Cut:
             if program.find_viewed(node) is not None and now is not (mode := program.modes[node]):
                 graph.call_function(set_grad_enabled, (mode,))
                 now = mode
+            if (base := program.possible_views.get(node)) is not None:
+                copies[node] = graph.call_function(view_if_shared, (copies[base], copies[node]))
+                continue
             copies[node] = graph.node_copy(node, lambda n: copies[find_returned_object(n)])
         if now is not program.entry_mode:
             graph.call_function(set_grad_enabled, (program.entry_mode,))
@@ -364,6 +380,26 @@ class _Cut:
             or _is_number(node)
             for node in self._gm.graph.nodes
         )
+
+
+def view_if_shared(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``; if it is in the memory of ``base``, as a view of it, with its version counter.
+
+    Not where gradients flow, as AOTAutograd makes such views, nor of another type of elements.
+    """
+    if tensor.requires_grad or base.requires_grad or base.is_inference():
+        return tensor
+    if _kind(tensor) != _kind(base) or base.layout is not torch.strided:
+        return tensor
+    if tensor.untyped_storage()._cdata != base.untyped_storage()._cdata:
+        return tensor
+    if tensor._version > base._version:
+        set_version([base], [tensor._version])
+    return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.layout, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _is_data(node: fx.Node) -> bool:

@@ -82,6 +82,36 @@ def after_writes_to_base_and_views(x):
     return doubled, turned, first
 
 
+def reshaped_before_writes(x):
+    doubled = x * 2
+    flat, ravelled, part = doubled.reshape(-1), doubled[1:].ravel(), doubled.flatten()[1:3]
+    doubled.add_(1)
+    return flat, ravelled, part, doubled
+
+
+def reshaped_and_written(x):
+    doubled = x * 2
+    view, copy = doubled.reshape(-1), doubled.t().reshape(-1)
+    copy.mul_(2).mul_(3)
+    view.add_(1)
+    return view, copy, view[1:]
+
+
+def reshaped_without_gradient_before_writes(x):
+    doubled = x.detach() * 2
+    flat = doubled.reshape(-1)
+    doubled.add_(1)
+    return flat, doubled, x * 3
+
+
+def reshaped_indices_before_writes(x):
+    values, indices = x.detach().sort(descending=True)
+    results = values.flatten(), indices.ravel(), values, indices
+    values.add_(1)
+    indices.add_(1)
+    return results
+
+
 @without_gradients
 def without_gradients_outside(x):
     with torch.enable_grad():
@@ -123,7 +153,8 @@ PROGRAMS = {
         for function in (
             in_inference_mode, in_both_modes, after_a_write, after_a_write_that_saves_its_result,
             of_a_written_argument, in_structures, with_gradients_inside, without_gradients_outside,
-            after_writes_to_base_and_views,
+            after_writes_to_base_and_views, reshaped_before_writes, reshaped_and_written,
+            reshaped_without_gradient_before_writes, reshaped_indices_before_writes,
         )
     },
 }  # fmt: skip
@@ -170,6 +201,31 @@ def test_results_are_the_views_of_eager_mode(program, kind):
     for _ in range(3):
         assert observe(fast, make(kind, 2, 3)) == observe(program, make(kind, 2, 3))
         assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.conj, lambda c: c.conj()[1:], lambda c: c.conj().t(), lambda c: c.conj().conj(),
+        lambda c: c.H, lambda c: c.mH, lambda c: c.real, lambda c: c.imag, lambda c: c.conj().imag,
+        torch.view_as_real, lambda c: torch.view_as_complex(torch.view_as_real(c)),
+    ],
+)  # fmt: skip
+def test_views_of_complex_tensors_share_memory_and_versions(view, kind):
+    for program in (view, lambda c: (view(c), c * 2), lambda c: (lambda b: (view(b), b))(c * 2)):
+        fast = magpy.compile(program)
+        seen = []
+        for call in (program, fast, fast):
+            c = torch.complex(make(kind, 2, 3), make(kind, 2, 3)).detach()
+            c.requires_grad_(kind != "without gradient")
+            tensors = [*pytree.tree_leaves(call(c * 1 if kind == "computed" else c)), c]
+            with torch.no_grad():
+                for tensor in tensors:
+                    tensor.mul_(2)
+            bits = [(t.is_conj(), t.is_neg(), t.requires_grad, t._version) for t in tensors]
+            seen.append((bits, [t.tolist() for t in tensors]))
+        assert seen[1:] == seen[:1] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
