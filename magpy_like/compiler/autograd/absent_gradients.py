@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.passes.graph_queries import aten, insert, is_interchangeable, value
-from magpy_like.compiler.passes.mutations.detached_writes import write_unrecorded
+from magpy_like.compiler.passes.mutations.detached_writes import UnrecordedWrite
 from magpy_like.graph_operators.checkpoint_batch_norm import (
     functions_of_inputs,
     update_on_recompute,
@@ -200,7 +200,7 @@ def _is_custom_multi_output_function(node: fx.Node) -> bool:
     """
     target = node.target
     owner = getattr(target, "__self__", None)
-    if node.op != "call_function" or target in _TORCHS:
+    if node.op != "call_function" or target in _TORCHS or isinstance(target, UnrecordedWrite):
         return False
     if isinstance(target, OperatorBase | OpOverloadPacket):
         known = str(target).startswith(("aten.", "prims."))
@@ -212,7 +212,7 @@ def _is_custom_multi_output_function(node: fx.Node) -> bool:
     return several and not known
 
 
-_TORCHS = (operator.getitem, update_on_recompute, write_unrecorded)
+_TORCHS = (operator.getitem, update_on_recompute)
 """Functions that only call torch's operators."""
 
 

@@ -40,16 +40,25 @@ def disable_gradients_of_detached_writes(gm: GraphModule) -> None:
             continue  # a custom operator, which other passes know by its type
         if any(name_of(each) == "detach" for each in possible_aliases(written_arguments(node))):
             operation = getattr(Tensor, node.target) if node.op == "call_method" else node.target
-            node.args = (operation, *node.args)
-            node.op, node.target = "call_function", write_unrecorded
+            node.op, node.target = "call_function", UnrecordedWrite(operation)
             changed = True
     if changed:
         gm.recompile()
 
 
-def write_unrecorded(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call an operator that writes, under ``no_grad`` if autograd would not record the call."""
-    tensors = (each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor))
-    records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    with torch.set_grad_enabled(records):
-        return operation(*args, **kwargs)
+class UnrecordedWrite:
+    """An operator that writes, under ``no_grad`` if autograd would not record the call.
+
+    ``torch.fx`` prints a graph with the names of its functions: these are looked up in the printed
+    source, where the operation as an argument would have no name.
+    """
+
+    def __init__(self, operation: Callable[..., Any]) -> None:
+        self._operation = operation
+        self.__name__ = self.__qualname__ = "write_unrecorded"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = (each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor))
+        records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        with torch.set_grad_enabled(records):
+            return self._operation(*args, **kwargs)

@@ -81,7 +81,9 @@ def find_returned_object(node: Node) -> Node:
 
 
 def _name(node: Node) -> str:
-    return str(getattr(node.target, "__name__", node.target))
+    target = node.target
+    packet = target.overloadpacket if isinstance(target, OpOverload) else target
+    return str(getattr(packet, "__name__", packet))
 
 
 def _tags(node: Node) -> set[Any]:
