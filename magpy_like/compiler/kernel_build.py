@@ -76,6 +76,7 @@ def build(
         if pieces is not None:
             compiled.pieces = pieces.source
             compiled.lendable_of_pieces = [*map(list, pieces.lendable)]
+            compiled.written_by_pieces = [*map(list, pieces.written)]
     functions: Functions = {}
     for device in dict.fromkeys(k.device.type for k in kernels):
         part = [k for k in kernels if k.device.type == device]
@@ -147,10 +148,11 @@ def _launch_in_pieces(
     """The launcher whose pieces are CUDA graphs, and whose other steps are not."""
     call: Any = define(compiled.pieces, names)
     pieces = []
-    for k, lendable in enumerate(compiled.lendable_of_pieces):
+    both = zip(compiled.lendable_of_pieces, compiled.written_by_pieces, strict=True)
+    for k, (lendable, written) in enumerate(both):
         facts = replace(compiled.facts(), obstacle=None, lendable=tuple(lendable))
         name = f"piece_{k}"
-        names[name] = GraphedLauncher(names[name], facts, graphs, constants)
+        names[name] = GraphedLauncher(names[name], facts, graphs, constants, written)
         pieces.append(names[name])
     call.gpu = compiled.gpu
     call.report = functools.partial(report_pieces, compiled.facts().located(lines).obstacle, pieces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -117,6 +117,13 @@ def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
     return call
 
 
+def _written(work: Kernel | ExternOp | None) -> Sequence[str]:
+    """The buffers that a step writes to."""
+    if work is None:
+        return ()
+    return work.outputs if isinstance(work, Kernel) else work.writes
+
+
 class Launcher:
     """Prints the function ``call(args)``; ``obstacles``: see ``capture_obstacles``.
 
@@ -139,6 +146,8 @@ class Launcher:
         self.assumes = False  # may the call raise AssumptionFailed?
         self._wrote = False  # has a step printed so far written an input?
         self.step_lines: list[StepLines] = []
+        self._taken: dict[str, str] = {}
+        """Buffer -> the buffer whose memory it has taken."""
         self._names: dict[int, str] = {}
         self._computed: dict[str, str] = {}
         """Computed sizes and tuples of sizes: expression -> variable."""
@@ -158,7 +167,8 @@ class Launcher:
         for step, obstacle in zip(self.steps, self._obstacles, strict=True):
             first = len(self.lines)
             self._step(step)
-            self.step_lines.append(StepLines(first, len(self.lines), obstacle is None))
+            written = frozenset(self._find_memory(_written(step.work)))
+            self.step_lines.append(StepLines(first, len(self.lines), obstacle is None, written))
         values = self._outputs()
         line(f"return ({', '.join(values)}{',' if values else ''})")
         self.lines.indent(-1)
@@ -236,16 +246,22 @@ class Launcher:
                     self.lines.line(f"{e.name} = {buffer.name}.{method}({dim})")
                     self._bound.add(e)
 
+    def _find_memory(self, buffers: Iterable[str]) -> Iterator[str]:
+        """These buffers, and those whose memory they have taken."""
+        for name in buffers:
+            owner: str | None = name
+            while owner is not None:
+                yield owner
+                owner = self._taken.get(owner)
+
     # --- steps ---------------------------------------------------------------------------------
 
     def _step(self, step: Step) -> None:
         line = self.lines.line
         for name, source in step.allocate:
             self._allocate(self.graph.buffers[name], source)
-        written: Sequence[str] = ()
         if isinstance(step.work, Kernel):
             kernel = step.work
-            written = kernel.outputs
             args = [*kernel.inputs, *kernel.outputs]
             if kernel.device.type == "cpu":  # functions of addresses
                 args = [f"{b}.data_ptr()" for b in args]
@@ -253,8 +269,7 @@ class Launcher:
             line(f"{kernel.name}({', '.join(args)})")
         elif step.work is not None:
             self._extern(step.work)
-            written = step.work.writes
-        if not self.graph.mutated_inputs.isdisjoint(written):
+        if not self.graph.mutated_inputs.isdisjoint(_written(step.work)):
             self._wrote = True
         if step.free:
             line(f"del {', '.join(step.free)}")
@@ -262,6 +277,7 @@ class Launcher:
     def _allocate(self, buffer: Buffer, source: str | None) -> None:
         line = self.lines.line
         if source is not None:
+            self._taken[buffer.name] = source
             old = self.graph.buffers[source]
             if old.size == buffer.size and old.stride == buffer.stride:
                 line(f"{buffer.name} = {source}; del {source}")

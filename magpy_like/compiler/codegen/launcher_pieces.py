@@ -21,11 +21,13 @@ class StepLines:
     """The lines of one step in a launcher's source: those from ``first`` up to ``last``, excluded.
 
     ``captured``: can a CUDA graph hold it?
+    ``written``: variables whose memory it writes to
     """
 
     first: int
     last: int
     captured: bool
+    written: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,13 @@ class Pieces:
 
     ``source``: the functions ``piece_0``, ``piece_1``, … of one list of arguments, and ``call``
     ``lendable``: per piece, the positions of its results that ``call`` does not return
+    ``written``: per piece, the positions of its arguments whose memory it writes to: a dead value's
+    memory is taken for a new value, and the program's writes to its inputs are counted by ``call``
     """
 
     source: str
     lendable: tuple[tuple[int, ...], ...]
+    written: tuple[tuple[int, ...], ...]
 
 
 def split_into_pieces(source: str, steps: Sequence[StepLines]) -> Pieces | None:
@@ -53,7 +58,7 @@ def split_into_pieces(source: str, steps: Sequence[StepLines]) -> Pieces | None:
     uses = [_Names.of(line) for line in lines[1:]]
     local = {name for use in uses for name in use.bound}
     functions: list[str] = []
-    lendable = []
+    lendable, written = [], []
     body: list[str] = []
     at = 1
     for k, run in enumerate(runs):
@@ -74,9 +79,11 @@ def split_into_pieces(source: str, steps: Sequence[StepLines]) -> Pieces | None:
             body.append(f"    del {', '.join(dead)}")
         returned = uses[-1].read
         lendable.append(tuple(p for p, name in enumerate(results) if name not in returned))
+        writes = frozenset[str]().union(*(step.written for step in run))
+        written.append(tuple(p for p, name in enumerate(inputs) if name in writes))
         at = last
     body += lines[at:]
-    return Pieces("\n".join([*functions, lines[0], *body, ""]), tuple(lendable))
+    return Pieces("\n".join([*functions, lines[0], *body, ""]), tuple(lendable), tuple(written))
 
 
 def _runs(steps: Sequence[StepLines]) -> list[list[StepLines]]:

@@ -239,7 +239,8 @@ class CompiledGraph:
     ``functions``: kernel -> C++ function
     ``triton_kernels``: Triton kernels as text; their machine code is in Triton's own cache
     ``triton_indices``: kernel -> its index there
-    ``pieces``, ``lendable_of_pieces``: see :class:`Pieces`; empty for a launcher in one piece
+    ``pieces``, ``lendable_of_pieces``, ``written_by_pieces``: see :class:`Pieces`; empty for a
+    launcher in one piece
     ``gpu``, ``obstacle``, ``obstacle_node``, ``lendable``, ``symbolic``: see :class:`GraphFacts`
     """
 
@@ -254,6 +255,7 @@ class CompiledGraph:
     triton_indices: dict[str, int] = field(default_factory=dict)
     pieces: str = ""
     lendable_of_pieces: list[list[int]] = field(default_factory=list)
+    written_by_pieces: list[list[int]] = field(default_factory=list)
     gpu: int | None = None
     obstacle: str | None = None
     lendable: tuple[int, ...] = ()

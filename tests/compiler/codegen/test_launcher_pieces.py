@@ -79,6 +79,42 @@ def test_only_results_that_the_call_does_not_return_are_lendable():
     assert split_into_pieces(SOURCE, steps(1, 1, 1, 0, 1, 1, 1)).lendable == ((0,), ())
 
 
+def test_a_piece_writes_to_arguments_whose_memory_its_steps_take():
+    flagged = steps(1, 1, 1, 0, 1, 1, 1)
+    flagged[1] = StepLines(4, 5, captured=True, written=frozenset({"b", "a", "y"}))
+    flagged[4] = StepLines(7, 8, captured=True, written=frozenset({"d", "c"}))
+    pieces = split_into_pieces(SOURCE, flagged)
+    assert pieces.written == ((1,), (1,)), "y of piece_0(x, y) and c of piece_1(b, c, x)"
+
+
+def chain(x, y):
+    a = torch.sort(x).values * 2
+    b = torch.sort(a + y).values
+    return torch.sort(b * a).values.sum()
+
+
+def test_steps_write_to_the_buffers_that_theirs_have_taken_the_memory_of(cut, monkeypatch):
+    printed, found = Launcher.print, []
+
+    def printing(self):
+        source = printed(self)
+        found.extend((source.splitlines(), step) for step in self.step_lines)
+        return source
+
+    monkeypatch.setattr(Launcher, "print", printing)
+    with torch.no_grad():
+        magpy.compile(chain)(torch.randn(64), torch.randn(64))
+        magpy.compile(chain)(torch.randn(64), torch.randn(64))
+    taking = []
+    for lines, step in found:
+        for line in lines[step.first : step.last]:
+            new, _, old = line.strip().partition("; del ")[0].partition(" = ")
+            if old in {name for name in step.written if name != new}:
+                taking.append((new, old))
+                assert new in step.written
+    assert taking
+
+
 @pytest.mark.parametrize("flags", range(1, 128))
 def test_any_cut_computes_the_same(flags):
     captured = [bool(flags >> k & 1) for k in range(7)]

@@ -36,12 +36,14 @@ class CapturedGraph:
         pool: CapturePool,
         constants: Collection[int],
         lendable: Collection[int],
+        written: Collection[int],
     ) -> None:
         """Capture ``call(args)``, which does not run.
 
         Args:
             staged: the indices of arguments whose addresses may differ at a replay.
             constants, lendable: see :class:`PassedResults`.
+            written: see :class:`GraphedLauncher`.
 
         Raises:
             Exception: a kernel cannot be captured, or memory is exhausted.
@@ -65,7 +67,7 @@ class CapturedGraph:
         # The capture has counted the writes of this call to arguments that are not staged.
         writes = [_version(now) - before for now, before in zip(passed, versions, strict=True)]
         self._written = [(k, count) for k, count in enumerate(writes) if count]
-        self._write_back = [(k, m) for k, m in self._staged if writes[k]]
+        self._write_back = [(k, m) for k, m in self._staged if writes[k] or k in written]
         self._first = True
         self.last_replay = 0
         """Number of the last replay among those of all graphs."""

@@ -42,10 +42,21 @@ class GraphedLauncher:
     """Called with a list of arguments, which it empties, like the launcher that it replays."""
 
     def __init__(
-        self, call: Call, facts: GraphFacts, policy: CudaGraphs, constants: Collection[int]
+        self,
+        call: Call,
+        facts: GraphFacts,
+        policy: CudaGraphs,
+        constants: Collection[int],
+        written: Collection[int] = (),
     ) -> None:
-        """``constants``: ``_cdata`` of the storages of the launcher's constant tensors."""
+        """
+        Args:
+            constants: ``_cdata`` of the storages of the launcher's constant tensors.
+            written: positions of arguments that ``call`` writes to without counting a version;
+                see :class:`Pieces`.
+        """
         assert facts.gpu is not None
+        self._written = written
         self._call, self._facts, self._policy, self._constants = call, facts, policy, constants
         self.gpu = facts.gpu
         self._sites: OrderedDict[Any, CaptureSite] = OrderedDict()
@@ -122,8 +133,9 @@ class GraphedLauncher:
     ) -> CapturedGraph | None:
         try:
             graph = CapturedGraph(
-                self._call, args, staged, pool, self._constants, self._facts.lendable
-            )
+                self._call, args, staged, pool, self._constants, self._facts.lendable,
+                self._written,
+            )  # fmt: skip
         except torch.OutOfMemoryError:
             site.obstacle = "GPU memory was exhausted"
             return None

@@ -189,7 +189,7 @@ def install(monkeypatch):
     return device
 
 
-def launcher(function, *, policy=CudaGraphs.ALWAYS, constants=(), **facts):
+def launcher(function, *, policy=CudaGraphs.ALWAYS, constants=(), written=(), **facts):
     """The launcher of a function of tensors that returns a tuple, for the stand-in's GPU."""
 
     def call(args):
@@ -200,7 +200,7 @@ def launcher(function, *, policy=CudaGraphs.ALWAYS, constants=(), **facts):
 
     known = {"gpu": 0, "obstacle": None, "lendable": (), "symbolic": False, **facts}
     storages = {constant.untyped_storage()._cdata for constant in constants}
-    return GraphedLauncher(call, GraphFacts(**known), policy, storages)
+    return GraphedLauncher(call, GraphFacts(**known), policy, storages, written)
 
 
 def compile_operator_by_operator(monkeypatch):

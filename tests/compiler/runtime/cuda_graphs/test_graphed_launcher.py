@@ -250,6 +250,23 @@ def test_writes_to_a_staged_argument_with_gaps_leave_the_gaps(gpu):
     assert gpu.replays
 
 
+def test_uncounted_writes_to_arguments_reach_them_and_what_is_returned(gpu):
+    def step(x, y):
+        with stand_in.uncounted():
+            x.add_(y)
+        return x[1:], x.view(2, 2)
+
+    launch, held = launcher(step, written=(0,)), []
+    for _ in range(10):
+        x, y = torch.randn(4), torch.randn(4)
+        held.append(x)
+        expected = x + y
+        results = call(launch, x, y)
+        assert_same(x, expected)
+        assert_same(results, (x[1:], x.view(2, 2)))
+    assert gpu.replays
+
+
 def test_many_staged_bytes_are_copied_only_once_addresses_have_settled(gpu, monkeypatch):
     monkeypatch.setattr(graphed_launcher, "MAX_STAGED_BYTES", 0)
     launch, held = launcher(lambda x: (x * 2,)), []

@@ -537,6 +537,33 @@ def test_operators_that_wait_stay_between_captured_pieces(replays):
     assert len(replays) > 20
 
 
+def test_pieces_write_to_memory_that_they_receive(replays):
+    """The memory of values of an earlier piece, and that of the program's argument."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Sequential(*(m for _ in range(5) for m in (nn.Linear(16, 16), nn.Softmax(-1))))
+        for _ in range(4)
+    ]
+
+    def program(x):
+        total = x * 1
+        for layer in layers:
+            total = total + layer(total)
+            total = total[total.sum(1) > -9]
+            x.add_(total.sum(0))
+        return total
+
+    fast, held = compiled(program), []
+    with torch.no_grad():
+        for _ in range(24):
+            x = torch.randn(6, 16)
+            held.append(x)
+            twin = x.clone()
+            assert_close(fast(x), program(twin))
+            assert_close(x, twin)
+    assert len(replays) > 20
+
+
 def test_numbers_on_the_cpu(replays):
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(12)))
     fast = compiled(lambda x, scale: model(x) * scale)
