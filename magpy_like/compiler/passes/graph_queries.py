@@ -19,6 +19,7 @@ from magpy_like.torch_compat.operators import OpOverload
 aten = torch.ops.aten
 
 # The schema declares a new tensor, the operator returns a view.
+MAX_LITERAL_BYTES = 1 << 14
 _HIDDEN_VIEWS = {aten._unsafe_view.default, aten.lift.default, aten.lift_fresh.default}
 
 
@@ -55,6 +56,14 @@ def is_interchangeable(a: Any, b: Any) -> bool:
         and x.is_neg() == y.is_neg()
         and have_same_sizes(x.shape, y.shape)
         and have_same_sizes(x.stride(), y.stride())
+    )
+
+
+def is_literal(node: Node, held: torch.Tensor) -> bool:
+    """True if the attribute ``held`` that a node fetches is a small literal of the program: the
+    graph takes a copy of it. Its elements are part of the graph's key in the disk cache."""
+    return held.nbytes <= MAX_LITERAL_BYTES and all(
+        user.target is aten.lift_fresh_copy.default for user in node.users
     )
 
 

@@ -31,6 +31,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import (
     find_shape_env,
     is_program_input,
 )
+from magpy_like.compiler.passes.graph_queries import is_literal
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
 from magpy_like.disk_cache import cache_entries
 from magpy_like.torch_compat.fake_tensors import FakeTensor
@@ -66,6 +67,8 @@ def _node(node: fx.Node, gm: fx.GraphModule, nodes: Mapping[fx.Node, int]) -> An
     elif node.op == "get_attr":
         held = functools.reduce(getattr, str(target).split("."), gm)
         described = value(held) if isinstance(held, torch.Tensor) else literal(held, nodes)
+        if isinstance(held, torch.Tensor) and is_literal(node, held):
+            described = described, serialize_tensor(held)
     elif node.op == "placeholder":
         described = is_program_input(node)
     elif node.op == "output":

@@ -58,6 +58,8 @@ def test_graph_with_symbolic_sizes_is_found(lowered):
     [
         (lambda x: x * 2.0, lambda x: x * 3.0),
         (lambda x: x + 0.0, lambda x: x + -0.0),
+        (lambda x: x * torch.tensor(2.0), lambda x: x * torch.tensor(3.0)),
+        (lambda x: x * torch.tensor([2.0] * 4), lambda x: x * torch.tensor([3.0] * 4)),
         (lambda x: x.sum(0), lambda x: x.sum(1)),
         (lambda x: x.to(torch.int64), lambda x: x.to(torch.int32)),
         (
@@ -65,7 +67,15 @@ def test_graph_with_symbolic_sizes_is_found(lowered):
             lambda x: x * torch.arange(4.0, device=x.device) * 7,
         ),
     ],
-    ids=["number", "signed zero", "dimension", "dtype", "constant"],
+    ids=[
+        "number",
+        "signed zero",
+        "literal number",
+        "literal tensor",
+        "dimension",
+        "dtype",
+        "constant",
+    ],
 )
 def test_different_graphs_do_not_share_an_entry(first, second):
     same(first, X - 5)

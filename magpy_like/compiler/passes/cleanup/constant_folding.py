@@ -1,6 +1,7 @@
 """Constant folding: values that depend only on tensors which the graph itself creates.
 
-Tensors created by the graph (``full``, ``arange``, ...) are the same at every call. A parameter, a
+Tensors created by the graph (``full``, ``arange``, ...) are the same at every call, and so are
+literals of the program, of which the graph takes a copy (``lift_fresh_copy``). A parameter, a
 buffer, or a tensor from outside can be modified in place between two calls, in ways that no version
 counter shows (``p.data``), so the graph reads it at every call.
 """
@@ -14,10 +15,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.passes.alias_analysis import Aliases
+from magpy_like.compiler.passes.cleanup.uniform_tensors import FILLING, uniform_value
 from magpy_like.compiler.passes.graph_queries import (
     aten,
     insert,
     is_interchangeable,
+    is_literal,
     is_pure,
     is_view,
     tensor,
@@ -44,10 +47,10 @@ def fold_constants(gm: GraphModule) -> bool:
     a constant if it is small. No result, and no tensor with a view among the results, becomes a
     constant: the caller could write to it.
     """
+    changed = _fill_by_numbers(gm)
     constant = _constant_nodes(gm)
     aliases = Aliases(gm.graph)
     evaluate = _evaluator(gm)
-    changed = False
     for node in list(gm.graph.nodes):
         if node not in constant or node.target in _FACTORIES or node.op != "call_function":
             continue
@@ -66,17 +69,37 @@ def fold_constants(gm: GraphModule) -> bool:
     return changed
 
 
+def _fill_by_numbers(gm: GraphModule) -> bool:
+    """Replace copies of one number, which may be in a tensor of another device, by ``full``."""
+    changed = False
+    for node in gm.graph.nodes:
+        if node.target in FILLING and (number := uniform_value(node)) is not None:
+            new = insert(gm.graph, aten.full_like.default, node.args[0], number, like=node)
+            node.replace_all_uses_with(new)
+            changed = True
+    return changed
+
+
 def _constant_nodes(gm: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for node in gm.graph.nodes:
-        if node.op == "get_attr" and FOLDED in node.meta:
-            found.add(node)
+        if node.op == "get_attr":
+            held = _attribute(gm, node)
+            if FOLDED in node.meta or (isinstance(held, torch.Tensor) and is_literal(node, held)):
+                found.add(node)
         elif is_pure(node) and _is_small(node):
             inputs = node.all_input_nodes
-            if all(arg in found for arg in inputs) and (inputs or node.target in _FACTORIES):
+            depends_on_none = all(arg in found for arg in inputs)
+            if depends_on_none and (inputs or node.target in _FACTORIES):
                 found.add(node)
+            elif uniform_value(node) is not None:
+                found.add(node)  # an input gives its sizes alone
     written = {arg for node in gm.graph.nodes if not is_pure(node) for arg in node.all_input_nodes}
     return {n for n in found if n not in written or all(u.op == "output" for u in n.users)}
+
+
+def _attribute(gm: GraphModule, node: Node) -> Any:
+    return functools.reduce(getattr, str(node.target).split("."), gm)
 
 
 def _is_small(node: Node) -> bool:
@@ -93,7 +116,10 @@ def _evaluator(gm: GraphModule) -> Any:
     @functools.cache
     def evaluate(node: Node) -> Any:
         if node.op == "get_attr":
-            return functools.reduce(getattr, str(node.target).split("."), gm)
+            return _attribute(gm, node)
+        number, val = uniform_value(node), tensor(node)
+        if number is not None and val is not None:
+            return torch.full(val.shape, number, dtype=val.dtype, device=val.device)
         args, kwargs = pytree.tree_map_only(Node, evaluate, (node.args, node.kwargs))
         return node.target(*args, **kwargs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from magpy_like.compiler.passes.graph_queries import argument, aten, tensor
@@ -17,6 +18,8 @@ _KEEPING_ELEMENTS = (
     | {aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor, aten.clone.default}
     | {aten.alias.default, aten.lift_fresh.default, aten.detach.default}
 )
+FILLING = {aten.copy.default, aten.fill.Tensor, aten.fill.Scalar}
+"""Operators whose result has the elements of their second argument."""
 
 
 def uniform_value(operand: Any) -> bool | int | float | None:
@@ -33,6 +36,8 @@ def uniform_value(operand: Any) -> bool | int | float | None:
         fill = 1
     elif operand.target in _KEEPING_ELEMENTS:
         fill = uniform_value(operand.args[0])
+    elif operand.target in FILLING:
+        fill = uniform_value(operand.args[1])
     else:
         return None
     # Asked last: an input of a large graph has thousands of users.
@@ -53,4 +58,6 @@ def _as_stored(fill: Any, node: Node) -> bool | int | float | None:
         return None
     if val.is_floating_point():
         return float(fill)
+    if val.dtype == torch.bool:
+        return bool(fill)
     return int(fill) if math.isfinite(fill) and fill == int(fill) else None

@@ -1,6 +1,9 @@
 """Constant folding: values that depend on no input are computed once at compile time."""
 
+import pytest
 import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from magpy_like.compiler import passes
 from magpy_like.compiler.passes.cleanup import constant_folding
@@ -12,6 +15,36 @@ X = torch.randn(8)
 def test_equal_elements_become_full():
     gm = optimised_graph(lambda x: x * (torch.ones(8) * 3 + 1), X)
     assert operator_names(gm) == ["full", "mul"]
+
+
+def test_tensors_that_are_filled_by_numbers_are_folded():
+    def masked(x):
+        mask = x.new_zeros(8)
+        for k, part in enumerate((slice(0, 3), slice(3, 5), slice(5, None))):
+            mask[part] = k
+        return x + mask
+
+    gm = optimised_graph(masked, X)
+    assert operator_names(gm) == ["add"]
+    torch.testing.assert_close(gm(X), masked(X), rtol=0, atol=0)
+
+
+def test_a_number_of_another_device_is_no_operand():
+    """The form of ``x[1:] = 3`` on a GPU: the number is a tensor on the CPU."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    held = graph.get_attr("held")
+    literal = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (held,))
+    graph.output((graph.call_function(torch.ops.aten.copy.default, (x, literal)),))
+    gm = fx.GraphModule({"held": torch.tensor(3.7)}, graph)
+    with FakeTensorMode() as mode:
+        values = torch.empty(8, device="cuda"), mode.from_tensor(gm.held)
+        x.meta["val"], held.meta["val"], literal.meta["val"] = values[0], values[1], values[1]
+        list(graph.nodes)[-2].meta["val"] = torch.empty(8, device="cuda")
+    assert constant_folding.fold_constants(gm) and constant_folding.fold_constants(gm)
+    ((result,),) = graph.output_node().args
+    assert result.target is torch.ops.aten.full_like.default
+    assert result.args == (x, pytest.approx(3.7))
 
 
 def test_sign_of_zero_is_preserved():
