@@ -12,6 +12,7 @@ from torch._dynamo import guards, utils
 ON_CPU = {
     "test_fallbacks.py",
     "test_channels_last.py",
+    "test_pattern_rewrites.py",
     "test_narrow_products.py",
     "test_huge_pages.py",
     "test_matrix_products.py",
