@@ -1,6 +1,7 @@
 """magpy_like: compiles PyTorch programs by monitoring one native run of each.
 
 - ``api``: the public functions; ``compiled_module``: the result of compiling a module
+- ``arguments``: what the arguments of the public functions may be
 - ``cli``, ``config``, ``errors``, ``logs``: command, limits, exceptions, log topics
 - ``annotation``: operation annotations (MagPy, section 5.2)
 - ``bytecode``, ``native``: facts about code objects, and the C++ helper
@@ -29,7 +30,9 @@ from magpy_like.api import (
 )
 from magpy_like.errors import (
     AnnotationError,
+    ArgumentError,
     CompileError,
+    DimensionError,
     DynamicDimensionError,
     FullGraphError,
     MagpyError,
@@ -41,8 +44,10 @@ from magpy_like.split_reasons import SplitReason
 
 __all__ = [
     "AnnotationError",
+    "ArgumentError",
     "CacheInfo",
     "CompileError",
+    "DimensionError",
     "DynamicDimensionError",
     "FullGraphError",
     "MagpyError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 from magpy_like.active_run import is_monitoring
+from magpy_like.arguments import check
 from magpy_like.compiled_module import CompiledModule
-from magpy_like.errors import MagpyError
+from magpy_like.errors import ArgumentError
 from magpy_like.monitor.calls import compiled_callees
 from magpy_like.monitor.disabled_functions import mark_disabled
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
@@ -22,13 +24,14 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def compile(
-    target: Any = None,
+    model: Any = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
     backend: str | Callable[..., Any] = "magpy",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
+    disable: bool = False,
 ) -> Any:
     """Compile a module, function or bound method; the arguments are those of ``torch.compile``.
 
@@ -36,7 +39,7 @@ def compile(
     the compiled operator graph and repeat the recorded side effects (MagPy, section 3).
 
     Args:
-        target: a module or callable. Without one, ``compile`` returns a decorator.
+        model: a module or callable. Without one, ``compile`` returns a decorator.
         fullgraph: raise :class:`FullGraphError` at a split instead of splitting the program.
         dynamic: ``True``: all sizes of all input tensors may vary without a new record; ``False``:
             no size or number may; ``None``: a size or number that has varied between calls may
@@ -50,15 +53,15 @@ def compile(
             compiler), and ``record_limit`` and ``generalise_after``: see
             :class:`magpy_like.config.Config`. Another backend receives ``mode`` and all other
             options as they are.
+        disable: compile nothing: return the model itself.
 
     Returns:
         A :class:`CompiledModule` for a module, else a function with the target's signature. A
-        compiled target is returned as it is.
+        compiled target is returned as it is if it has these settings; with others, the original is
+        compiled anew, and the first one stays as it was.
 
     Raises:
-        TypeError: the target is not callable, or the backend is neither a name nor callable.
-        ValueError: the backend is unknown, or a mode or an option of ``"magpy"``, or an option has
-            an unsuitable value.
+        ArgumentError: an argument, a mode, a backend's name or an option is none that exists.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,
@@ -67,15 +70,26 @@ def compile(
         "mode": mode,
         "options": options,
     }
-    if target is None:
-        return functools.partial(compile, **settings)
-    if isinstance(target, CompiledModule) or hasattr(target, "_magpy_dispatcher"):
-        return target
-    if not callable(target):
-        raise TypeError(f"compile needs a module or function, not a {type(target).__name__}")
-    dispatcher = make_dispatcher(target, **settings)
-    if isinstance(target, nn.Module):
-        return CompiledModule(target, dispatcher)
+    check(
+        "compile",
+        fullgraph=fullgraph, dynamic=dynamic, backend=backend, options=options, disable=disable,
+    )  # fmt: skip
+    if model is None:
+        return functools.partial(compile, **settings, disable=disable)
+    check("compile", model=model)
+    original, known = _original(model)
+    if disable:
+        return original
+    if known is not None and _has_settings(known, settings):
+        return model
+    dispatcher = make_dispatcher(original, **settings)
+    if isinstance(original, nn.Module):
+        return CompiledModule(original, dispatcher)
+    return _compiled_function(original, dispatcher)
+
+
+def _compiled_function(target: Callable[..., Any], dispatcher: Any) -> Callable[..., Any]:
+    """The function that runs a target by a dispatcher."""
 
     @functools.wraps(target, updated=())
     @untraced
@@ -87,12 +101,46 @@ def compile(
     return compiled
 
 
-def _dispatcher(compiled: Any) -> Any:
+def _original(model: Any) -> tuple[Any, Any]:
+    """What a compiled module, function or method was compiled from, and its dispatcher.
+
+    Anything else is its own original, without a dispatcher: a function that wraps a compiled one,
+    too, although ``functools.wraps`` copies its attributes.
+    """
+    if isinstance(model, CompiledModule):
+        return _dispatcher(model).target, _dispatcher(model)
+    if type(model) is types.MethodType:
+        function, known = _original(model.__func__)
+        return (
+            (model, None) if known is None else (types.MethodType(function, model.__self__), known)
+        )
+    if compiled_callees.is_wrapper(model) and (known := _find_dispatcher(model)) is not None:
+        return known.target, known
+    return model, None
+
+
+def _has_settings(dispatcher: Any, settings: dict[str, Any]) -> bool:
+    return all(_is_same(getattr(dispatcher, name), value) for name, value in settings.items())
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """``a`` and ``b`` are one object, or equal names and dictionaries of such."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_is_same(a[name], b[name]) for name in a)
+    return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
+
+
+def _find_dispatcher(compiled: Any) -> Any:
     if isinstance(compiled, CompiledModule):
         return compiled.__dict__["_magpy"]
-    found = getattr(compiled, "_magpy_dispatcher", None)
+    return getattr(compiled, "_magpy_dispatcher", None)
+
+
+def _dispatcher(compiled: Any, function: str = "cache_info", argument: str = "compiled") -> Any:
+    found = _find_dispatcher(compiled)
     if found is None:
-        raise MagpyError(f"{compiled!r} is not something that magpy_like.compile returned")
+        fault = "takes something that magpy_like.compile returned"
+        raise ArgumentError(function, argument, compiled, fault)
     return found
 
 
@@ -100,7 +148,7 @@ def cache_info(compiled: Any) -> CacheInfo:
     """Hits, misses, records and operator graphs of a compiled function or module.
 
     Raises:
-        MagpyError: ``compiled`` was not returned by ``compile``.
+        ArgumentError: ``compiled`` was not returned by ``compile``.
     """
     return cast(CacheInfo, _dispatcher(compiled).cache_info())
 
@@ -116,10 +164,11 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
         args, kwargs: the arguments of the call.
 
     Raises:
+        ArgumentError: the target is not callable.
         Exception: any exception that the program raises.
     """
-    compiled = isinstance(target, CompiledModule) or hasattr(target, "_magpy_dispatcher")
-    known = _dispatcher(target) if compiled else None
+    check("explain", target=target)
+    known = _find_dispatcher(target)
     dispatcher = make_dispatcher(target if known is None else known.target, backend="eager")
     return cast(Explanation, dispatcher.explain(args, kwargs, known))
 
@@ -128,16 +177,25 @@ def reset(compiled: Any = None) -> None:
     """Discard all records of one compiled function or module, or of every one (None).
 
     Raises:
-        MagpyError: ``compiled`` was not returned by ``compile``.
+        ArgumentError: ``compiled`` was not returned by ``compile``.
     """
     if compiled is None:
         reset_all()
     else:
-        _dispatcher(compiled).reset()
+        _dispatcher(compiled, "reset").reset()
 
 
 def disable(fn: T) -> T:
-    """A wrapper of a function whose calls are never part of a record: programs split there."""
+    """A wrapper of a function whose calls are never part of a record: programs split there.
+
+    A compiled function or module is wrapped as it was before. ``torch.compiler.disable`` has the
+    same effect.
+
+    Raises:
+        ArgumentError: ``fn`` is not callable.
+    """
+    check("disable", fn=fn)
+    fn, _ = _original(fn)
 
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
@@ -163,6 +221,8 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
         dim: counts from 0, or from -1 backwards.
 
     Raises:
-        IndexError: the tensor has no such dimension.
+        ArgumentError: the tensor is none, or ``dim`` is not an int.
+        DimensionError: the tensor has no such dimension; also an IndexError.
     """
+    check("mark_dynamic", tensor=tensor, dim=dim)
     mark_dimension(tensor, dim)

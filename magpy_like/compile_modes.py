@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from magpy_like.errors import ArgumentError, known_names
+
 
 class CudaGraphs(enum.Enum):
     """The use of CUDA graphs."""
@@ -33,7 +35,10 @@ OPTIONS: Mapping[str, tuple[type, ...]] = {
     "strict": (bool,),
     "trace": (str, os.PathLike, type(None)),
 }
-"""Option -> the types of its values."""
+"""Option of the compiler -> the types of its values."""
+
+LIMITS = ("record_limit", "generalise_after")
+"""Options of ``compile`` that are limits of capture, for every backend: positive ints."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +57,19 @@ def compile_settings(mode: str | None, options: Mapping[str, Any] | None) -> Com
     """The settings of a mode and of options.
 
     Raises:
-        ValueError: the mode or an option is unknown, or an option's value has another type.
+        ArgumentError: the mode or an option is unknown, or an option's value has another type.
     """
     if not isinstance(mode, str | None) or mode not in MODES:
-        known = ", ".join(repr(name) for name in MODES)
-        raise ValueError(f"unknown mode {mode!r}; there are {known}")
+        fault = f"unknown mode; there are None, {known_names(mode, filter(None, MODES))}"
+        raise ArgumentError("compile", "mode", mode, fault)
     found = dict(options or {})
-    if unknown := sorted(map(str, set(found) - set(OPTIONS))):
-        raise ValueError(f"unknown options {unknown}; there are {sorted(OPTIONS)}")
     for name, value in found.items():
+        if name not in OPTIONS:
+            fault = f"unknown option; there are {known_names(name, (*OPTIONS, *LIMITS))}"
+            raise ArgumentError("compile", f"options[{name!r}]", value, f"{fault}{_of_whom(name)}")
         if not isinstance(value, OPTIONS[name]):
             known = " or ".join(_spelled(kind) for kind in OPTIONS[name])
-            raise ValueError(f"option {name!r} takes {known}, not {value!r}")
+            raise ArgumentError("compile", f"options[{name!r}]", value, f"takes {known}")
     graphs = MODES[mode]
     if "cuda_graphs" in found:
         graphs = CudaGraphs.ALWAYS if found["cuda_graphs"] else CudaGraphs.NEVER
@@ -72,3 +78,10 @@ def compile_settings(mode: str | None, options: Mapping[str, Any] | None) -> Com
 
 def _spelled(kind: type) -> str:
     return "None" if kind is type(None) else kind.__name__
+
+
+def _of_whom(name: str) -> str:
+    """Where an option that is unknown here does exist, as a clause."""
+    from magpy_like.torch_compat.inductor_names import option_names
+
+    return '. It is one of backend="inductor"' if name in option_names() else ""

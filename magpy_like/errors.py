@@ -2,11 +2,58 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from magpy_like.split_reasons import SplitCause
 
 
 class MagpyError(Exception):
     """Base class of every error raised by this package."""
+
+
+class ArgumentError(MagpyError, TypeError, ValueError):
+    """An argument of a public function is none that the function takes.
+
+    It is a TypeError and a ValueError too, for callers that expect Python's own.
+
+    Attributes:
+        function: the name of the function.
+        argument: the name of the argument, or of the option.
+        given: what the argument was.
+    """
+
+    def __init__(self, function: str, argument: str, given: object, fault: str) -> None:
+        super().__init__(f"{function}: {argument}={_shown(given)}: {fault}")
+        self.function, self.argument, self.given = function, argument, given
+
+
+class DimensionError(ArgumentError, IndexError):
+    """A tensor has no dimension of this number."""
+
+
+def known_names(given: object, names: Iterable[str]) -> str:
+    """The names that exist, in words, and the closest of them to the one that was given."""
+    listed = list(names)
+    return f"{', '.join(map(repr, listed))}{closest_name(given, listed)}"
+
+
+def closest_name(given: object, names: Iterable[str]) -> str:
+    """The closest name to the one that was given, as a question in brackets, or ``""``."""
+    closest = difflib.get_close_matches(str(given), list(names), 1)
+    return f" (did you mean {closest[0]!r}?)" if closest else ""
+
+
+_SHOWN = 80
+"""Characters of a value that a message shows."""
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # of a class of the program's
+        text = f"a {type(value).__qualname__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 class AnnotationError(MagpyError):

@@ -34,12 +34,26 @@ def test_unknown_mode_raises_with_the_list_of_modes(entry, mode):
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_unknown_options_raise_with_the_list_of_options(entry):
-    with pytest.raises(ValueError, match="unknown options") as error:
-        entry(program, options={"strict": True, "cudagraphs": True, "fast": 1})
+def test_unknown_option_raises_with_the_list_of_options_and_the_closest(entry):
+    with pytest.raises(magpy.ArgumentError, match="unknown option") as error:
+        entry(program, options={"strict": True, "cudagraphs": True})
     unknown, known = str(error.value).split("there are")
-    assert "'cudagraphs'" in unknown and "'fast'" in unknown and "'strict'" not in unknown
-    assert all(repr(name) in known for name in compile_modes.OPTIONS)
+    assert "'cudagraphs'" in unknown and "'strict'" not in unknown
+    assert all(repr(name) in known for name in (*compile_modes.OPTIONS, *compile_modes.LIMITS))
+    assert "did you mean 'cuda_graphs'?" in known
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_option_of_inductor_says_whose_it_is(entry):
+    with pytest.raises(magpy.ArgumentError, match='of backend="inductor"'):
+        entry(program, options={"max_autotune": True})
+    magpy.compile(program, backend="inductor", options={"max_autotune": True})
+
+
+def test_inductors_modes_and_options_are_checked_at_the_call():
+    for passed in ({"mode": "max-autotun"}, {"options": {"max_autotun": True}}):
+        with pytest.raises(magpy.ArgumentError, match=r"did you mean 'max.autotune'\?"):
+            magpy.compile(program, backend="inductor", **passed)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -53,7 +67,7 @@ def test_unknown_options_raise_with_the_list_of_options(entry):
     ],
 )
 def test_option_of_another_type_raises_with_the_types_it_takes(entry, name, value, types):
-    with pytest.raises(ValueError, match=f"{name}.* takes {types}, not {value!r}"):
+    with pytest.raises(ValueError, match=f"{name}.*={value!r}: takes {types}"):
         entry(program, options={name: value})
 
 

@@ -23,11 +23,12 @@ LEAVES = OF_TORCH | {
 LAYERS = {
     "split_reasons": set(),
     "config": set(),
-    "compile_modes": set(),
     "errors": {"split_reasons"},
     "logs": {"config"},
     "bytecode": set(),
     "torch_compat": set(),
+    "compile_modes": {"errors", "torch_compat"},
+    "arguments": {"errors"},
     "torch_patches": {"torch_compat"},
     "disk_cache": {"config", "errors"},
     "native": {"bytecode", "config", "disk_cache", "errors"},
@@ -56,9 +57,17 @@ LAYERS = {
     }
     | OF_TORCH,
     "records": LEAVES
-    | {"compile_modes", "compiler", "control_flow", "monitor", "splitting", "synthesis"},
+    | {
+        "arguments",
+        "compile_modes",
+        "compiler",
+        "control_flow",
+        "monitor",
+        "splitting",
+        "synthesis",
+    },
     "compiled_module": LEAVES | {"monitor", "records"},
-    "api": LEAVES | {"compiled_module", "compiler", "monitor", "records"},
+    "api": LEAVES | {"arguments", "compiled_module", "compiler", "monitor", "records"},
     "cli": {"annotation", "api", "config", "disk_cache", "errors"},
     "__main__": {"cli"},
     "__init__": {"annotation", "api", "bytecode", "config", "errors", "records", "split_reasons"},

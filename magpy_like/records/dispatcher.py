@@ -9,7 +9,7 @@ from typing import Any
 
 from magpy_like.compiler.graph_partition import make_interpreter
 from magpy_like.config import config
-from magpy_like.errors import FullGraphError
+from magpy_like.errors import ArgumentError, FullGraphError
 from magpy_like.interruption import call_uninterrupted, is_interruption
 from magpy_like.logs import topic
 from magpy_like.monitor.frame_observers import (
@@ -298,7 +298,7 @@ class Dispatcher:
             compiler = GraphCompiler(self._compile_graph, make_interpreter, at_entry)
             with transient_graph_sources():
                 return synthesise(rec, args, kwargs, result, compiler, functions)
-        except (Split, FullGraphError):
+        except (Split, FullGraphError, ArgumentError):
             raise
         except Exception as error:
             if is_interruption(error):

@@ -19,6 +19,7 @@ from magpy_like.compiler.graph_partition import (
     make_interpreter,
 )
 from magpy_like.compiler.runtime.cuda_graphs.capture_reports import collecting
+from magpy_like.errors import ArgumentError
 from magpy_like.graph_operators.checkpoint_operator import mark_eager_checkpoints
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.interruption import is_interruption
@@ -100,7 +101,9 @@ class GraphBackend:
         if any(node.target in _OF_TANGENTS for node in graph.graph.nodes):
             return cast(Callable[..., Any], graph.forward)
         try:
-            return compile_with_unused_results(graph, lambda whole: self._compile(whole, inputs))
+            return compile_with_unused_results(graph, lambda whole: self._call(whole, inputs))
+        except ArgumentError:
+            raise
         except Exception as error:
             if self._fullgraph or is_interruption(error):
                 raise
@@ -110,3 +113,10 @@ class GraphBackend:
                 stacklevel=2,
             )
             return cast(Callable[..., Any], graph.forward)
+
+    def _call(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        compiled = self._compile(graph, inputs)
+        if not callable(compiled):
+            fault = f"the backend returned {compiled!r}, where it must return a callable"
+            raise ArgumentError("compile", "backend", self._backend, fault)
+        return compiled

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from magpy_like.arguments import POSITIVE
+from magpy_like.compile_modes import LIMITS
 from magpy_like.config import config
+from magpy_like.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,12 @@ class Limits:
         """The limits among the options of ``compile``, and the options for the backend.
 
         Raises:
-            ValueError: a limit is not a positive int.
+            ArgumentError: a limit is not a positive int.
         """
         rest = dict(options or {})
-        limits = {
-            "records": rest.pop("record_limit", config.record_limit),
-            "generalise_after": rest.pop("generalise_after", config.generalise_after),
-        }
-        for name, value in limits.items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a positive int, not {value!r}")
-        return cls(**limits), rest or None
+        limits = [rest.pop(name, getattr(config, name)) for name in LIMITS]
+        for name, value in zip(LIMITS, limits, strict=True):
+            if not POSITIVE.admits(value):
+                argument = f"options[{name!r}]"
+                raise ArgumentError("compile", argument, value, f"takes {POSITIVE.words}")
+        return cls(*limits), rest or None

@@ -35,6 +35,11 @@ def register_wrapper(wrapper: Any, attribute: str) -> None:
     CODE.update(method.__code__ for method in methods if is_instance(method, types.FunctionType))
 
 
+def is_wrapper(function: Any) -> bool:
+    """True for a registered wrapper function, or an instance of a registered class."""
+    return _attribute(function) is not None
+
+
 def unwrap(function: Any) -> Any:
     """The wrapped function; ``function`` itself if it is not a wrapper."""
     attribute = _attribute(function)

@@ -7,6 +7,8 @@ from collections.abc import Collection
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from magpy_like.errors import DimensionError
+
 _marks = WeakIdKeyDictionary()  # tensors do not compare as keys should
 
 
@@ -14,10 +16,11 @@ def mark_dimension(tensor: torch.Tensor, dim: int) -> None:
     """Mark a dimension as dynamic.
 
     Raises:
-        IndexError: the tensor has no such dimension.
+        DimensionError: the tensor has no such dimension.
     """
     if not -tensor.dim() <= dim < tensor.dim():
-        raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {dim}")
+        fault = f"a tensor of {tensor.dim()} dimensions has no such dimension"
+        raise DimensionError("mark_dynamic", "dim", dim, fault)
     _marks.setdefault(tensor, set()).add(dim % tensor.dim())
 
 
