@@ -38,6 +38,7 @@ from magpy_like.errors import (
     MagpyError,
     MagpyWarning,
     NativeHelperError,
+    RecompileError,
 )
 from magpy_like.records.interface import CacheInfo
 from magpy_like.split_reasons import SplitReason
@@ -53,6 +54,7 @@ __all__ = [
     "MagpyError",
     "MagpyWarning",
     "NativeHelperError",
+    "RecompileError",
     "SplitReason",
     "annotate",
     "cache_info",

@@ -22,6 +22,8 @@ class Config:
     ``compile(options={"generalise_after": …})`` overrides it."""
     split_limit: int = 3
     """Monitor runs that end in a split without a record before the function runs eagerly."""
+    misses_before_report: int = 16
+    """Misses of one compiled function without a hit after which it is reported."""
     misspeculation_limit: int = 8
     """Source positions of one program with misspeculated values; beyond, it speculates no more."""
     max_listed_items: int = 20

@@ -97,6 +97,23 @@ class FullGraphError(MagpyError):
         self.detail = cause.detail
 
 
+class RecompileError(MagpyError, RuntimeError):
+    """No record matches a call, under ``torch.compiler.set_stance("fail_on_recompile")``.
+
+    Attributes:
+        function: the name of the compiled function.
+        reasons: for each record, the condition that failed; [] if there is none yet.
+    """
+
+    def __init__(self, function: str, reasons: list[str]) -> None:
+        why = "; ".join(reasons) or "there is no record yet"
+        super().__init__(
+            f"{function} would be recorded anew, which the stance 'fail_on_recompile' forbids: "
+            f"{why}"
+        )
+        self.function, self.reasons = function, reasons
+
+
 class DynamicDimensionError(MagpyError):
     """A dimension was marked as dynamic, but the program specializes its size.
 

@@ -395,11 +395,11 @@ def test_reset_drops_records_of_one_or_all_targets():
         fast(tensor(1))
         fast(tensor(1))
     magpy.reset(one)
-    assert magpy.cache_info(one) == (0, 0, 0, 0) and magpy.cache_info(two) == (1, 1, 1, 1)
+    assert magpy.cache_info(one)[:4] == (0, 0, 0, 0) and magpy.cache_info(two)[:4] == (1, 1, 1, 1)
     magpy.reset()
-    assert magpy.cache_info(two) == (0, 0, 0, 0)
+    assert magpy.cache_info(two)[:4] == (0, 0, 0, 0)
     assert_same(two(tensor(1)), tensor(2))
-    assert magpy.cache_info(two) == (0, 1, 1, 1)
+    assert magpy.cache_info(two)[:4] == (0, 1, 1, 1)
 
 
 def test_disabled_function_runs_natively_at_every_call():

@@ -53,7 +53,7 @@ from magpy_like.graph_operators.checkpoint_operator import (
     mark_eager_checkpoints,
 )
 from magpy_like.graph_operators.control_operators import has_parts
-from magpy_like.graph_operators.node_metadata import RESULT_VERSIONS
+from magpy_like.graph_operators.node_metadata import RESULT_VERSIONS, first_line_of
 from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.aot_autograd import LazyGraphModule
@@ -62,6 +62,7 @@ from magpy_like.torch_compat.dynamo import RestartAnalysis
 from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_compat.tracing_context import TracingContext
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
+from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_interop.symbols import is_symbolic
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
@@ -141,7 +142,8 @@ def _compile_entered(
     strict = settings.strict
     unusual = next(filter(None, map(_describe_unusual, _input_tensors(gm, example_inputs))), None)
     if unusual is not None:
-        warn_fallback("a graph", f"one of its tensors is {unusual}", strict=strict)
+        why = f"one of its tensors is {unusual}"
+        warn_fallback("a graph", why, strict=strict, line=first_line_of(gm))
         return cast(Callable[..., Any], gm.forward)
     trace = open_trace(options or {})
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
@@ -173,7 +175,7 @@ def _compile_entered(
                 call = compile_untransformed(gm, constants, mode=mode, options=options)
                 return runtime_scalars.guard_float_values(values, call, gm)
         # If the program itself is wrong, eager raises its own error when the graph runs.
-        warn_fallback("a graph", _first_line(error), strict=strict)
+        warn_fallback("a graph", _first_line(error), strict=strict, line=first_line_of(gm))
         return cast(Callable[..., Any], gm.forward)  # the module's own call prints errors
 
 
@@ -327,7 +329,8 @@ def compile_aten(
         with disable_current_modes():  # constants are folded for real, not as fake tensors
             call = _compile(gm, kind, trace, graphs)
     except Unsupported as reason:
-        warn_fallback(reason.subject, reason.reason, strict=strict)
+        line = first_line_of(gm, reason.subject)
+        warn_fallback(reason.subject, reason.reason, strict=strict, line=line)
         call = _interpret_if_possible(gm, kind)
     except cpp_compiler.NoCompilerError as error:
         warn_fallback("every graph", str(error), strict=strict)
@@ -335,7 +338,7 @@ def compile_aten(
     except Exception as error:  # never a crash: a compiler bug costs speed and a warning
         if is_interruption(error):
             raise
-        warn_fallback(f"a {kind} graph", _first_line(error), strict=strict)
+        warn_fallback(f"a {kind} graph", _first_line(error), strict=strict, line=first_line_of(gm))
         call = _interpret_if_possible(gm, kind)
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
@@ -347,8 +350,7 @@ def _first_line(error: Exception) -> str:
         return error.reason if error.subject == "a graph" else str(error)
     if isinstance(error, cpp_compiler.CppCompileError):
         return error.summary
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return in_words(error)
 
 
 def _interpret_if_possible(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]], Any]:

@@ -122,6 +122,15 @@ def source_line(stack_trace: str | None) -> str | None:
     return ":".join(found[-1]) if found else None
 
 
+def first_line_of(gm: fx.GraphModule, operator: str = "") -> str | None:
+    """``file:line`` of the first node of a graph that calls an operator of this name, or has any
+    line; None if there is none."""
+    lines = [(str(node.target), source_line(node.stack_trace)) for node in gm.graph.nodes]
+    known = [(target, line) for target, line in lines if line is not None]
+    of_operator = (line for target, line in known if target == operator)
+    return next(of_operator, known[0][1] if known else None)
+
+
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 
 

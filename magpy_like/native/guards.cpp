@@ -16,8 +16,10 @@ PyMethodDef module_methods[] = {
      "(instance, name): return an entry of its dictionary. Raises AttributeError if there is none."},
     {"lacks", (PyCFunction)(void *)lacks, METH_FASTCALL,
      "(instance, names…): True if its dictionary has none of these names."},
-    {"operators_may_be_observed", operators_may_be_observed, METH_NOARGS,
-     "True if a mode, a transform, torch.jit.trace or hooks on saved tensors may see this thread's operators."},
+    {"may_have_to_run_natively", may_have_to_run_natively, METH_NOARGS,
+     "True if a mode, a transform, torch.jit.trace or hooks on saved tensors may see this thread's operators, or\n"
+     "torch.compiler.set_stance forces eager mode."},
+    {"eager_is_forced", eager_is_forced, METH_NOARGS, "True if torch.compiler.set_stance forces eager mode."},
     {"calibrate", tensor_objects::calibrate, METH_VARARGS,
      "(tensor, tensor._cdata): find the layout of tensor objects."},
     {nullptr, nullptr, 0, nullptr}};
@@ -65,7 +67,7 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
   class_name = PyUnicode_InternFromString("__class__");
   absent = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
   slot_names = PyUnicode_InternFromString("__slotnames__");
-  if (!class_name || !slot_names || !absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
+  if (!init_stance() || !class_name || !slot_names || !absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
       PyModule_AddObjectRef(m, "Watch", (PyObject *)&watch_type) < 0 ||
       PyModule_AddObjectRef(m, "TensorCheck", (PyObject *)&tensor_check_type) < 0 ||
       PyModule_AddObjectRef(m, "StateCheck", (PyObject *)&state_check_type) < 0 ||

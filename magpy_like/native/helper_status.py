@@ -25,8 +25,8 @@ _NAMES = {
         "is_of", "lookup_in_type", "replace_references", "tuple_set",
     ),
     "guards": (
-        "ABSENT", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute", "lacks",
-        "operators_may_be_observed",
+        "ABSENT", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute",
+        "eager_is_forced", "lacks", "may_have_to_run_natively",
     ),
     "keys": ("dict_of", "ordered_keys", "stored_hashes"),
     "dispatch": ("dispatch_counter", "start_counting", "stop_counting"),

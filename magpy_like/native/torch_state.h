@@ -1,5 +1,6 @@
 // `StateCheck`: a callable that compares torch's global modes and the classes of tensors.
 #pragma once
+#include "dynamo_stance.h"
 #include "expected_objects.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -56,7 +57,9 @@ bool may_be_observed() {
           !at::SavedTensorDefaultHooks::get_tls_state().stack.empty());
 }
 
-PyObject *operators_may_be_observed(PyObject *, PyObject *) { return PyBool_FromLong(may_be_observed()); }
+PyObject *may_have_to_run_natively(PyObject *, PyObject *) {
+  return PyBool_FromLong(may_be_observed() || is_eager_forced());
+}
 
 // Expected attributes of a class, compared only if the class was modified.
 struct ClassNamespace {

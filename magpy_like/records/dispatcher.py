@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
+from magpy_like.active_run import is_monitoring
 from magpy_like.compiler.graph_partition import make_interpreter
 from magpy_like.config import config
-from magpy_like.errors import ArgumentError, FullGraphError
+from magpy_like.errors import ArgumentError, FullGraphError, RecompileError
 from magpy_like.interruption import call_uninterrupted, is_interruption
 from magpy_like.logs import topic
 from magpy_like.monitor.frame_observers import (
@@ -24,7 +24,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.records import explain
 from magpy_like.records.eager_switch import EagerSwitch
 from magpy_like.records.fast_paths import FastPaths
-from magpy_like.records.foreign_tracing import is_traced
+from magpy_like.records.foreign_tracing import describe_observer, is_traced
 from magpy_like.records.graph_backend import GraphBackend
 from magpy_like.records.interface import CacheInfo, Explanation, dispatchers
 from magpy_like.records.miss_analysis import Varying
@@ -32,6 +32,7 @@ from magpy_like.records.monitored_call import MonitoredCall
 from magpy_like.records.program_continuations import ProgramState
 from magpy_like.records.record_cache import RecordCache
 from magpy_like.records.record_limits import Limits
+from magpy_like.records.reports import Kind
 from magpy_like.refgraph.plain_values import callable_name
 from magpy_like.split_points import (
     BranchRefused,
@@ -46,12 +47,20 @@ from magpy_like.splitting.frame_layout import Layout
 from magpy_like.synthesis.graph_compilation import GraphCompiler
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record, synthesise
+from magpy_like.torch_compat.stances import current_stance
+from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import transient_graph_sources, untraced
 
 _records_log = topic("records")
 _guards_log = topic("guards")
 _splits_log = topic("splits")
+
+
+_PASS_VARYING_VALUES = (
+    "pass what differs between calls as a tensor or a number, or allow more records by "
+    'options={"record_limit": ...}'
+)
 
 
 class Dispatcher:
@@ -103,12 +112,14 @@ class Dispatcher:
         self.varying = Varying(self.dynamic, is_continuation=self.is_continuation)
         self.split_points: list[SplitPoint] = []
         self._graph_failures = 0
+        self._obstacle = ""
+        """The reason why the last run has no record."""
 
     def reset(self) -> None:
         """Discard all records and findings about the program."""
         with self.cache.lock:
             self.cache.clear()
-            self.cache.hits = self.cache.misses = 0
+            self.cache.forget_calls()
             if not self.is_continuation:
                 self.program = self._new_program()
             self._begin()
@@ -166,9 +177,10 @@ class Dispatcher:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program on these arguments, segment by segment."""
         if is_traced():
-            return call_as_caller(self.target, args, kwargs)
+            return self._run_observed(args, kwargs)
         dispatcher, match = self, self.cache.match(args, kwargs)
         misspeculated: tuple[Record, ...] = ()
+        has_graph = False
         while match is not None:
             record, found = match
             result = record.mock(*found)
@@ -183,6 +195,7 @@ class Dispatcher:
             if record.layout is None:
                 return result
             layout, args, kwargs, misspeculated = record.layout, (), {}, ()
+            has_graph |= record.is_compiled
             del match, record, found  # finalizers of objects that the segment releases run here
             observers = frame_observers()
             following, args = self.program.run_dynamic_instruction(layout, result)
@@ -191,27 +204,61 @@ class Dispatcher:
             del result
             if are_replaced(observers):
                 self.program.run_natively(OBSERVES_ITSELF)
+                self.program.reports.emit()
                 return call_as_caller(following.target, args, kwargs)
             if is_traced():  # since the dynamic instruction
                 return call_as_caller(following.target, args, kwargs)
             dispatcher = following
             match = dispatcher.cache.match(args, kwargs)
+            if match is not None and match[0].layout is None:
+                self.cache.uncompiled += not (has_graph or match[0].is_compiled)
         return dispatcher._miss(args, kwargs)
 
+    def _run_observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program as it is: somebody sees its operators, or the stance forces that."""
+        if not is_monitoring():
+            self.cache.native += 1
+            if (observer := describe_observer()) is not None:
+                self.program.reports.note(Kind.THIS_CALL, *observer)
+                self.program.reports.emit()
+        return call_as_caller(self.target, args, kwargs)
+
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.cache.misses += 1
-        if self.eager:
+        stance = current_stance()
+        if self.eager or stance == "eager_on_recompile" or TRACING_LOCK.is_held_elsewhere():
+            # If another thread traces, torch is not in the state that guards would describe.
+            self.cache.native += 1
             return call_as_caller(self.target, args, kwargs)
+        if stance == "fail_on_recompile":
+            raise RecompileError(self.name, self.why_missed(args, kwargs))
         if self.records and _records_log.isEnabledFor(logging.INFO):
             for i, why in enumerate(self.why_missed(args, kwargs)):
                 _records_log.info("%s: record %d does not match: %s", self.name, i, why)
-        if TRACING_LOCK.is_held_elsewhere():
-            # Another thread traces: torch is not in the state that guards would describe.
-            return call_as_caller(self.target, args, kwargs)
+        reports = self.program.reports
         if not self.is_continuation and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
+            self.cache.native += 1
+            reports.emit()
             return call_as_caller(self.target, args, kwargs)
-        return call_uninterrupted(lambda: MonitoredCall(self, args, kwargs).run())
+        self.cache.misses += 1
+        if self.cache.misses == config.misses_before_report and not self.cache.hits:
+            self._report_misses(args, kwargs)
+            reports.emit()  # before the run, as it may raise
+        result = call_uninterrupted(lambda: MonitoredCall(self, args, kwargs).run())
+        reports.emit()
+        return result
+
+    def _report_misses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Report that no call has hit."""
+        if self.is_continuation:
+            return
+        why = next(iter(self.why_missed(args, kwargs)), self._obstacle or "there is no record")
+        self.program.reports.note(
+            Kind.NO_HITS,
+            f"{self.cache.misses} calls were monitored: {why}",
+            "pass what differs between calls as a tensor or a number, or keep it the same; "
+            "MAGPY_LOGS=records has the reason of each call",
+        )
 
     def why_missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """For each record, the condition that failed for these arguments."""
@@ -225,7 +272,7 @@ class Dispatcher:
             if self.eager:
                 return  # another thread was first, and has warned
             self.eager.turn_on(reason)
-        warnings.warn(f"magpy_like: {self.name} runs eagerly from now on: {reason}", stacklevel=4)
+        self.program.reports.note(Kind.NATIVE, reason, _PASS_VARYING_VALUES)
 
     def _run_after_failure(
         self, failure: GraphFailure, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -235,11 +282,12 @@ class Dispatcher:
         result = call_as_caller(self.target, args, kwargs)
         self._graph_failures += 1
         if self._graph_failures == 2:
-            warnings.warn(
-                f"magpy_like: a record of {self.name} keeps raising where the program itself "
-                f"continues, so such calls run eagerly: {failure.why}",
-                stacklevel=4,
+            self.program.reports.note(
+                Kind.FAILING,
+                f"a record of {self.name} keeps raising where the program itself continues, so "
+                f"such calls run eagerly: {failure.why}",
             )
+            self.program.reports.emit()
         return result
 
     def _note_misspeculation(self, positions: Collection[SourcePosition], raised: str) -> None:
@@ -304,7 +352,7 @@ class Dispatcher:
             if is_interruption(error):
                 raise
             _records_log.debug("synthesis failed", exc_info=error)
-            detail = f"no record could be made: {type(error).__name__}: {error}"
+            detail = f"no record could be made: {in_words(error)}"
             raise Split(SplitReason.INTERNAL_ERROR, detail) from error
 
     def _compile_graph(self, graph: Any, inputs: Any) -> Any:
@@ -343,13 +391,17 @@ class Dispatcher:
         self.note_split(point)
         if obstacle:
             _splits_log.info("%s: no segment ends there: %s", self.name, obstacle)
-        self.eager.note_unrecorded(f"it splits at {point}")
+        self._obstacle = str(point)
+        if self.eager.note_unrecorded(f"it splits at {point}"):
+            self.program.reports.note_split(Kind.NATIVE, point)
 
     def note_escape(self) -> None:
         """Note that an exception has left the program: no record reproduces that."""
+        self._obstacle = "it has raised an exception, which no record repeats"
         layout = self.target.layout if is_instance(self.target, Continuation) else None
         if layout is not None and (layout.raised or layout.handles_exception):
-            self.eager.note_unrecorded("its exceptions are not handled")
+            if self.eager.note_unrecorded("its exceptions are not handled"):
+                self.program.reports.note(Kind.NATIVE, self._obstacle, "handle it in the function")
 
     def note_native(self, reason: str) -> None:
         """Note that the whole program runs natively from now on."""
@@ -370,9 +422,15 @@ class Dispatcher:
         records = [r for d in (self, *continuations) for r in d.records]
         graphs = len({id(record.graph) for record in records if record.graph is not None})
         # A call whose later segment was monitored is a miss after all.
-        partial_hits = min(self.hits, sum(d.cache.misses for d in continuations))
+        monitored = min(self.hits, sum(d.cache.misses for d in continuations))
+        native = min(self.hits - monitored, sum(d.cache.native for d in continuations))
         return CacheInfo(
-            self.hits - partial_hits, self.cache.misses + partial_hits, len(records), graphs
+            hits=self.hits - monitored - native,
+            misses=self.cache.misses + monitored,
+            records=len(records),
+            graphs=graphs,
+            native=self.cache.native + native,
+            uncompiled=min(self.cache.uncompiled, self.hits - monitored - native),
         )
 
     def explain(

@@ -20,8 +20,13 @@ class EagerSwitch:
         """Run eagerly from now on."""
         self.reason = reason
 
-    def note_unrecorded(self, reason: str) -> None:
-        """A monitor run ended without a record; too many turn eager execution on."""
+    def note_unrecorded(self, reason: str) -> bool:
+        """A monitor run ended without a record; too many turn eager execution on.
+
+        Returns True if this one did.
+        """
         self._unrecorded += 1
-        if self._unrecorded >= config.split_limit:
-            self.reason = reason
+        if self or self._unrecorded < config.split_limit:
+            return False
+        self.reason = reason
+        return True

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from magpy_like.active_run import is_monitoring
 from magpy_like.monitor.torch_state import default_device
-from magpy_like.native import operators_may_be_observed
+from magpy_like.native import eager_is_forced, may_have_to_run_natively
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import dispatch_mode_count, function_mode_count, tracing_state
 from magpy_like.torch_compat.functorch import is_forward_ad_active, is_under_transform
@@ -22,14 +24,33 @@ def is_traced() -> bool:
     if is_monitoring() or is_forward_ad_active():
         return True
     # Rarely true, and a fifth of the cost of all questions below.
-    return operators_may_be_observed() and _is_observed()
+    return may_have_to_run_natively() and (_is_observed() or eager_is_forced())
+
+
+def describe_observer() -> tuple[str, str] | None:
+    """Who sees the program's operators, and how to do without; None if nobody does."""
+    found = next((why for test, why in _OBSERVERS if test()), None)
+    return None if found is None else (f"{found}, so it runs as it is written", _REMEDY)
 
 
 def _is_observed() -> bool:
-    return (
-        (function_mode_count() > 0 and not default_device.are_all_modes())
-        or dispatch_mode_count() > 0
-        or tracing_state() is not None
-        or (torch.is_grad_enabled() and saved_tensor_hooks(True) is not None)
-        or is_under_transform()
-    )
+    return any(test() for test, _ in _OBSERVERS)
+
+
+_REMEDY = "call it outside, or compile a function that contains both"
+_OBSERVERS: tuple[tuple[Callable[[], bool], str], ...] = (
+    (
+        lambda: function_mode_count() > 0 and not default_device.are_all_modes(),
+        "a mode with a __torch_function__ sees each operator",
+    ),
+    (lambda: dispatch_mode_count() > 0, "a mode with a __torch_dispatch__ sees each operator"),
+    (lambda: tracing_state() is not None, "torch.jit.trace records each operator"),
+    (
+        lambda: torch.is_grad_enabled() and saved_tensor_hooks(True) is not None,
+        "hooks on saved tensors, such as those of torch.utils.checkpoint, receive the tensors of "
+        "each operator",
+    ),
+    (is_forward_ad_active, "forward-mode AD differentiates each operator"),
+    (is_under_transform, "a transform of torch.func sees each operator"),
+)
+"""Who may see operators, and the words for it. The first that is true is reported."""

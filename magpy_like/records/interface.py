@@ -31,16 +31,21 @@ class CacheInfo(NamedTuple):
     """Counters of a compiled function, like those of ``functools.lru_cache``.
 
     Attributes:
-        hits: calls without a monitor run.
-        misses: calls with one.
+        hits: calls that records served, without a monitor run.
+        misses: calls with a monitor run.
         records: the records kept.
         graphs: the distinct operator graphs; a backend may compile one for several sizes.
+        native: calls that ran the program as it is, without a monitor.
+        uncompiled: those of the hits that ran no compiled graph: the program has no operators, or
+            its graph runs operator by operator.
     """
 
     hits: int
     misses: int
     records: int
     graphs: int
+    native: int = 0
+    uncompiled: int = 0
 
 
 class Segment(NamedTuple):
@@ -167,15 +172,15 @@ class UncompiledProgram:
             from magpy_like.records.backend_names import resolve_backend
 
             resolve_backend(backend, mode, backend_options)
-        self.misses = 0
+        self.native = 0
         dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.misses += 1
+        self.native += 1
         return self.target(*args, **kwargs)
 
     def cache_info(self) -> CacheInfo:
-        return CacheInfo(0, self.misses, 0, 0)
+        return CacheInfo(0, 0, 0, 0, native=self.native)
 
     def explain(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None
@@ -187,7 +192,7 @@ class UncompiledProgram:
         return Explanation(split_points=[SplitPoint.of(str(name), code, cause)])
 
     def reset(self) -> None:
-        self.misses = 0
+        self.native = 0
 
 
 dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()

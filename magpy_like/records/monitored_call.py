@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
@@ -13,7 +10,7 @@ from magpy_like.interruption import is_interruption
 from magpy_like.monitor.frame_observers import OBSERVES_ITSELF
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.native import call_as_caller
-from magpy_like.native.instance_checks import is_instance
+from magpy_like.records.reports import code_of
 from magpy_like.records.segments import SegmentCut
 from magpy_like.split_points import BranchRefused, SpeculationRefused, Split, SplitPoint
 
@@ -102,13 +99,6 @@ class MonitoredCall:
             except (SpeculationRefused, BranchRefused) as obstacle:
                 last.skip_fast_path(obstacle, run.context.recording)
             except Split as split:
-                code = _code_of(self._dispatcher.target)
+                code = code_of(self._dispatcher.target)
                 point = SplitPoint.of(self._dispatcher.name, code, split.cause)
                 cut.note_unrecorded(point, "")
-
-
-def _code_of(target: Any) -> types.CodeType | None:
-    if is_instance(target, torch.nn.Module):
-        target = type(target).forward
-    target = getattr(target, "__func__", target)
-    return getattr(target, "__code__", None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from magpy_like.compiler.runtime.cuda_graphs.capture_reports import ProgramLaunchers
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.records.reports import Kind, Reports
 from magpy_like.split_points import SourcePosition
 from magpy_like.splitting.continuation import Continuation
 from magpy_like.splitting.continuation_functions import run_chain
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
     from magpy_like.records.dispatcher import Dispatcher
 
 
+_INSPECTS_AUTOGRAD = (
+    "it reads the autograd graph of an earlier segment, which must be that of eager mode",
+    "read it outside the compiled function",
+)
+_OVERWRITES_SAVED = (
+    "a segment writes to tensors that an earlier one may have saved for the backward pass, so "
+    "operators run one by one while gradients are recorded",
+    "remove the split between both, or the write",
+)
+
+
 class ProgramState:
     """Continuations of one compiled function by layout, and facts about the whole program."""
 
@@ -29,6 +41,7 @@ class ProgramState:
         self._entry, self._make_dispatcher = entry, make_dispatcher
         self.dispatchers: dict[Layout, Dispatcher] = {}
         """The dispatchers of the continuations."""
+        self.reports = Reports(lambda: entry.name, entry.target)
         self.graphs = SharedGraphs()
         self.launchers = ProgramLaunchers()
         self.misspeculations: set[SourcePosition] = set()
@@ -57,12 +70,14 @@ class ProgramState:
     def expose_autograd_graph(self) -> None:
         """From now on run all segments operator by operator."""
         if not self.exposes_autograd_graph:
+            self.reports.note(Kind.UNCOMPILED, *_INSPECTS_AUTOGRAD)
             self.exposes_autograd_graph = True
             self._clear_records()
 
     def run_eagerly_with_gradients(self) -> None:
         """From now on run all segments operator by operator while gradients are recorded."""
         if not self.eager_with_gradients:
+            self.reports.note(Kind.UNCOMPILED, *_OVERWRITES_SAVED)
             self.eager_with_gradients = True
             self._clear_records()
 
@@ -73,6 +88,7 @@ class ProgramState:
     def run_natively(self, reason: str) -> None:
         """Record the program no more: its calls run it natively."""
         self._entry.note_native(reason)
+        self.reports.note(Kind.NATIVE, reason, "keep that out of the compiled function")
         for dispatcher in self.all_dispatchers():
             dispatcher.cache.clear()
             dispatcher.eager.turn_on(reason)

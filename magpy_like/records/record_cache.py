@@ -9,6 +9,7 @@ from typing import Any
 from magpy_like.interruption import is_interruption
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.record_index import RecordIndex
+from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record
 
 INDEXED_FROM = 6
@@ -28,7 +29,11 @@ class RecordCache:
         """All records, if they are many."""
         self._last: Record | None = None
         """The record that matched last, or is the newest."""
-        self.hits = self.misses = 0
+        self.forget_calls()
+
+    def forget_calls(self) -> None:
+        """Set all counters of calls to zero."""
+        self.hits = self.misses = self.native = self.uncompiled = 0
 
     def match(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], excluded: tuple[Record, ...] = ()
@@ -82,6 +87,8 @@ class RecordCache:
 
     def insert(self, record: Record) -> None:
         """Add a record as the first, and drop those that it covers."""
+        if record.layout is None and not record.is_compiled:
+            record.mock = self._counting(record.mock)
         with self.lock:
             kept = tuple(r for r in self.records if not record.covers(r))
             is_smaller, self.records = len(kept) < len(self.records), (record, *kept)
@@ -90,6 +97,17 @@ class RecordCache:
                 self._begin_index()
             else:
                 self._index.insert(record)
+
+    def _counting(self, mock: Callable[..., Any]) -> Callable[..., Any]:
+        """``mock``, whose calls count as uncompiled; other mocks need not ask whether they do."""
+
+        def counted(*values: Any) -> Any:
+            result = mock(*values)
+            if type(result) is not GraphFailure and type(result) is not Misspeculation:
+                self.uncompiled += 1
+            return result
+
+        return counted
 
     def discard(self, is_outdated: Callable[[Record], bool]) -> None:
         """Drop the records for which the predicate is true."""

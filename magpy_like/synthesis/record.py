@@ -73,6 +73,11 @@ class Record:
         return None if self.compiled is None else self.compiled.graph
 
     @property
+    def is_compiled(self) -> bool:
+        """True if it runs a graph that the backend has compiled."""
+        return self.compiled is not None and self.compiled.is_compiled
+
+    @property
     def guards(self) -> list[str]:
         """The conditions as text."""
         return [sentence for condition in self.conditions for sentence in condition.sentences]

@@ -23,12 +23,18 @@ class CompiledGraph:
     """An operator graph and its compiled callable.
 
     ``may_fail``: the callable may raise although none of the operators does.
+    ``is_compiled``: False if a backend should have compiled it and it runs operator by operator.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, run: Callable[..., Any], may_fail: bool = False
+        self,
+        graph: fx.GraphModule,
+        run: Callable[..., Any],
+        may_fail: bool = False,
+        is_compiled: bool = True,
     ) -> None:
         self.graph, self.run, self.may_fail = graph, run, may_fail
+        self.is_compiled = is_compiled
 
 
 Key = tuple[Any, ...]

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
     disable_fake_tensor_cache,
     unset_fake_temporarily,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "UnsupportedOperatorException",
     "detect_fake_mode",
     "disable_fake_tensor_cache",
     "enable_python_dispatcher",
@@ -28,7 +30,8 @@ __all__ = [
 
 # `detect_fake_mode(inputs)` returns the mode of fake tensors among the inputs or on the stack.
 # Under `enable_python_dispatcher`, operators with Python decompositions keep symbolic sizes.
-# The first two exceptions name an operator whose result or result's size depends on data.
+# The exceptions name an operator whose result or result's size depends on data, or that has no
+# kernel for tensors without data.
 
 FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
 """Logger that reports each operator that raises on fake tensors."""

@@ -448,7 +448,7 @@ def test_compiled_function_may_call_a_compiled_function():
     fast = compiled(outer)
     for i in range(3):
         assert_same(fast(tensor(i, 2)), outer(tensor(i, 2)))
-    assert magpy.cache_info(fast) == (2, 1, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (2, 1, 1, 1)
 
 
 def test_program_may_compile_a_function_inside():

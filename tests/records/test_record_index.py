@@ -325,7 +325,7 @@ def test_reset_forgets_indexed_records():
         fast(*by_number(i))
     magpy.reset()
     assert_same(fast(*by_number(3)), tensor(3, 6))
-    assert magpy.cache_info(fast) == (0, 1, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (0, 1, 1, 1)
 
 
 def test_few_records_are_tried_in_turn(tried):

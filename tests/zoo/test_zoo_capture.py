@@ -80,7 +80,7 @@ def test_static_model_is_one_graph_and_hits(entry, train, device):
     model, eager = twin_models(entry, train, device)
     fast = magpy.compile(model, backend="eager", fullgraph=True)
     assert_calls_equal_eager(entry, fast, model, eager)
-    assert magpy.cache_info(fast) == (2, 1, 1, 1)  # hits, misses, records, graphs
+    assert magpy.cache_info(fast)[:4] == (2, 1, 1, 1)  # hits, misses, records, graphs
 
 
 @by_name([m for m in STATIC if m.trains], full=DEEP)
@@ -89,7 +89,7 @@ def test_static_model_trains_through_aot_autograd(entry, device):
     model, eager = (m.double() for m in twin_models(entry, True, device))
     fast = magpy.compile(model, backend="aot_eager", fullgraph=True)
     assert_calls_equal_eager(entry, fast, model, eager, calls=2)
-    assert magpy.cache_info(fast) == (1, 1, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (1, 1, 1, 1)
 
 
 @pytest.mark.full
@@ -98,7 +98,7 @@ def test_static_model_infers_through_aot_autograd(entry, device):
     model, eager = twin_models(entry, False, device)
     fast = magpy.compile(model, backend="aot_eager", fullgraph=True)
     assert_calls_equal_eager(entry, fast, model, eager)
-    assert magpy.cache_info(fast) == (2, 1, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (2, 1, 1, 1)
 
 
 @by_name(DYNAMIC)

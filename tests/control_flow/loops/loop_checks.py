@@ -39,7 +39,7 @@ def check_one_record(program: Callable[..., Any]) -> None:
     """
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     _compare(fast, program, (5, 7, 9, 4, 12, 30, 6), outcome)
-    assert magpy.cache_info(fast) == (5, 2, 1, 1), "the second call generalises"
+    assert magpy.cache_info(fast)[:4] == (5, 2, 1, 1), "the second call generalises"
     report = magpy.explain(fast, torch.ones(8, 3))
     assert not report.split_points
     (graph,) = report.graphs

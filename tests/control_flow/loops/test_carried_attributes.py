@@ -427,7 +427,7 @@ def test_module_that_keeps_its_state_is_one_operator():
             run(x).square().sum().backward()
             found.append((module.state, [p.grad for p in module.parameters()]))
         assert_same(*found)
-    assert magpy.cache_info(fast) == (2, 2, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (2, 2, 1, 1)
 
 
 class Neuron(nn.Module):
@@ -483,7 +483,7 @@ def test_buffers_of_modules_are_carried(resets, training):
 
     for size in (5, 7, 9, 6, 12):
         check(size)
-    assert magpy.cache_info(fast) == (3, 2, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (3, 2, 1, 1)
     for module in (mine, theirs):
         module.neurons[0].register_buffer("membrane", torch.ones(3), persistent=False)
     check(8)

@@ -668,7 +668,7 @@ def test_iterations_after_a_different_first_one_are_one_operator(program, traini
         assert_same(*found)
     (record,) = magpy.api._dispatcher(fast).records
     assert [node.target for node in record.graph.graph.nodes].count(for_loop) == 1
-    assert magpy.cache_info(fast) == (3, 2, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (3, 2, 1, 1)
     for steps in (2, 1):
         assert_same(fast(torch.ones(steps, 4, 3)), program(torch.ones(steps, 4, 3)))
     assert magpy.cache_info(fast).hits == 3, "no iterations follow the first one"

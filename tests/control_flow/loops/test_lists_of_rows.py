@@ -350,7 +350,7 @@ def test_one_record_serves_all_numbers_of_rows(program):
     for size in (5, 7, 9, 4, 2):
         x = torch.randn(size, 3)
         assert_same(fast(x), program(x))
-    assert magpy.cache_info(fast) == (3, 2, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (3, 2, 1, 1)
     (graph,) = magpy.explain(fast, torch.ones(8, 3)).graphs
     loop = any(node.target is for_loop for node in graph.graph.nodes)
     assert loop and not magpy.explain(fast, torch.ones(8, 3)).split_points
@@ -376,7 +376,7 @@ def test_one_record_reads_rows_at_an_offset_from_the_index(program):
     for size in (9, 12, 30, 11, 8):
         x = torch.randn(size, 3)
         assert_same(fast(x), program(x))
-    assert magpy.cache_info(fast) == (3, 2, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (3, 2, 1, 1)
 
 
 def reads_as_many_as_another_has(x, y):
@@ -392,7 +392,7 @@ def test_missing_rows_must_miss():
     for more, fewer in ((9, 5), (12, 7), (8, 8)):
         x, y = torch.randn(more, 3), torch.randn(fewer, 3)
         assert_same(fast(x, y), program(x, y))
-    assert magpy.cache_info(fast) == (1, 2, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (1, 2, 1, 1)
     with pytest.raises(IndexError, match="tuple index out of range"):
         fast(torch.randn(4, 3), torch.randn(5, 3))
 

@@ -389,7 +389,7 @@ def test_one_record_serves_exits_in_all_iterations(program):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for start in STARTS:
         assert_same(observe(fast, start, True), observe(program, start, True))
-    assert magpy.cache_info(fast) == (len(STARTS) - 1, 1, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (len(STARTS) - 1, 1, 1, 1)
     (graph,) = magpy.explain(fast, torch.ones(3)).graphs
     assert any(node.target is for_loop_with_exits for node in graph.graph.nodes)
 
@@ -505,4 +505,4 @@ def test_identity_of_an_element_depends_on_the_exit(program, first):
     for start in (first, 4.5, -1.0, 2.5, 20.0, 0.5):
         assert_same(observe(fast, start, True), observe(program, start, True))
     if program is reads_first_and_last:
-        assert magpy.cache_info(fast) == (5, 1, 1, 1)
+        assert magpy.cache_info(fast)[:4] == (5, 1, 1, 1)

@@ -235,7 +235,7 @@ def test_draws_and_modes_of_a_loop_with_early_exit_equal_eagers(program):
             found.append((result, leaf.grad, torch.get_rng_state(), torch.is_grad_enabled()))
         assert_same(*found)
     if program is exits_after_its_draw:
-        assert magpy.cache_info(fast) == (5, 1, 1, 1)
+        assert magpy.cache_info(fast)[:4] == (5, 1, 1, 1)
         (graph,) = magpy.explain(fast, torch.ones(3)).graphs
         assert any(node.target is for_loop_with_exits for node in graph.graph.nodes)
 

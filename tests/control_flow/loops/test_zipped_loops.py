@@ -145,6 +145,6 @@ def test_ranges_vary_independently_of_the_rows():
     x = torch.randn(12, 3)
     for n, begin in ((5, 0), (7, 0), (9, 0), (12, 2), (11, 3), (8, 1), (40, 5)):
         assert_same(fast(x, n, begin), range_from_arguments(x, n, begin))
-    assert magpy.cache_info(fast) == (4, 3, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (4, 3, 1, 1)
     assert_same(fast(x, 3, 2), range_from_arguments(x, 3, 2))
     assert magpy.cache_info(fast).misses == 4, "there is one iteration only"

@@ -821,7 +821,7 @@ def test_frames_entered_after_an_import_that_raises_are_followed(monkeypatch):
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for n in (1, 1, 2, 3):
         assert torch.equal(fast(torch.ones(3), n), torch.full((3,), 2.0 * n))
-    assert magpy.cache_info(fast) == (2, 2, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (2, 2, 1, 1)
 
 
 class _Loader:

@@ -78,7 +78,7 @@ def test_speculating_program_is_one_graph_and_hits_from_the_second_call_on(progr
         torch.manual_seed(0)
         assert_same(result, program(theirs, SMALL))
     assert_same(mine, theirs)
-    assert magpy.cache_info(fast) == (2, 1, 1, 1)
+    assert magpy.cache_info(fast)[:4] == (2, 1, 1, 1)
 
 
 def test_misspeculation_leaves_no_effects():

@@ -1,0 +1,117 @@
+"""Reports to the user of calls that are not faster: warnings with line, reason and remedy.
+
+A function is reported once for each :class:`Kind`. A report is noted where its cause is found,
+which may be in the middle of a run, and becomes a warning later: a filter may make it an
+exception.
+"""
+
+from __future__ import annotations
+
+import enum
+import pathlib
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from magpy_like.errors import MagpyWarning
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.split_points import SplitPoint
+
+
+class Kind(enum.Enum):
+    """What is reported of a function, as the verb of a sentence."""
+
+    NATIVE = "runs eagerly from now on"
+    THIS_CALL = "ran natively in a call"
+    NO_HITS = "has never found a record that matches a call"
+    FAILING = "keeps raising in its compiled form, and such calls run natively"
+    UNCOMPILED = "runs operator by operator"
+    TORCH_COMPILE = "meets torch.compile"
+    STANCE = "does not follow the stance"
+
+
+class Location(NamedTuple):
+    """A position in the program."""
+
+    filename: str
+    lineno: int
+    function: str
+
+    @classmethod
+    def of_split(cls, point: SplitPoint) -> Location:
+        return cls(point.filename, point.lineno, point.function)
+
+    def __str__(self) -> str:
+        inside = f" in {self.function}" if self.function else ""
+        return f"{self.filename}:{self.lineno}{inside}"
+
+
+class Reports:
+    """The reports of one compiled function and its continuations."""
+
+    def __init__(self, name: Callable[[], str], target: Any) -> None:
+        """``name`` returns the name of the function ``target``, for people."""
+        self._name, self._target = name, target
+        self._lock = threading.Lock()
+        self._told: set[Kind] = set()
+        self._waiting: list[tuple[str, Location]] = []
+
+    def note(
+        self, kind: Kind, reason: str, remedy: str = "", location: Location | None = None
+    ) -> None:
+        """Note a report; ``location`` is by default where the function is defined."""
+        with self._lock:
+            if kind in self._told:
+                return
+            self._told.add(kind)
+        where = location or self._definition()
+        text = f"magpy_like: {self._name()} {kind.value}: {reason} ({where})"
+        self._waiting.append((f"{text}. {_sentence(remedy)}" if remedy else text, where))
+
+    def note_split(self, kind: Kind, point: SplitPoint) -> None:
+        """Note a report whose cause is a split that no segment ends at."""
+        self.note(kind, point.detail, point.cause.remedy, Location.of_split(point))
+
+    def emit(self) -> None:
+        """Warn of what has been noted. A filter of the program may raise the warning."""
+        while self._waiting:
+            text, where = self._waiting.pop(0)
+            warnings.warn_explicit(text, MagpyWarning, where.filename, where.lineno)
+
+    def _definition(self) -> Location:
+        code = code_of(self._target)
+        if code is None or code.co_filename.startswith(_NOT_THE_USERS):
+            return _calling_location()
+        return Location(code.co_filename, code.co_firstlineno, code.co_qualname)
+
+
+_NOT_THE_USERS = (str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent))
+"""Folders of code that no user has written."""
+
+
+def _calling_location() -> Location:
+    """The innermost line of the program on this thread's stack: its call of a compiled object."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    if frame is None:
+        return Location("?", 0, "")
+    code = frame.f_code
+    return Location(code.co_filename, frame.f_lineno or 0, code.co_qualname)
+
+
+def _sentence(remedy: str) -> str:
+    return f"To mend it: {remedy}"
+
+
+def code_of(target: Any) -> types.CodeType | None:
+    """The code of a function, a method or a module's ``forward``; None for anything else."""
+    if is_instance(target, torch.nn.Module):
+        target = type(target).forward
+    target = getattr(target, "__func__", target)
+    return getattr(target, "__code__", None)
