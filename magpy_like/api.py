@@ -14,7 +14,7 @@ from magpy_like.active_run import is_monitoring
 from magpy_like.arguments import check
 from magpy_like.compiled_module import CompiledModule
 from magpy_like.errors import ArgumentError
-from magpy_like.monitor.calls import compiled_callees
+from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.monitor.disabled_functions import mark_disabled
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
@@ -84,7 +84,9 @@ def compile(
         return model
     dispatcher = make_dispatcher(original, **settings)
     if isinstance(original, nn.Module):
-        return CompiledModule(original, dispatcher)
+        module = CompiledModule(original, dispatcher)
+        module.__dict__.update(torch_wrappers.marks(module, original))
+        return module
     return _compiled_function(original, dispatcher)
 
 
@@ -97,6 +99,7 @@ def _compiled_function(target: Callable[..., Any], dispatcher: Any) -> Callable[
         return dispatcher.call(args, kwargs)
 
     compiled_callees.register_wrapper(compiled, "__wrapped__")
+    compiled.__dict__.update(torch_wrappers.marks(compiled, target))
     compiled._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
     return compiled
 
@@ -114,9 +117,20 @@ def _original(model: Any) -> tuple[Any, Any]:
         return (
             (model, None) if known is None else (types.MethodType(function, model.__self__), known)
         )
+    if (inner := _original_of_torchs(model)) is not model:
+        return _original(inner)
     if compiled_callees.is_wrapper(model) and (known := _find_dispatcher(model)) is not None:
         return known.target, known
     return model, None
+
+
+def _original_of_torchs(model: Any) -> Any:
+    """What ``torch.compile`` or ``torch.compiler.disable`` has wrapped: the last call decides."""
+    if torch_wrappers.role_of(model) is None:
+        return model
+    if torch_wrappers.is_optimized_module(model) and torch_wrappers.has_own_hooks(model):
+        return model
+    return torch_wrappers.original_of(model)
 
 
 def _has_settings(dispatcher: Any, settings: dict[str, Any]) -> bool:
@@ -169,7 +183,8 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
     """
     check("explain", target=target)
     known = _find_dispatcher(target)
-    dispatcher = make_dispatcher(target if known is None else known.target, backend="eager")
+    original = _original(target)[0] if known is None else known.target
+    dispatcher = make_dispatcher(original, backend="eager")
     return cast(Explanation, dispatcher.explain(args, kwargs, known))
 
 

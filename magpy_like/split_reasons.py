@@ -93,7 +93,13 @@ class SplitReason(enum.Enum):
     )
     DISABLED_FUNCTION = (
         "call of a disabled function",
-        "take magpy_like.disable off {subject}, if a record may contain it",
+        "take magpy_like.disable off {subject}, or torch.compiler.disable, if a record may contain "
+        "it",
+    )
+    GRAPH_BREAK = ("graph break that the program asks for", "remove the call of {subject}")
+    TORCH_CONTROL = (
+        "control of torch's own compiler",
+        "call {subject} outside the compiled function",
     )
 
     # --- tensors ---------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ class Context:
         """The call to make in place of the one that is about to run."""
         self.compiling_read = False
         """Whether the program has read that it is being compiled."""
+        self.compiled_by_torch: tuple[str, tuple[str, int, str]] | None = None
+        """The first callee that torch.compile has compiled, and where the program calls it."""
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
         self._in_place_reads: dict[types.CodeType, set[int]] = {}
 
@@ -68,6 +70,13 @@ class Context:
         flags = LiftedFlags(recording)
         self.recording, self.lifted, self.varying = recording, recording.lifted, varying
         self.flags = flags
+
+    def note_compiled_by_torch(self, name: str) -> None:
+        """Note that the program calls a function or module that torch.compile has compiled."""
+        if self.frame is not None:
+            code = self.frame.f_code
+            position = code.co_filename, self.frame.f_lineno or 0, code.co_qualname
+            self.compiled_by_torch = name, position
 
     def release(self) -> None:
         """Drop the recording, and with it every object of the program that it holds."""

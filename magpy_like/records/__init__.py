@@ -12,6 +12,8 @@
 - ``miss_analysis``: values that varied between calls are lifted
 - ``fast_paths``: speculation and merged branches, until a run disproves them
 - ``eager_switch``: when a function runs eagerly for good
+- ``reports``: warnings of calls that are not faster
+- ``reset_by_torch``: ``torch.compiler.reset``
 - ``graph_backend``, ``backend_names``: compilation of operator graphs
 - ``foreign_tracing``: others that trace or transform the program's operators
 - ``explain``: the report of one run

@@ -12,6 +12,7 @@ from magpy_like.config import config
 from magpy_like.errors import ArgumentError, FullGraphError, RecompileError
 from magpy_like.interruption import call_uninterrupted, is_interruption
 from magpy_like.logs import topic
+from magpy_like.monitor.calls import torch_wrappers
 from magpy_like.monitor.frame_observers import (
     OBSERVES_ITSELF,
     are_replaced,
@@ -26,13 +27,14 @@ from magpy_like.records.eager_switch import EagerSwitch
 from magpy_like.records.fast_paths import FastPaths
 from magpy_like.records.foreign_tracing import describe_observer, is_traced
 from magpy_like.records.graph_backend import GraphBackend
-from magpy_like.records.interface import CacheInfo, Explanation, dispatchers
+from magpy_like.records.interface import CacheInfo, Explanation, dispatchers, reset_all
 from magpy_like.records.miss_analysis import Varying
 from magpy_like.records.monitored_call import MonitoredCall
 from magpy_like.records.program_continuations import ProgramState
 from magpy_like.records.record_cache import RecordCache
 from magpy_like.records.record_limits import Limits
-from magpy_like.records.reports import Kind
+from magpy_like.records.reports import Kind, Reports
+from magpy_like.records.reset_by_torch import call_on_reset
 from magpy_like.refgraph.plain_values import callable_name
 from magpy_like.split_points import (
     BranchRefused,
@@ -47,7 +49,7 @@ from magpy_like.splitting.frame_layout import Layout
 from magpy_like.synthesis.graph_compilation import GraphCompiler
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record, synthesise
-from magpy_like.torch_compat.stances import current_stance
+from magpy_like.torch_compat.stances import current_stance, forced_backend, skips_guards
 from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import transient_graph_sources, untraced
@@ -112,6 +114,8 @@ class Dispatcher:
         self.varying = Varying(self.dynamic, is_continuation=self.is_continuation)
         self.split_points: list[SplitPoint] = []
         self._graph_failures = 0
+        if torch_wrappers.is_disabled(self.target):
+            self.eager.turn_on("torch.compiler.disable has disabled it")
         self._obstacle = ""
         """The reason why the last run has no record."""
 
@@ -241,6 +245,8 @@ class Dispatcher:
             reports.emit()
             return call_as_caller(self.target, args, kwargs)
         self.cache.misses += 1
+        reports.note_torch_compile_around()
+        _report_stance(reports)
         if self.cache.misses == config.misses_before_report and not self.cache.hits:
             self._report_misses(args, kwargs)
             reports.emit()  # before the run, as it may raise
@@ -323,7 +329,7 @@ class Dispatcher:
         if len(self.records) >= self._limits.generalise_after:
             self.varying.learn(self.records, args, kwargs)
             self.cache.discard(self.varying.outdates)
-        return self.varying.variation()
+        return self.varying.variation((*args, *kwargs.values()))
 
     def synthesise(
         self,
@@ -368,6 +374,7 @@ class Dispatcher:
         with self.cache.lock:
             self.varying.learn_from(record, similar)
             self.cache.insert(record)
+        call_on_reset(reset_all)
         if _guards_log.isEnabledFor(logging.INFO):
             _guards_log.info(
                 "%s:\n%s\n%s", self.name, "\n".join(record.guards), record.guard_source
@@ -438,3 +445,12 @@ class Dispatcher:
     ) -> Explanation:
         """Run the program once and report its records: see :mod:`magpy_like.records.explain`."""
         return explain.explain(self, args, kwargs, known)
+
+
+def _report_stance(reports: Reports) -> None:
+    """Report the arguments of ``torch.compiler.set_stance`` that mean nothing here."""
+    remedy = "it is for torch.compile alone"
+    if forced_backend() is not None:
+        reports.note(Kind.STANCE, "force_backend is ignored, as compile has the backend", remedy)
+    if skips_guards():
+        reports.note(Kind.STANCE, "skip_guard_eval_unsafe is ignored: guards are checked", remedy)

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 
 from magpy_like.errors import DynamicDimensionError
-from magpy_like.monitor.symbolic.dynamic_marks import has_marked_tensors, marked_dimensions
+from magpy_like.monitor.symbolic.dynamic_marks import (
+    marked_dimensions,
+    may_have_marks,
+    static_dimensions,
+    wished_dimensions,
+)
 from magpy_like.monitor.symbolic.variation import Path, Variation
 from magpy_like.synthesis.guard.expected_values import differences, other_lengths
 from magpy_like.synthesis.record import Record
@@ -135,23 +140,28 @@ class Varying:
                     name = found.names.get(path, "a tensor")
                     raise DynamicDimensionError(f"dimension {dim} of {name}", size, reason)
 
-    def variation(self) -> Variation:
-        """The values that a monitor run lifts."""
+    def variation(self, arguments: Iterable[Any] = ()) -> Variation:
+        """The values that a monitor run on these arguments lifts."""
         numbers = frozenset(self.numbers)
         lists = frozenset(self.lengths), frozenset(self.counts)
         if self.dynamic:
             varied = {path: frozenset(dims) for path, dims in self.dims.items()}
-            return Variation(numbers, _all_dims, *lists, varied)
-        if self.dynamic is False or not (self.dims or numbers or has_marked_tensors()):
+            return Variation(numbers, self._all_dims, *lists, varied)
+        if self.dynamic is False or not (self.dims or numbers or may_have_marks(arguments)):
             return Variation(numbers, None, *lists)
         return Variation(numbers, self._some_dims, *lists)
 
     def _some_dims(self, path: Path, tensor: torch.Tensor) -> Collection[int]:
-        marks = marked_dimensions(tensor)
+        found = {*self.dims.get(path, ()), *wished_dimensions(tensor)}
+        return (found - {*static_dimensions(tensor)}) | self._marks(path, tensor)
+
+    def _all_dims(self, path: Path, tensor: torch.Tensor) -> Collection[int]:
+        found = {*range(tensor.dim())}
+        return (found - {*static_dimensions(tensor)}) | self._marks(path, tensor)
+
+    def _marks(self, path: Path, tensor: torch.Tensor) -> set[int]:
+        """The dimensions of a tensor that must be dynamic; :meth:`check_marks` checks them."""
+        marks = {*marked_dimensions(tensor)}
         if marks:
             self._marked[path] = marks
-        return {*self.dims.get(path, ()), *marks}
-
-
-def _all_dims(path: Path, tensor: torch.Tensor) -> Collection[int]:
-    return range(tensor.dim())
+        return marks

@@ -10,7 +10,7 @@ from magpy_like.interruption import is_interruption
 from magpy_like.monitor.frame_observers import OBSERVES_ITSELF
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.native import call_as_caller
-from magpy_like.records.reports import code_of
+from magpy_like.records.reports import Kind, Location, code_of
 from magpy_like.records.segments import SegmentCut
 from magpy_like.split_points import BranchRefused, SpeculationRefused, Split, SplitPoint
 
@@ -73,6 +73,7 @@ class MonitoredCall:
     def _finish(self, result: Any) -> Any:
         """Record the last segment, and restore the program's own objects in the result."""
         dispatcher, run, cut = self._dispatcher, self._run, self._cut
+        self._report_torch_compile()
         changed = run.context.recording.changed_objects()
         if cut.awaits_instruction:
             dispatcher.program.run_natively(OBSERVES_ITSELF)
@@ -83,6 +84,17 @@ class MonitoredCall:
             point = dispatcher.split_points[-1]
             raise FullGraphError(point.function, point.filename, point.lineno, point.cause)
         return self._branches.restore_result(result, changed)
+
+    def _report_torch_compile(self) -> None:
+        """Report that torch.compile has compiled a callee."""
+        if (found := self._run.context.compiled_by_torch) is not None:
+            name, position = found
+            self._dispatcher.program.reports.note(
+                Kind.TORCH_COMPILE,
+                f"it calls {name}, which torch.compile has compiled, as a part of its own record",
+                "compile only one of them",
+                Location(*position),
+            )
 
     def _record_last_segment(self, result: Any) -> None:
         run, cut, segment = self._run, self._cut, self._cut.segment

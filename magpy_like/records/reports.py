@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     NO_HITS = "has never found a record that matches a call"
     FAILING = "keeps raising in its compiled form, and such calls run natively"
     UNCOMPILED = "runs operator by operator"
-    TORCH_COMPILE = "meets torch.compile"
+    TORCH_COMPILE = "overlaps with torch.compile"
     STANCE = "does not follow the stance"
 
 
@@ -77,6 +77,17 @@ class Reports:
         """Note a report whose cause is a split that no segment ends at."""
         self.note(kind, point.detail, point.cause.remedy, Location.of_split(point))
 
+    def note_torch_compile_around(self) -> None:
+        """Note that code which torch.compile has compiled calls the function."""
+        if Kind.TORCH_COMPILE in self._told or not _is_in_torch_compile():
+            return
+        self.note(
+            Kind.TORCH_COMPILE,
+            "torch.compile breaks its graph where it is called, and the call runs by records",
+            "compile only one of them",
+            _calling_location(),
+        )
+
     def emit(self) -> None:
         """Warn of what has been noted. A filter of the program may raise the warning."""
         while self._waiting:
@@ -103,6 +114,20 @@ def _calling_location() -> Location:
         return Location("?", 0, "")
     code = frame.f_code
     return Location(code.co_filename, frame.f_lineno or 0, code.co_qualname)
+
+
+def _is_in_torch_compile() -> bool:
+    """True if a function that torch.compile has returned is on this thread's stack."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith(_OF_DYNAMO):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_OF_DYNAMO = "torch/_dynamo/eval_frame.py"
 
 
 def _sentence(remedy: str) -> str:

@@ -25,7 +25,7 @@ Module                       Subject
 ``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
 ``graph_sources``            the sources of generated graph modules
 ``dynamo``                   Dynamo's frame evaluation, exceptions and registry of backends
-``stances``                  the stance of ``torch.compiler.set_stance``
+``stances``                  the stance of Dynamo, the backends that it resets
 ``inductor_names``           names of Inductor's options and modes
 ``tensor_memory``            tensors over given memory, metadata checks in C++
 ``torchscript``              TorchScript functions, their types and schemas

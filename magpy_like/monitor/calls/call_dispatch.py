@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
-from magpy_like.monitor.calls import checkpoint_calls
+from magpy_like.monitor.calls import checkpoint_calls, torch_wrappers
 from magpy_like.monitor.calls.argument_kinds import describe
 from magpy_like.monitor.calls.call_inputs import read_all_inputs
 from magpy_like.monitor.calls.native_calls import begin_native_call
@@ -51,6 +51,7 @@ def call(
     function, args, kwargs = _unwrap(rec, function, args, kwargs)
     if args and is_instance(args[0], functools.partial) and _creates_partial(function):
         _read_partial(rec, args[0])  # the new partial consists of its parts
+    _split_at_controls(context, function)
     kind = type(function)
     if kind is types.FunctionType:
         return _call_function(context, function, args, kwargs)
@@ -83,6 +84,22 @@ def call(
     if is_instance(function, type):
         return instantiate(context, function, args, kwargs)
     return _call_unannotated(rec, function, operation, args)
+
+
+def _split_at_controls(context: Context, function: Any) -> None:
+    """
+    Raises:
+        Split: torch.compiler.disable keeps the function out of records, or it is a control of
+            torch's own compiler.
+    """
+    if torch_wrappers.is_disabled(function):
+        wraps = torch_wrappers.role_of(function) is not None
+        name = describe(torch_wrappers.original_of(function) if wraps else function)
+        detail = f"calls {name}, which torch.compiler.disable has disabled"
+        raise Split(SplitReason.DISABLED_FUNCTION, detail, name)
+    if (reason := torch_wrappers.control_reason(function, context.frame)) is not None:
+        name = f"{function.__module__}.{function.__name__}"
+        raise Split(reason, f"calls {name}", name)
 
 
 def _unwrap(

@@ -129,7 +129,7 @@ def call_spread(context: Context, step: Step) -> Token:
 
 def _compiled_inside(context: Context, step: Step, depth: int, function: Any) -> Any:
     """The wrapped function of a compiled one, which it replaces on the stack; else ``function``."""
-    target = compiled_callees.read_wrapped(context.recording, function)
+    target = compiled_callees.read_wrapped(context, function)
     if target is not function:
         frame_set_operand(step.frame, depth, target)
     return target
