@@ -38,7 +38,8 @@ OPTIONS: Mapping[str, tuple[type, ...]] = {
 """Option of the compiler -> the types of its values."""
 
 LIMITS = ("record_limit", "generalise_after")
-"""Options of ``compile`` that are limits of capture, for every backend: positive ints."""
+"""Options of ``compile`` that are limits of capture, for every backend: positive ints. Their
+defaults are the fields of ``Config`` of the same names."""
 
 
 @dataclass(frozen=True)

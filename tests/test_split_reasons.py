@@ -39,7 +39,9 @@ def test_text_of_a_split_point_has_location_and_detail():
     point = SplitPoint("program", "a.py", 3, *cause)
     assert str(point) == "a.py:3 in program: calls f, which is disabled"
     assert point.cause == cause
-    assert cause.remedy == "take magpy_like.disable off f, if a record may contain it"
+    assert cause.remedy == (
+        "take magpy_like.disable off f, or torch.compiler.disable, if a record may contain it"
+    )
 
 
 def test_source_location_has_file_line_and_function():

@@ -11,6 +11,7 @@ from magpy_like.monitor.calls.operator_closures import refuse
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import EffectInsideOperator, Split, SplitPoint
 from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.torch_interop.error_texts import in_words
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -71,7 +72,7 @@ class SplitHandler:
             self.split(frame, error.cause, before_instruction)
         else:
             log.debug("the monitor failed", exc_info=error)
-            detail = f"the monitor could not follow: {type(error).__name__}: {error}"
+            detail = f"the monitor could not follow: {in_words(error)}"
             self.split(frame, SplitCause(SplitReason.INTERNAL_ERROR, detail), before_instruction)
 
     def cut_at(self, frame: types.FrameType, split: Split, handled: BaseException | None) -> bool:

@@ -26,7 +26,8 @@ class Limits:
             ArgumentError: a limit is not a positive int.
         """
         rest = dict(options or {})
-        limits = [rest.pop(name, getattr(config, name)) for name in LIMITS]
+        defaults = config.record_limit, config.generalise_after
+        limits = [rest.pop(name, own) for name, own in zip(LIMITS, defaults, strict=True)]
         for name, value in zip(LIMITS, limits, strict=True):
             if not POSITIVE.admits(value):
                 argument = f"options[{name!r}]"

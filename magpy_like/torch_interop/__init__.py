@@ -1,6 +1,7 @@
 """Torch's process-wide state, shared by the monitor and the compiler.
 
 ``current_gpu``: the GPU that ``cuda`` means without a number
+``error_texts``: errors of torch's tracing in plain words
 ``onednn``: whether the library is there and enabled
 ``random_states``: states of the default random generators
 ``saved_tensor_hooks``: hooks on tensors saved for the backward pass

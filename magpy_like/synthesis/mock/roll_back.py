@@ -20,6 +20,7 @@ from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import Source
 from magpy_like.synthesis.mock import raising_operators
 from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
+from magpy_like.torch_interop.error_texts import in_words
 
 
 class Misspeculation(NamedTuple):
@@ -61,7 +62,7 @@ def graph_failure(error: Exception) -> GraphFailure:
     """
     if is_interruption(error):
         raise error
-    return GraphFailure(f"{type(error).__name__}: {error}")
+    return GraphFailure(in_words(error))
 
 
 def misspeculation_of_error(error: Exception) -> Misspeculation:

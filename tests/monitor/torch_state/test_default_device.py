@@ -121,7 +121,7 @@ def test_each_default_device_has_a_record(backend):
         for device in DEVICES:
             with torch.device(device):
                 _same(program(x), fast(x))
-    assert magpy.cache_info(fast) == magpy.CacheInfo(hits=6, misses=3, records=3, graphs=3)
+    assert magpy.cache_info(fast)[:4] == (6, 3, 3, 3)
     guards = magpy.explain(fast, x).guards
     assert not any("default device" in guard for guard in guards)
     with torch.device("meta"):

@@ -54,7 +54,8 @@ def run_backward(net, call, i):
             error = str(raised)
     grads = [p.grad for p in net.parameters()]
     kept = None if net.kept is None else net.kept.grad
-    messages = [str(warning.message) for warning in caught]
+    own = [w for w in caught if not issubclass(w.category, magpy.MagpyWarning)]
+    messages = [str(warning.message) for warning in own]
     return result, x.grad, grads, list(net.received), kept, messages, error
 
 
