@@ -7,9 +7,8 @@ torch, Triton or the standard library (``tests/test_torch_patches.py`` checks th
 
 On ``import magpy_like``, nothing changes but:
 
-- Dynamo and sympy are imported: ``torch.compiler.disable`` and ``_dynamo.types`` need Dynamo. They
-  register operators and pytree classes of their own, set ``TORCHINDUCTOR_CACHE_DIR``, and sympy
-  adds a warnings filter.
+- Dynamo and sympy are imported: :func:`untraced` needs ``_dynamo.types``. They register operators
+  and pytree classes of their own, set ``TORCHINDUCTOR_CACHE_DIR``, and add a filter of warnings.
 - ``MAGPY_LOGS``, if set, attaches handlers to loggers below ``magpy_like`` (``logs``).
 - The code objects of some functions of ``magpy_like`` are marked (:func:`untraced`).
 - The native helper is loaded if a binary is at hand. The first ``compile`` on a machine makes one.

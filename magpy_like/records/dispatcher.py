@@ -247,7 +247,7 @@ class Dispatcher:
         self.cache.misses += 1
         reports.note_torch_compile_around()
         _report_stance(reports)
-        if self.cache.misses == config.misses_before_report and not self.cache.hits:
+        if self.cache.misses == config.misses_before_report:
             self._report_misses(args, kwargs)
             reports.emit()  # before the run, as it may raise
         result = call_uninterrupted(lambda: MonitoredCall(self, args, kwargs).run())
@@ -255,8 +255,8 @@ class Dispatcher:
         return result
 
     def _report_misses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Report that no call has hit."""
-        if self.is_continuation:
+        """Report that no call of the program has hit, if it is so."""
+        if self.program.entry.cache_info().hits:
             return
         why = next(iter(self.why_missed(args, kwargs)), self._obstacle or "there is no record")
         self.program.reports.note(

@@ -37,8 +37,9 @@ class ProgramState:
     def __init__(
         self, entry: Dispatcher, make_dispatcher: Callable[[Continuation], Dispatcher]
     ) -> None:
-        """``entry`` is the dispatcher of the compiled function itself."""
-        self._entry, self._make_dispatcher = entry, make_dispatcher
+        self.entry = entry
+        """The dispatcher of the compiled function itself."""
+        self._make_dispatcher = make_dispatcher
         self.dispatchers: dict[Layout, Dispatcher] = {}
         """The dispatchers of the continuations."""
         self.reports = Reports(lambda: entry.name, entry.target)
@@ -58,7 +59,7 @@ class ProgramState:
 
     def all_dispatchers(self) -> Iterable[Dispatcher]:
         """The dispatchers of the entry and of all continuations."""
-        return (self._entry, *self.dispatchers.values())
+        return (self.entry, *self.dispatchers.values())
 
     def following(self, layout: Layout) -> Dispatcher:
         """The dispatcher of the continuation from active frames with this layout."""
@@ -87,7 +88,7 @@ class ProgramState:
 
     def run_natively(self, reason: str) -> None:
         """Record the program no more: its calls run it natively."""
-        self._entry.note_native(reason)
+        self.entry.note_native(reason)
         self.reports.note(Kind.NATIVE, reason, "keep that out of the compiled function")
         for dispatcher in self.all_dispatchers():
             dispatcher.cache.clear()

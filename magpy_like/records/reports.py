@@ -71,7 +71,8 @@ class Reports:
             self._told.add(kind)
         where = location or self._definition()
         text = f"magpy_like: {self._name()} {kind.value}: {reason} ({where})"
-        self._waiting.append((f"{text}. {_sentence(remedy)}" if remedy else text, where))
+        with self._lock:
+            self._waiting.append((f"{text}. To mend it: {remedy}" if remedy else text, where))
 
     def note_split(self, kind: Kind, point: SplitPoint) -> None:
         """Note a report whose cause is a split that no segment ends at."""
@@ -90,8 +91,11 @@ class Reports:
 
     def emit(self) -> None:
         """Warn of what has been noted. A filter of the program may raise the warning."""
-        while self._waiting:
-            text, where = self._waiting.pop(0)
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                text, where = self._waiting.pop(0)
             warnings.warn_explicit(text, MagpyWarning, where.filename, where.lineno)
 
     def _definition(self) -> Location:
@@ -128,10 +132,6 @@ def _is_in_torch_compile() -> bool:
 
 
 _OF_DYNAMO = "torch/_dynamo/eval_frame.py"
-
-
-def _sentence(remedy: str) -> str:
-    return f"To mend it: {remedy}"
 
 
 def code_of(target: Any) -> types.CodeType | None:

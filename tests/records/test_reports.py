@@ -93,6 +93,22 @@ def test_program_that_never_hits():
     check(report, line_of(outer), "not args[1] ==", "tensor or a number")
 
 
+def test_program_whose_continuation_never_hits():
+    def program(x, box):
+        y = x * 2
+        print(end="")
+        return y * len(box[0])
+
+    def boxes():
+        for n in range(config.misses_before_report + 3):
+            yield tensor(1), [type(f"K{n}", (list,), {})([1])]
+
+    fast = magpy.compile(program, backend="eager", options={"record_limit": 100})
+    (report,) = reports_of(fast, boxes())
+    check(report, line_of(program), "never found a record", " is K")
+    assert magpy.cache_info(fast).hits == 0 and fast._magpy_dispatcher.hits > 0
+
+
 def test_program_that_hits_once_is_not_reported():
     fast = magpy.compile(lambda x, mode: x * len(mode), options={"record_limit": 100})
     calls = [(tensor(1), "a" * (n - n % 2)) for n in range(2 * config.misses_before_report)]
