@@ -8,6 +8,7 @@ namespace {
 // The stance is a global variable of a module that `import torch` does not load. A program that has set
 // one has loaded it. It is replaced when it is set, so what is known about one is kept with it.
 PyObject *stance_module, *stance_variable, *stance_name;  // interned names
+PyObject *dynamo_globals;                                 // owned; null until the module is loaded
 PyObject *known_stance;                                   // owned
 bool known_forces_eager;
 
@@ -20,10 +21,13 @@ bool init_stance() {
 
 // Borrowed; null without an exception if nothing can have set one.
 PyObject *current_stance() {
-  PyObject *modules = PyImport_GetModuleDict();
-  PyObject *module = modules ? PyDict_GetItemWithError(modules, stance_module) : nullptr;
-  if (!module || !PyModule_Check(module)) return nullptr;
-  return PyDict_GetItemWithError(PyModule_GetDict(module), stance_variable);
+  if (!dynamo_globals) {
+    PyObject *modules = PyImport_GetModuleDict();
+    PyObject *module = modules ? PyDict_GetItemWithError(modules, stance_module) : nullptr;
+    if (!module || !PyModule_Check(module)) return nullptr;
+    dynamo_globals = Py_NewRef(PyModule_GetDict(module));
+  }
+  return PyDict_GetItemWithError(dynamo_globals, stance_variable);
 }
 
 bool is_eager_forced() {

@@ -14,7 +14,6 @@ import torch
 
 from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor.calls import torch_wrappers
-from magpy_like.monitor.objects import attributes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import callable_name
@@ -89,6 +88,8 @@ def _read_optimized(rec: Recording, module: torch.nn.Module, node: Any) -> Any:
     Raises:
         Split: it has hooks.
     """
+    from magpy_like.monitor.objects import attributes  # needs the native helper
+
     if torch_wrappers.has_own_hooks(module):
         raise Split(
             SplitReason.TORCH_CONTROL,
