@@ -53,7 +53,7 @@ from magpy_like.graph_operators.checkpoint_operator import (
     mark_eager_checkpoints,
 )
 from magpy_like.graph_operators.control_operators import has_parts
-from magpy_like.graph_operators.node_metadata import RESULT_VERSIONS, first_line_of
+from magpy_like.graph_operators.node_metadata import RESULT_VERSIONS, first_line_of, line_of_error
 from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.aot_autograd import LazyGraphModule
@@ -175,7 +175,8 @@ def _compile_entered(
                 call = compile_untransformed(gm, constants, mode=mode, options=options)
                 return runtime_scalars.guard_float_values(values, call, gm)
         # If the program itself is wrong, eager raises its own error when the graph runs.
-        warn_fallback("a graph", _first_line(error), strict=strict, line=first_line_of(gm))
+        line = line_of_error(error) or first_line_of(gm)
+        warn_fallback("a graph", _first_line(error), strict=strict, line=line)
         return cast(Callable[..., Any], gm.forward)  # the module's own call prints errors
 
 

@@ -131,6 +131,12 @@ def first_line_of(gm: fx.GraphModule, operator: str = "") -> str | None:
     return next(of_operator, known[0][1] if known else None)
 
 
+def line_of_error(error: BaseException) -> str | None:
+    """``file:line`` of the node at which the interpreter of torch.fx raised an error, or None."""
+    _, found, trace = str(error).rpartition("Original traceback:")
+    return source_line(trace) if found else None
+
+
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 
 

@@ -272,3 +272,14 @@ def test_error_of_torchs_tracing_is_told_in_words():
     text = str(report.message)
     assert "depends on the data of a tensor" in text
     assert "u0" not in text and "GuardOnDataDependent" not in text
+
+
+def test_line_of_a_graph_is_that_of_the_operator_that_cannot_be_traced():
+    def program(x):
+        y = torch.masked_select(x, x > 0)
+        z = y * 2
+        return torch.nn.functional.max_pool1d(z[None, None], 2)
+
+    fast = magpy.compile(program)
+    (report,) = reports_of(fast, [(matrix() + 1,)] * 2)
+    check(report, line_of(program, 3), "depends on the data of a tensor", "operator by operator")
