@@ -32,6 +32,7 @@ import magpy_like as magpy
 from benchmarks.gpu_models import MODELS
 from benchmarks.paired_timing import describe_machine, format_table, geometric_mean, measure
 from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.cuda import clear_library_workspaces
 
 COMPILERS: dict[str, Callable[[Any], Any]] = {
     "eager": lambda model: model,
@@ -135,6 +136,7 @@ def run_model(name: str, task: str, compilers: list[str], rounds: int) -> dict[s
     found: dict[str, Any] = {}
     for label in compilers:
         gc.collect()
+        clear_library_workspaces()  # which an earlier compiler has allocated, or given back
         torch.cuda.empty_cache()
         base = torch.cuda.memory_allocated()
         try:

@@ -13,6 +13,7 @@ import torch
 from magpy_like.torch_compat.float32_precision import float32_precisions
 
 __all__ = [
+    "clear_library_workspaces",
     "current_device",
     "current_raw_stream",
     "end_allocate_to_pool",
@@ -31,6 +32,10 @@ end_allocate_to_pool: Callable[[int, Any], None] = getattr(  # type: ignore[assi
     torch._C, "_cuda_endAllocateToPool", None
 )
 """``(gpu, pool)``: allocations of a capture no longer take a private pool's memory."""
+clear_library_workspaces: Callable[[], None] = getattr(  # type: ignore[assignment]
+    torch._C, "_cuda_clearCublasWorkspaces", None
+)
+"""Free cuBLAS's workspaces of all streams; the next product on a stream allocates one."""
 release_pool: Callable[[int, Any], None] = getattr(  # type: ignore[assignment]
     torch._C, "_cuda_releasePool", None
 )

@@ -14,7 +14,11 @@ from collections.abc import Iterator
 
 import torch
 
-from magpy_like.torch_compat.cuda import end_allocate_to_pool, release_pool
+from magpy_like.torch_compat.cuda import (
+    clear_library_workspaces,
+    end_allocate_to_pool,
+    release_pool,
+)
 from magpy_like.torch_patches import no_garbage_collection
 
 
@@ -63,6 +67,9 @@ class CapturePool:
         """
         # Finalisers may call CUDA functions that end a capture.
         with no_garbage_collection(), torch.cuda.stream(self._stream):
+            # The graph's products use a workspace in its own memory: torch, and torch.compile, may
+            # free the workspace of a stream at any time, and others then write to its memory.
+            clear_library_workspaces()
             try:
                 graph.capture_begin(pool=memory.id, capture_error_mode="thread_local")
                 yield
@@ -71,6 +78,8 @@ class CapturePool:
             except BaseException:
                 self._abandon(graph, memory)
                 raise
+            finally:
+                clear_library_workspaces()
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, memory: torch.cuda.MemPool) -> None:
         """End a capture in which an error occurred.

@@ -36,7 +36,7 @@ def test_a_number_of_another_device_is_no_operand():
     held = graph.get_attr("held")
     literal = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (held,))
     graph.output((graph.call_function(torch.ops.aten.copy.default, (x, literal)),))
-    gm = fx.GraphModule({"held": torch.tensor(3.7)}, graph)
+    gm = fx.GraphModule({"held": torch.tensor(3.7, device="cpu")}, graph)
     with FakeTensorMode() as mode:
         values = torch.empty(8, device="cuda"), mode.from_tensor(gm.held)
         x.meta["val"], held.meta["val"], literal.meta["val"] = values[0], values[1], values[1]

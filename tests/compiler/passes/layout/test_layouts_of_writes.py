@@ -49,7 +49,7 @@ def test_gradients_flow_through_a_rewritten_write():
     def program(x, y):
         z = x.t().contiguous().t() * 1
         z.masked_fill_(MASK, 0.0)
-        z.index_add_(0, torch.tensor([1, 1]), y[:2])
+        z.index_add_(0, torch.tensor([1, 1], device=x.device), y[:2])
         return z * z
 
     same_gradients(program, seeded(4, 3), seeded(4, 3, seed=1))

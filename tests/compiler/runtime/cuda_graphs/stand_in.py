@@ -178,6 +178,7 @@ def install(monkeypatch):
     monkeypatch.setattr(capture_pool, "_pools", {})
     monkeypatch.setattr(capture_pool, "end_allocate_to_pool", lambda gpu, pool: None)
     monkeypatch.setattr(capture_pool, "release_pool", lambda gpu, pool: None)
+    monkeypatch.setattr(capture_pool, "clear_library_workspaces", lambda: None)
     device.graph, device.event = graph, event
     replay = captured_graph.CapturedGraph.replay
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import magpy_like as magpy
 from magpy_like.compiler.runtime.cuda_graphs import capture_site, captured_graph
 from magpy_like.compiler.runtime.cuda_graphs.graphed_launcher import MAX_SITES
+from magpy_like.torch_compat.cuda import clear_library_workspaces
 from tests.compare import assert_same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -535,6 +536,28 @@ def test_operators_that_wait_stay_between_captured_pieces(replays):
             x = torch.randn(6, 16)
             assert_close(fast(x), selected(first, last, x))
     assert len(replays) > 20
+
+
+def test_workspaces_of_products_are_memory_of_the_graph(replays):
+    """Split products write to a workspace, which torch frees when another graph is captured."""
+    x, w = torch.randn(64, 8192), torch.randn(8192, 64)
+    first, second = compiled(lambda x, w: x @ w), compiled(lambda x, w: (x + 1) @ w)
+    with torch.no_grad():
+        for _ in range(8):
+            first(x, w)
+        magpy.reset(first)
+        del first
+        for _ in range(8):
+            second(x, w)
+        clear_library_workspaces()
+        torch.cuda.empty_cache()
+        others = [torch.full((1 << 20,), 7.0) for _ in range(64)]
+        expected = (x + 1) @ w
+        for _ in range(4):
+            assert_close(second(x, w), expected)
+        torch.cuda.synchronize()
+    assert all((other == 7).all() for other in others)
+    assert replays
 
 
 def test_pieces_write_to_memory_that_they_receive(replays):
