@@ -7,11 +7,12 @@ torch, Triton or the standard library (``tests/test_torch_patches.py`` checks th
 
 On ``import magpy_like``, nothing changes but:
 
-- Dynamo and sympy are imported: :func:`untraced` needs ``_dynamo.types``. They register operators
-  and pytree classes of their own, set ``TORCHINDUCTOR_CACHE_DIR``, and add a filter of warnings.
 - ``MAGPY_LOGS``, if set, attaches handlers to loggers below ``magpy_like`` (``logs``).
 - The code objects of some functions of ``magpy_like`` are marked (:func:`untraced`).
 - The native helper is loaded if a binary is at hand. The first ``compile`` on a machine makes one.
+
+The first ``compile`` imports Dynamo and sympy, as AOTAutograd needs them. They register operators
+and pytree classes of their own, set ``TORCHINDUCTOR_CACHE_DIR``, and add a filter of warnings.
 
 On ``import magpy_like.compiler``, the operators of the namespace ``torch.ops.magpy_like`` are
 registered too (:func:`operator_library`).
@@ -51,8 +52,12 @@ import torch
 from torch.fx import graph_module
 
 from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
+from magpy_like.torch_compat.frame_strategies import (
+    FrameAction,
+    FrameExecStrategy,
+    set_code_exec_strategy,
+)
 from magpy_like.torch_compat.graph_sources import GRAPH_SOURCES, exec_graph_source
-from magpy_like.torch_compat.symbolic_expressions import SIZE_RELATIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,12 +108,6 @@ def untraced(function: F) -> F:
     mark is on the code object and costs a call nothing. *Measured*: ``torch.compiler.disable``
     costs each call 0.3 µs. *Seen* on torch 2.13.
     """
-    from magpy_like.torch_compat.dynamo import (
-        FrameAction,
-        FrameExecStrategy,
-        set_code_exec_strategy,
-    )
-
     skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     set_code_exec_strategy(function.__code__, skipped)
     # In a frame that Dynamo traces, a call of the function breaks the graph, without a warning.
@@ -166,6 +165,8 @@ def bound_tables() -> None:
     """
     if len(FakeTensorMode.cache) > MAX_TABLE_ENTRIES:
         FakeTensorMode.cache.clear()
+    from magpy_like.torch_compat.symbolic_expressions import SIZE_RELATIONS  # imports sympy
+
     if SIZE_RELATIONS.cache_info().currsize > MAX_TABLE_ENTRIES:
         SIZE_RELATIONS.cache_clear()
 

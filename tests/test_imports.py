@@ -69,6 +69,15 @@ def test_import_of_the_package_changes_nothing():
     assert _changes("import magpy_like") == {}
 
 
+def test_import_of_the_package_loads_no_module_that_only_compiling_needs():
+    modules = ("torch._dynamo", "torch._inductor", "sympy", "triton", "magpy_like.compiler")
+    script = f"import sys, torch, magpy_like; print([m for m in {modules} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_import_of_the_compiler_registers_its_operators():
     changes = _changes("import magpy_like.compiler")
     assert set(changes) == {"operators"}

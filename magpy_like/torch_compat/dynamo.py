@@ -1,4 +1,4 @@
-"""Dynamo: frames that it must skip, its exceptions, its registry of backends.
+"""Dynamo: its exceptions, its registry of backends.
 
 ``magpy_like`` does not use Dynamo's tracer or Inductor. Compiled functions and ``backend="magpy"``
 run in programs under ``torch.compile``, and ``magpy_like.compile`` accepts the registered backends.
@@ -10,27 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import list_backends, lookup_backend
 from torch._dynamo import reset as reset_dynamo
 from torch._dynamo.exc import RestartAnalysis
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters as dynamo_counters
 
 __all__ = [
-    "FrameAction",
-    "FrameExecStrategy",
     "RestartAnalysis",
     "dynamo_counters",
     "inductor_mode_options",
     "list_backends",
     "lookup_backend",
     "reset_dynamo",
-    "set_code_exec_strategy",
 ]
 
-# `set_code_exec_strategy(code, strategy)` marks a code object; `RestartAnalysis` is the exception
-# with which AOTAutograd asks Dynamo to trace again, so a backend must let it pass.
+# `RestartAnalysis` is the exception with which AOTAutograd asks Dynamo to trace again, so a backend
+# must let it pass.
 
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:
