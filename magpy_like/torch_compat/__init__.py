@@ -24,7 +24,8 @@ Module                       Subject
 ``tracing_context``          the context of tracing, sources of symbolic sizes
 ``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
 ``graph_sources``            the sources of generated graph modules
-``dynamo``                   Dynamo's frame evaluation, exceptions and registry of backends
+``dynamo``                   Dynamo's exceptions and registry of backends
+``frame_strategies``         marks on code objects, by which Dynamo skips frames
 ``stances``                  the stance of Dynamo, the backends that it resets
 ``inductor_names``           names of Inductor's options and modes
 ``tensor_memory``            tensors over given memory, metadata checks in C++
