@@ -2,7 +2,8 @@
 
 - ``api``: the public functions; ``compiled_module``: the result of compiling a module
 - ``arguments``: what the arguments of the public functions may be
-- ``cli``, ``config``, ``errors``, ``logs``: command, limits, exceptions, log topics
+- ``cli``, ``doctor``: the command, and its check of the installation
+- ``config``, ``errors``, ``logs``: limits, exceptions, log topics
 - ``annotation``: operation annotations (MagPy, section 5.2)
 - ``bytecode``, ``native``: facts about code objects, and the C++ helper
 - ``refgraph``: the reference graph and Algorithm 1 (MagPy, section 4)

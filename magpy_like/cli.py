@@ -1,4 +1,4 @@
-"""The command ``magpy``: the cache on disk, and operation annotations."""
+"""The command ``magpy``: the installation, the cache on disk, and operation annotations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,27 @@ from magpy_like.disk_cache import maintenance, user_settings
 
 
 @click.group()
+@click.version_option(package_name="magpy-like", prog_name="magpy")
 def main() -> None:
     """Tools around compiled PyTorch programs."""
+
+
+@main.command()
+def doctor() -> None:
+    """Check this installation: versions, compiler, helper, cache, GPU, and a compiled program.
+
+    Exits with 1 if something is wrong.
+    """
+    from magpy_like.doctor import examine  # imports torch
+
+    faults = 0
+    for finding in examine():
+        click.echo(f"{finding.subject:<14} {finding.text}")
+        if finding.fault:
+            faults += 1
+            click.echo(f"{'':<14} wrong: {finding.fault}")
+    click.echo("nothing is wrong" if not faults else f"{faults} to mend")
+    sys.exit(1 if faults else 0)
 
 
 @main.group()

@@ -68,7 +68,8 @@ LAYERS = {
     },
     "compiled_module": LEAVES | {"monitor", "records"},
     "api": LEAVES | {"arguments", "compiled_module", "compiler", "monitor", "records"},
-    "cli": {"annotation", "api", "config", "disk_cache", "errors"},
+    "doctor": {"api", "bytecode", "disk_cache", "errors", "native"},
+    "cli": {"annotation", "api", "config", "disk_cache", "doctor", "errors"},
     "__main__": {"cli"},
     "__init__": {"annotation", "api", "bytecode", "config", "errors", "records", "split_reasons"},
 }
