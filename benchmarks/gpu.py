@@ -6,12 +6,13 @@ Tasks: "fp32" is inference with batch 1, "fp16" with batch 16 and the model in h
 Columns: milliseconds a call, medians of interleaved rounds; in brackets the sum of the times of
 its GPU kernels and their number, by the profiler; seconds of the first call, with cold caches if
 ``--cold`` (``--warm --fill 8`` takes a fraction of the time); peak memory over that before the
-model was made.
+model was made. Results of inference are compared with those of the first compiler.
 """
 
 import functools
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -46,6 +47,8 @@ COMPILERS: dict[str, Callable[[Any], Any]] = {
 TORCHS = ("default", "reduce-overhead", "max-autotune")
 BATCH = {"fp32": 1, "fp16": 16, "train": 16}
 _NOT_KERNELS = {"Activity Buffer Request"}
+MAX_DISTANCE = {"fp32": 1e-3, "fp16": 5e-2}
+"""Largest :func:`distance` from the first compiler's results that rounding explains."""
 WARM_UP = 8
 """Calls before any timing: more than a CUDA graph needs to be captured."""
 
@@ -128,12 +131,25 @@ def kernel_time(call: Callable[[], Any], calls: int = 3) -> tuple[float, int]:
     return total / 1e3 / calls, len(kernels) // calls
 
 
+def distance(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The largest difference of two calls' results, over the largest element of the tensor; NaN
+    where only one has an infinity or NaN."""
+    found = [0.0]
+    for a, b in zip(tensors, expected, strict=True):
+        same = torch.isclose(a, b, rtol=0, atol=0, equal_nan=True)
+        difference = torch.where(same, 0, a.double() - b.double()).abs().max().item()
+        largest = torch.where(b.isfinite(), b.double(), 0).abs().max().item()
+        found.append(difference / max(largest, 1e-30))
+    return next((each for each in found if not math.isfinite(each)), max(found))
+
+
 def run_model(name: str, task: str, compilers: list[str], rounds: int) -> dict[str, Any]:
     """Figures of one model and task, by compiler."""
     torch.compiler.reset()
     magpy.reset()
     calls: dict[str, Callable[[], Any]] = {}
     found: dict[str, Any] = {}
+    reference: list[torch.Tensor] = []
     for label in compilers:
         gc.collect()
         clear_library_workspaces()  # which an earlier compiler has allocated, or given back
@@ -150,11 +166,20 @@ def run_model(name: str, task: str, compilers: list[str], rounds: int) -> dict[s
                 call()
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            call()
+            results = call()
             torch.cuda.synchronize()
             peak = (torch.cuda.max_memory_allocated() - base) / 2**20
             calls[label] = call
             found[label] = {"first": first, "peak": peak}
+            if task != "train":
+                tensors = [
+                    t.cpu() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)
+                ]
+                found[label]["distance"] = distance(tensors, reference := reference or tensors)
+                if not found[label]["distance"] <= MAX_DISTANCE[task]:
+                    click.echo(
+                        f"{name}, {task}, {label}: results differ from {compilers[0]}'s", err=True
+                    )
         except Exception:
             error = traceback.format_exc().strip().splitlines()[-1]
             click.echo(f"{name}, {task}, {label}: {error}", err=True)
