@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.graph_operators.node_metadata import NUMBER
+from magpy_like.graph_operators.node_metadata import NUMBER, RESULT_VERSIONS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.synthesis.mock.raising_operators import may_fail
 from magpy_like.torch_compat import pytree
@@ -32,6 +32,8 @@ def compile_with_unused_results(
     seen = [more.call_function(_some_tensor, (found[node],)) for node in unused]
     output = more.output((*results, *seen))
     output.meta.update(graph.graph.output_node().meta)
+    if (versions := output.meta.get(RESULT_VERSIONS)) is not None:
+        output.meta[RESULT_VERSIONS] = (*versions, *[0] * len(seen))
     run, count = compile_graph(fx.GraphModule(graph, more)), len(results)
     return lambda *args: run(*args)[:count]
 
