@@ -7,6 +7,7 @@ It knows nothing of capture: any captured graph will do, Dynamo's too. In the or
 ``inferred_dynamic_sizes``: dynamic sizes of their parts
 ``runtime_scalars``, ``unbacked_symbols``: float and size arguments; data-dependent sizes
 ``trailing_views``: results that are views and share memory, made after the graph
+``version_counters``, ``writes_of_parts``: writes counted as in eager mode
 ``running_statistics``: what batch norms write without a new version
 ``decompositions/``: operators in terms of simpler ones (section 4.2)
 ``autograd/``: AOTAutograd, forward and backward graphs, saved tensors (section 3.9)

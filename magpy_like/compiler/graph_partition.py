@@ -29,6 +29,7 @@ from magpy_like.compiler.passes.mutations.overlapping_writes import (
     possible_aliases,
     written_arguments,
 )
+from magpy_like.compiler.writes_of_parts import note_writes
 from magpy_like.graph_operators.control_operators import (
     CONTROL,
     RANGE_LOOPS,
@@ -290,11 +291,15 @@ class Part(torch.nn.Module):
             self._last = _same_forms([args[i] for i in self._varying]), call
         return call(*args)
 
-    def _call_backend(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def _call_backend(
+        self, args: Sequence[Any], examples: Sequence[Any] | None = None
+    ) -> Callable[..., Any]:
+        """A callable for inputs like ``args``; some sizes of ``examples`` are symbols."""
         if not self._left:
             return self._graph.forward
         self._left -= 1
-        return self._backend(self._graph, args)
+        note_writes(self._graph, args)
+        return self._backend(self._graph, args if examples is None else examples)
 
     def _compile(self, key: tuple[InputForm, ...], args: tuple[Any, ...]) -> Callable[..., Any]:
         """A callable for inputs of these forms, with symbols for sizes that have differed.
@@ -311,7 +316,7 @@ class Part(torch.nn.Module):
         for earlier in reversed(self._compiled):
             try:
                 varying = VaryingInputs(args, forms, self._forms_of_all(earlier, args))
-                call = self._call_backend(varying.examples)
+                call = self._call_backend(args, varying.examples)
                 self._general.append((varying.condition(), call))
             except (ValueError, NotImplementedError):
                 continue

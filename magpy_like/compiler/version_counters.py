@@ -3,7 +3,8 @@
 Eager mode counts each write to a tensor. A compiled graph writes to an argument once, with the last
 of its values, and returns a result that was never written to; but whoever reads ``_version`` later
 sees the count. The monitored run counts the writes of the program, and the captured graph has the
-numbers in its metadata. A graph that runs in parts, such as one with branches, has none.
+numbers in its metadata. So has each part of a graph that runs in parts, such as one with branches:
+see :mod:`.writes_of_parts`.
 """
 
 from __future__ import annotations

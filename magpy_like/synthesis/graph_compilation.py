@@ -118,6 +118,7 @@ def _note_versions(rec: Recording, graph: fx.GraphModule, changed: Sequence[Shad
     """Note in the graph how often the program has written to inputs and results.
 
     Not in a graph that runs in parts: with branches or loops, the number differs between calls.
+    There the compiler counts the writes of each part.
     """
     if has_parts(graph):
         return

@@ -1,9 +1,12 @@
 """Version counters after a compiled call are those of eager mode."""
 
+import itertools
+
 import pytest
 import torch
 
 import magpy_like as magpy
+from magpy_like.compiler import writes_of_parts
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.version_counters import (
     count_further_writes,
@@ -68,9 +71,89 @@ def drawn(x):
     return torch.randn(3), torch.randint(0, 5, (x.shape[0],)), torch.linspace(0, 1, 3)
 
 
+class ReadsValue(torch.autograd.Function):
+    """Runs as it is recorded, between the parts."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 0.5 if float(x.detach().sum()) < 100 else x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 0.5
+
+
+class WritesTwice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.add_(1).mul_(2)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def written_around_a_branch(x):
+    y = x + W
+    y.add_(1).mul_(2)
+    y = y * 2 if x.sum() > 5 else y * 3
+    y.add_(1)
+    y[1:].mul_(2)
+    x.mul_(2).add_(1)
+    return y, y[:2], x * W
+
+
+def written_in_a_loop(x):
+    y = x + W
+    while y.sum() < 100:
+        y = y * 2
+        y.add_(2)
+        y[1:].mul_(1.5)
+    return y, y.sin()
+
+
+def written_around_an_operator_as_is(x):
+    y = ReadsValue.apply(x + W)
+    y = y + 1
+    y.add_(1).mul_(2)
+    x.exp_()
+    x.mul_(2)
+    return y, y[1:]
+
+
+def written_under_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2).add_(1)
+        view = x[1:]  # the graph is cut: a view without gradients
+    y = x * W
+    y.add_(1)
+    return view, y
+
+
+def written_in_what_may_be_views(x):
+    y = x * W if x.sum() > 5 else x + W
+    y.reshape(3).add_(1)
+    y.contiguous().mul_(2)
+    y[::2].contiguous().add_(1)  # a copy
+    x.detach().exp_()
+    x.detach().mul_(2)
+    return y, y.sin()
+
+
+def written_by_a_custom_function(x):
+    y = x * 2 if x.sum() > 5 else x * 3
+    z = y * W
+    return WritesTwice.apply(z), y
+
+
 PROGRAMS = [
     written_twice, written_through_views, written_then_saved, written_and_returned_in_part,
     result_written, parts_of_a_result, both, filled_by_out, drawn,
+    written_around_a_branch, written_in_a_loop,
+    written_around_an_operator_as_is, written_under_no_grad, written_in_what_may_be_views,
+    written_by_a_custom_function,
 ]  # fmt: skip
 
 
@@ -182,13 +265,107 @@ def test_writes_in_parts_to_shared_memory_are_counted(program):
     assert magpy.cache_info(fast).hits
 
 
-def test_eager_errors_for_later_writes_to_saved_values_stay():
-    fast = magpy.compile(result_written)
+def test_parts_count_writes_to_memory_that_inputs_share():
+    def program(x, y):
+        z = y * 2 if y.sum() > 100 else y * 3
+        x.add_(1)
+        return y + z
+
+    def program_of_several(x, y):
+        z = program(x, y)
+        y.mul_(2)
+        x.sin_()
+        return z + y
+
+    makers = [
+        lambda base: (base, base),
+        lambda base: (base[:3], base[3:]),
+        lambda base: (base, base[:]),
+        lambda base: (base, base.detach()),
+        lambda base: (base, base.data),
+    ]
+    for each, make in itertools.product([program, program_of_several], makers):
+        fast = magpy.compile(each)
+        for _ in range(3):
+            found = []
+            for run in (each, fast):
+                tensors = make(torch.ones(6))
+                run(*tensors)
+                found.append([tensor._version for tensor in tensors])
+            assert found[0] == found[1]
+
+
+def test_part_counts_writes_through_a_detached_view_of_another_part():
+    def program(x):
+        y = x * 2
+        for k in (int(y.sum().item() > 1), 1):
+            if bool((y > 0).all()):
+                continue
+            y.detach().mul_(2)
+        return y
+
+    fast = magpy.compile(program)
     for _ in range(3):
-        y = fast(torch.ones(3))
-        y.detach().add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            y.sum().backward()
+        assert fast(torch.tensor([-2.0, 4, 6]))._version == 2
+
+
+def saved_by_a_part(x):
+    y = x * 2 if x.sum() > 5 else x * W
+    y.add_(1)
+    return y.sigmoid_()
+
+
+def saved_after_a_loop(x):
+    y = x * W
+    while y.sum() < 100:
+        y = y * 2
+    y.add_(1)
+    return y.sigmoid_()
+
+
+def saved_after_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2).add_(1)
+        view = x[1:]  # the graph is cut: a view without gradients
+    y = x * W
+    y.add_(1)
+    return y.sigmoid_(), view
+
+
+def saved_argument(x):
+    y = x * 2 if x.sum() > 5 else x * 3
+    x.mul_(2).add_(1)
+    return x * W + y
+
+
+LATER_WRITES = [lambda x, y: None, lambda x, y: x.add_(1), lambda x, y: y.detach().add_(1)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [result_written, saved_by_a_part, saved_after_a_loop, saved_after_no_grad, saved_argument],
+)
+def test_eager_errors_for_later_writes_to_saved_values_stay(program):
+    fast = magpy.compile(program)
+    for _ in range(3):
+        found = []
+        for run in (program, fast):
+            found.append([])
+            for write in LATER_WRITES:
+                y = run(x := torch.ones(3))
+                y = y[0] if isinstance(y, tuple) else y
+                write(x, y)
+                found[-1].append(raises_when_differentiated(y))
+        assert found[0] == found[1] and sorted(set(found[0])) == [False, True]
+    assert magpy.cache_info(fast).hits
+
+
+def raises_when_differentiated(y):
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        return "modified by an inplace operation" in str(error)
+    return False
 
 
 def test_raising_graph_leaves_the_versions_as_they_were():
@@ -240,3 +417,83 @@ def test_program_reads_a_version_between_its_writes():
     for _ in range(3):
         log = []
         assert fast(torch.ones(3), log)._version == 3 and log == [1]
+
+
+def test_unused_result_of_an_operator_that_may_raise_changes_no_versions():
+    def program(x):
+        torch.linalg.cholesky(torch.eye(3) * x.exp().sum())
+        y = x * 2
+        y.add_(1).mul_(2)
+        return y, y[1:]
+
+    fast = magpy.compile(program)
+    for _ in range(2):
+        assert [y._version for y in fast(torch.ones(3))] == [2, 2]
+    assert not magpy.cache_info(fast).uncompiled
+
+
+def test_part_counts_for_inputs_of_any_size():
+    def program(x, n):
+        pieces = [x[i : i + 1] for i in range(n)]
+        y = torch.cat(pieces) if x.sum() > 100 else torch.cat(pieces) + 1
+        y.add_(1).mul_(2)
+        return y
+
+    fast = magpy.compile(program)
+    x = torch.ones(9)
+    for n in (2, 3, 5, 7):
+        for _ in range(2):
+            assert fast(x, n)._version == program(x, n)._version == 2
+
+
+def test_notes_are_made_before_any_backend_receives_a_part():
+    noted = []
+
+    def backend(gm, inputs):
+        output = gm.graph.output_node()
+        noted.append((find_further_writes(gm), find_result_versions(gm)))
+        return compile_fx(gm, inputs)
+
+    @magpy.compile(backend=backend)
+    def program(x, y):
+        z = y * 2 if y.sum() > 5 else y * 3
+        x.add_(1).mul_(2)
+        z = z + x
+        z[1:].add_(1)
+        return z
+
+    for _ in range(2):
+        z = program(x := torch.ones(3), torch.ones(3))
+    assert x._version == 2 and z._version == 1
+    assert noted[-1] == ([(0, 1)], [(0, 1)])
+
+
+def test_part_with_one_write_to_an_input_is_not_run_without_data(monkeypatch):
+    def fail(*args):
+        raise AssertionError
+
+    monkeypatch.setattr(writes_of_parts, "_count", fail)
+
+    @magpy.compile
+    def program(x, y):
+        z = y * 2 if y.sum() > 5 else y * 3
+        return x.add_(z)
+
+    x = torch.ones(3)
+    program(x, torch.ones(3))
+    assert program(x, torch.ones(3))._version == 2
+
+
+def test_counting_leaves_tensors_and_random_numbers_alone():
+    buffer = torch.zeros(3)
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return x.uniform_().add_(1)
+
+    gm = torch.fx.symbolic_trace(Module())
+    state = torch.random.get_rng_state()
+    writes_of_parts.note_writes(gm, [buffer])
+    assert find_further_writes(gm) == [(0, 1)]
+    assert buffer._version == 0 and not buffer.any()
+    assert torch.equal(torch.random.get_rng_state(), state)

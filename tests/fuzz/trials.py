@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import magpy_like as magpy
-from magpy_like.graph_operators.control_operators import has_parts
 from tests.fuzz.generation import Program
 from tests.fuzz.observations import Unsupported, find_difference, kind_of, observe
 from tests.fuzz.overlapping_writes import has_overlapping_writes
@@ -52,8 +51,7 @@ class Verdict:
 
 
 PASSED = (
-    "same", "nondeterministic", "rounding", "unsupported gradient", "uncounted writes",
-    "overlapping write",
+    "same", "nondeterministic", "rounding", "unsupported gradient", "overlapping write",
 )  # fmt: skip
 """Verdicts that are no failures: eager differs from itself, or from float64 by as much, or the
 documentation names the limitation."""
@@ -120,22 +118,12 @@ def _check(loaded: Loaded, calls: int, dtype: str, backend: str) -> Verdict:
             break
         if difference is not None:
             verdict.kind, verdict.call, verdict.detail = kind_of(difference), number, difference
-            if not exact and verdict.kind.startswith("versions") and _runs_in_parts(compiled):
-                verdict.kind = "uncounted writes"
             if difference.startswith("error") and actual["error"]:
                 verdict.detail += f"\nactual: {actual['error']}\nexpected: {expected['error']}"
             break
     _count(verdict, compiled)
     magpy.reset(compiled)
     return verdict
-
-
-def _runs_in_parts(compiled: Any) -> bool:
-    """True if a graph runs in parts, which do not count all writes of the program."""
-    dispatcher = magpy.api._dispatcher(compiled)
-    dispatchers = (dispatcher, *dispatcher.continuations())
-    graphs = [record.graph for each in dispatchers for record in each.records]
-    return any(graph is not None and has_parts(graph) for graph in graphs)
 
 
 def _count(verdict: Verdict, compiled: Any) -> None:

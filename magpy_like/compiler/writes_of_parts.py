@@ -1,0 +1,139 @@
+"""Writes of a part of a graph, counted in a run without data.
+
+The monitor notes in a whole graph how often the program has written to its inputs and results (see
+:mod:`.version_counters`). How often a graph with branches and loops writes differs between calls,
+but each of its parts always writes as often. A run of the part on fake tensors counts as eager mode
+does: views, ``detach`` and ``.data``, copies where the memory admits no view, and operators that
+are composed of several writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
+from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
+from magpy_like.interruption import is_interruption
+from magpy_like.torch_compat.fake_tensors import FakeTensorMode
+from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
+from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
+from magpy_like.torch_interop.symbols import ShapeEnvironment
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+from magpy_like.torch_patches import silent_fake_tensor_errors
+
+
+def note_writes(part: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Note in a part how often it writes to its inputs, and the versions of its results.
+
+    Nothing is noted if the part cannot run without data: then it is not compiled either.
+
+    ``inputs`` are those of a call. No input that is written to shares memory with another.
+    """
+    placeholders, output = part.graph.find_nodes(op="placeholder"), part.graph.output_node()
+    for node in placeholders:
+        node.meta.pop(INPUT_WRITES, None)
+    output.meta.pop(RESULT_VERSIONS, None)
+    if torch.is_inference_mode_enabled():
+        return
+    try:
+        if not _may_count_unlike_eager(part):
+            return
+        lock = tracing_without_cache() if has_current_gpu_calls(part) else TRACING_LOCK
+        with lock, torch.random.fork_rng(devices=[]), without_saved_tensor_hooks():
+            found = _count(part, inputs)
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        return
+    for node, count in zip(placeholders, found.inputs, strict=True):
+        if count > 1:
+            node.meta[INPUT_WRITES] = count
+    if any(found.results):
+        output.meta[RESULT_VERSIONS] = tuple(found.results)
+
+
+def _may_count_unlike_eager(part: fx.GraphModule) -> bool:
+    """False if the part writes once at most, and to an input: a run costs time."""
+    calls = [node for node in part.graph.nodes if node.op.startswith("call")]
+    if any(map(_is_unknown, calls)):
+        return True
+    written = [_written(node) for node in calls if memory_effect(node) is Effect.WRITES]
+    return len(written) > 1 or any(node is None or node.op != "placeholder" for node in written)
+
+
+def _is_unknown(node: fx.Node) -> bool:
+    """True for functions that are not torch's, such as custom autograd functions."""
+    module = getattr(node.target, "__module__", None) or "torch"
+    return module.split(".")[0] not in ("torch", "_operator", "builtins", "math")
+
+
+def _written(node: fx.Node) -> fx.Node | None:
+    """The argument that a mutating operator writes to, if it is a tensor."""
+    written = node.kwargs.get("out", node.args[0] if node.args else None)
+    return written if isinstance(written, fx.Node) else None
+
+
+class _Counts(NamedTuple):
+    inputs: list[int]
+    """The number of writes to each input."""
+    results: list[int]
+    """The version of each result that is in no input's memory, 0 for others."""
+
+
+def _count(part: fx.GraphModule, inputs: Sequence[Any]) -> _Counts:
+    mode = FakeTensorMode(shape_env=ShapeEnvironment())
+    fakes = [_without_data(mode, value) for value in inputs]
+    run = _Run(part, mode)
+    tensors = [value for value in fakes if isinstance(value, torch.Tensor)]
+    before = {id(tensor): tensor._version for tensor in tensors}
+    with mode, silent_fake_tensor_errors(), _without_autocast_cache():
+        results = run.run(*fakes)
+    writes = {id(tensor): tensor._version - before[id(tensor)] for tensor in tensors}
+    external = {_memory(tensor) for tensor in (*tensors, *run.constants)}
+    return _Counts(
+        [writes.get(id(value), 0) for value in fakes],
+        [
+            leaf._version if isinstance(leaf, torch.Tensor) and _memory(leaf) not in external else 0
+            for leaf in results
+        ],
+    )
+
+
+class _Run(fx.Interpreter):
+    """A run of a part whose constants have no data either."""
+
+    def __init__(self, part: fx.GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(part)
+        self._mode = mode
+        self.constants: list[torch.Tensor] = []
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        if not isinstance(value, torch.Tensor):
+            return value
+        self.constants.append(_without_data(self._mode, value))
+        return self.constants[-1]
+
+
+def _without_data(mode: FakeTensorMode, value: Any) -> Any:
+    return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextlib.contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Keep autocast from storing casts of tensors without data."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
