@@ -8,15 +8,22 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
 
 from magpy_like.active_run import is_monitoring
 from magpy_like.arguments import check
-from magpy_like.compiled_module import CompiledModule
+from magpy_like.compiled_class import compiled_class, is_class_of_python
+from magpy_like.compiled_module import (
+    compiled_method_of,
+    compiled_object,
+    dispatchers_of,
+    has_compiled_form,
+    is_compiled_object,
+)
 from magpy_like.errors import ArgumentError
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.monitor.disabled_functions import mark_disabled
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
 from magpy_like.torch_patches import untraced
 
@@ -56,9 +63,10 @@ def compile(
         disable: compile nothing: return the model itself.
 
     Returns:
-        A :class:`CompiledModule` for a module, else a function with the target's signature. A
-        compiled target is returned as it is if it has these settings; with others, the original is
-        compiled anew, and the first one stays as it was.
+        For a module, or an instance of a class with a ``__call__``, an object that shares its
+        state and answers with its class; for a class, a class with the same instances; else a
+        function with the target's signature. A compiled target is returned as it is if it has these
+        settings; with others, the original is compiled anew, and the first one stays as it was.
 
     Raises:
         ArgumentError: an argument, a mode, a backend's name or an option is none that exists.
@@ -83,10 +91,10 @@ def compile(
     if known is not None and _has_settings(known, settings):
         return model
     dispatcher = make_dispatcher(original, **settings)
-    if isinstance(original, nn.Module):
-        module = CompiledModule(original, dispatcher)
-        module.__dict__.update(torch_wrappers.marks(module, original))
-        return module
+    if has_compiled_form(original):
+        return compiled_object(original, dispatcher)
+    if is_class_of_python(original):
+        return compiled_class(original, dispatcher)
     return _compiled_function(original, dispatcher)
 
 
@@ -105,22 +113,23 @@ def _compiled_function(target: Callable[..., Any], dispatcher: Any) -> Callable[
 
 
 def _original(model: Any) -> tuple[Any, Any]:
-    """What a compiled module, function or method was compiled from, and its dispatcher.
+    """What a compiled object, class, function or method was compiled from, and its dispatcher.
 
     Anything else is its own original, without a dispatcher: a function that wraps a compiled one,
     too, although ``functools.wraps`` copies its attributes.
     """
-    if isinstance(model, CompiledModule):
-        return _dispatcher(model).target, _dispatcher(model)
+    method = compiled_method_of(model)
+    if method is not None:
+        return method.target, method
     if type(model) is types.MethodType:
         function, known = _original(model.__func__)
         return (
             (model, None) if known is None else (types.MethodType(function, model.__self__), known)
         )
+    if compiled_callees.is_wrapper(model) and (found := _dispatchers(model)):
+        return found[0].target, found[0]
     if (inner := _original_of_torchs(model)) is not model:
         return _original(inner)
-    if compiled_callees.is_wrapper(model) and (known := _find_dispatcher(model)) is not None:
-        return known.target, known
     return model, None
 
 
@@ -144,27 +153,39 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
 
 
-def _find_dispatcher(compiled: Any) -> Any:
-    if isinstance(compiled, CompiledModule):
-        return compiled.__dict__["_magpy"]
-    return getattr(compiled, "_magpy_dispatcher", None)
+def _dispatchers(compiled: Any) -> list[Any]:
+    """The dispatchers of what ``compile`` returned, the one of its calls first; [] for others."""
+    if is_compiled_object(compiled):
+        return dispatchers_of(compiled)
+    method = compiled_method_of(compiled)
+    if method is not None:
+        return [method]
+    function = compiled.__func__ if is_instance(compiled, types.MethodType) else compiled
+    found = None
+    if is_instance(function, types.FunctionType | type):  # but not subclasses of a compiled class
+        found = vars(function).get("_magpy_dispatcher")
+    return [] if found is None else [found]
 
 
-def _dispatcher(compiled: Any, function: str = "cache_info", argument: str = "compiled") -> Any:
-    found = _find_dispatcher(compiled)
-    if found is None:
+def _known_dispatchers(compiled: Any, function: str) -> list[Any]:
+    found = _dispatchers(compiled)
+    if not found:
         fault = "takes something that magpy_like.compile returned"
-        raise ArgumentError(function, argument, compiled, fault)
+        raise ArgumentError(function, "compiled", compiled, fault)
     return found
 
 
 def cache_info(compiled: Any) -> CacheInfo:
     """Hits, misses, records and operator graphs of a compiled function or module.
 
+    Those of a module are over its calls and over those of its compiled methods, such as
+    ``forward``; ``cache_info(module.forward)`` has the latter.
+
     Raises:
         ArgumentError: ``compiled`` was not returned by ``compile``.
     """
-    return cast(CacheInfo, _dispatcher(compiled).cache_info())
+    infos = [dispatcher.cache_info() for dispatcher in _known_dispatchers(compiled, "cache_info")]
+    return CacheInfo(*map(sum, zip(*infos, strict=True)))
 
 
 def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
@@ -182,7 +203,7 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
         Exception: any exception that the program raises.
     """
     check("explain", target=target)
-    known = _find_dispatcher(target)
+    known = next(iter(_dispatchers(target)), None)
     original = _original(target)[0] if known is None else known.target
     dispatcher = make_dispatcher(original, backend="eager")
     return cast(Explanation, dispatcher.explain(args, kwargs, known))
@@ -197,7 +218,8 @@ def reset(compiled: Any = None) -> None:
     if compiled is None:
         reset_all()
     else:
-        _dispatcher(compiled, "reset").reset()
+        for dispatcher in _known_dispatchers(compiled, "reset"):
+            dispatcher.reset()
 
 
 def disable(fn: T) -> T:

@@ -1,80 +1,398 @@
-"""CompiledModule: a module whose calls run by records, and otherwise the wrapped module itself."""
+"""Compiled objects: a module, or another callable object, whose calls run by records.
+
+A compiled object **shares the ``__dict__`` of the original and answers with its class; only its
+calls differ**. It is an instance of a class made for it, a subclass of the original's, so that
+attributes, properties, hooks and all methods are the original's, whatever they override, and act on
+the original's state. They run natively, with the compiled object as ``self``: what they call by
+``self(...)`` or ``self.forward(...)`` is compiled. Programs are recorded on the original, which
+stays as it is.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import types
+import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import torch
 from torch import nn
 
 from magpy_like.monitor.calls import compiled_callees
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.interface import make_dispatcher
+from magpy_like.torch_patches import untraced
+
+STEP_METHODS = {
+    ("lightning", "LightningModule"): (
+        "training_step", "validation_step", "test_step", "predict_step",
+    ),
+    ("pytorch_lightning", "LightningModule"): (
+        "training_step", "validation_step", "test_step", "predict_step",
+    ),
+}  # fmt: skip
+"""Methods that a framework calls in place of the module, by its package and class.
+
+They are programs of their own: the loss is computed there, around ``forward``. Other methods are
+compiled by request, ``compile(module.method)``: most of them, such as ``generate``, are loops of
+many calls, in which each call of ``self(...)`` is a program.
+"""
+_ON_ORIGINAL = {
+    nn.Module: ("compile", "_replicate_for_data_parallel"),
+    torch.fx.GraphModule: ("recompile",),
+}
+"""Methods that keep or copy ``self`` or change its class: they get the original as ``self``."""
+_SLOTS = ("_orig_mod", "_magpy", "_magpy_methods")
+_HEAP_TYPE = 1 << 9
+_class_of = object.__dict__["__class__"]
+_NOT_FORWARDED = {
+    "__new__", "__init__", "__init_subclass__", "__class__", "__doc__", "__dict__",
+    "__getattribute__", "__setattr__", "__delattr__", "__reduce__", "__reduce_ex__",
+}  # fmt: skip
+"""Attributes of native base classes that act on a compiled object like on any other."""
 
 
-class CompiledModule(nn.Module):
-    """Wraps a module: calls run by records; attributes, hooks and parameters are the module's.
+class CompiledObject:
+    """The methods of compiled objects that are not the original's.
 
-    ``_orig_mod`` is the wrapped module, as with ``torch.compile``. Copies and pickles are compiled
-    anew with the same settings.
+    Attributes:
+        _orig_mod: the original, as with ``torch.compile``.
+        _magpy: the dispatcher of its calls.
+        _magpy_methods: the dispatchers of compiled methods, by name.
+        _magpy_class: the class of the original.
     """
 
-    def __init__(self, module: nn.Module, dispatcher: Any) -> None:
-        self.__dict__["_orig_mod"] = module
-        self.__dict__["_magpy"] = dispatcher
+    __slots__ = ()
+    _orig_mod: Any
+    _magpy: Any
+    _magpy_methods: dict[str, Any]
+    _magpy_class: ClassVar[type]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["_magpy"].call(args, kwargs)
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        """``type(compiled)(...)`` makes what the original's class makes."""
+        return cls._magpy_class(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_orig_mod"], name)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """The class of a compiled object is no subclass that a program defines."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_orig_mod"], name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.__dict__["_orig_mod"], name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*dir(self._orig_mod), "_orig_mod"})
-
-    def __len__(self) -> int:
-        return len(cast(Any, self._orig_mod))
-
-    def __getitem__(self, index: Any) -> Any:
-        return cast(Any, self._orig_mod)[index]
-
-    def __iter__(self) -> Any:
-        return iter(cast(Any, self._orig_mod))
-
-    def __contains__(self, key: Any) -> bool:
-        return key in cast(Any, self._orig_mod)
-
-    def __bool__(self) -> bool:
-        return bool(self._orig_mod)
-
-    def __repr__(self) -> str:
-        return repr(self._orig_mod)
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._magpy.call(args, kwargs)
 
     @property
-    def forward(self) -> Callable[..., Any]:
-        return self._orig_mod.forward
+    def __class__(self) -> Any:
+        return type(self._orig_mod)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return _rebuild(copy.deepcopy(self._orig_mod, memo), _settings(self._magpy))
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        self._orig_mod.__class__ = cls
+        follow_class(self)
+
+    def __copy__(self) -> Any:
+        return _rebuild(copy.copy(self._orig_mod), settings_of(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = copy.deepcopy(self._orig_mod, memo)
+        if id(self) in memo:  # the original refers to `self`
+            return memo[id(self)]
+        return _rebuild(twin, settings_of(self))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (self._orig_mod, settings_of(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._orig_mod, _settings(self._magpy))
+        return _rebuild, (self._orig_mod, settings_of(self))
 
 
-compiled_callees.register_wrapper(CompiledModule, "_orig_mod")
+class _WithSlots(CompiledObject):
+    """Base of the classes whose originals keep all state in the ``__dict__``: one layout for all,
+    so that the class of a compiled object can follow that of the original."""
+
+    __slots__ = (*_SLOTS, "__dict__", "__weakref__")
 
 
-def _settings(dispatcher: Any) -> dict[str, Any]:
-    """The arguments of ``compile`` that the dispatcher was created with."""
+compiled_callees.register_wrapper(CompiledObject, "_orig_mod")
+
+
+def is_compiled_object(value: Any) -> bool:
+    """True for a compiled module or another compiled object."""
+    return is_instance(value, CompiledObject)
+
+
+def has_compiled_form(target: Any) -> bool:
+    """True if a compiled object can stand for a callable: a module, or an instance of a class of
+    Python whose state is all in attributes."""
+    if is_instance(target, nn.Module):
+        return True
+    kinds = type | types.FunctionType | types.MethodType
+    return not is_instance(target, kinds) and _native_bases(type(target)) == [object]
+
+
+def compiled_object(original: Any, dispatcher: Any) -> Any:
+    """An object that is called by the dispatcher, and is the original in all else."""
+    cls = _compiled_class(type(original))
+    compiled = _allocate(cls)
+    for name, value in zip(_SLOTS, (original, dispatcher, {}), strict=True):
+        found_in_classes(cls, name).__set__(compiled, value)
+    dictionary = found_in_classes(type(original), "__dict__")
+    if dictionary is not None:
+        found_in_classes(cls, "__dict__").__set__(compiled, dictionary.__get__(original))
+    with contextlib.suppress(TypeError):  # instances of its class have no weak references
+        dispatcher.on_miss = functools.partial(_native_call, weakref.ref(compiled))
+    return compiled
+
+
+def _native_call(reference: weakref.ref[Any]) -> Callable[..., Any]:
+    """The call of a compiled object as its class has it, which ``torch.fx`` replaces: it looks
+    ``self`` up among the submodules. The class of the original may have changed."""
+    compiled: Any = reference()  # which is being called
+    if type(compiled._orig_mod) is not compiled._magpy_class:
+        follow_class(compiled)
+    return types.MethodType(compiled._magpy_class.__call__, compiled)
+
+
+def _allocate(cls: type) -> Any:
+    native: Any = _native_bases(cls)[0]
+    return native.__new__(cls)
+
+
+def _native_bases(cls: type) -> list[type]:
+    """The bases of a class that are native code, ``object`` last; some of these are heap types."""
+    made = types.BuiltinFunctionType
+    return [
+        base
+        for base in cls.__mro__
+        if not base.__flags__ & _HEAP_TYPE or type(vars(base).get("__new__")) is made
+    ]
+
+
+def follow_class(compiled: Any) -> None:
+    """Give a compiled object the class that belongs to the present class of the original."""
+    _class_of.__set__(compiled, _compiled_class(type(compiled._orig_mod)))
+
+
+def settings_of(compiled: Any) -> dict[str, Any]:
+    """The arguments of ``compile`` that a compiled object was created with."""
     names = ("fullgraph", "dynamic", "backend", "mode", "options")
-    return {name: getattr(dispatcher, name) for name in names}
+    return {name: getattr(compiled._magpy, name) for name in names}
 
 
-def _rebuild(module: nn.Module, settings: dict[str, Any]) -> CompiledModule:
-    return CompiledModule(module, make_dispatcher(module, **settings))
+def _rebuild(original: Any, settings: dict[str, Any]) -> Any:
+    return compiled_object(original, make_dispatcher(original, **settings))
+
+
+def dispatchers_of(compiled: Any) -> list[Any]:
+    """The dispatchers of a compiled object: of its calls, and of its compiled methods."""
+    return [compiled._magpy, *list(compiled._magpy_methods.values())]
+
+
+# --- the class of a compiled object ---------------------------------------------------------------
+
+_classes: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
+"""The class of compiled objects by the id of the original's, which the class keeps alive."""
+
+
+def _compiled_class(cls: type) -> type:
+    """The subclass of ``cls`` whose instances are compiled objects.
+
+    Neither the metaclass nor ``__init_subclass__`` of the program runs.
+    """
+    found = _classes.get(id(cls))
+    if found is not None:
+        return found
+    forwarded = _forwarded_layout(cls)
+    base, slots = (CompiledObject, _SLOTS) if forwarded else (_WithSlots, ())
+    members: dict[str, Any] = {
+        "__slots__": slots,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_magpy_class": cls,
+    }
+    if hasattr(cls, "__del__"):
+        members["__del__"] = _leave_to_original
+    if type(cls.__call__) is types.FunctionType:
+        members["__call__"] = _with_signature_of(cls.__call__)
+    for of, names in _ON_ORIGINAL.items():
+        if issubclass(cls, of):
+            members.update({name: _on_original(name) for name in names})
+    for name in _program_methods(cls):
+        members[name] = CompiledMethod(name)
+    members.update(forwarded)
+    if type(found_in_classes(cls, "__getattribute__")) is types.FunctionType:
+        members["__getattribute__"] = _own_attributes_first
+    made = type.__new__(type(cls), cls.__name__, (base, cls), members)
+    return _classes.setdefault(id(cls), made)
+
+
+def found_in_classes(cls: type, name: str) -> Any:
+    """What the class and its bases define under a name, unbound; None if nothing."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _leave_to_original(self: Any) -> None:
+    """``__del__``: the original, which may live on, is destroyed once."""
+
+
+def _with_signature_of(call: types.FunctionType) -> types.FunctionType:
+    """``CompiledObject.__call__`` with the names and signature of the original's."""
+    own = CompiledObject.__call__
+    made = types.FunctionType(own.__code__, own.__globals__)
+    return cast(types.FunctionType, functools.update_wrapper(made, call, updated=()))
+
+
+def _program_methods(cls: type) -> list[str]:
+    """The methods of a class that are compiled besides its call."""
+    if not issubclass(cls, nn.Module):
+        return []
+    found = found_in_classes(cls, "forward")
+    names = [] if found is found_in_classes(nn.Module, "forward") else ["forward"]
+    for base in cls.__mro__:
+        framework = base.__module__.partition(".")[0], base.__name__
+        names += STEP_METHODS.get(framework, ())
+    return names
+
+
+def _on_original(name: str) -> Callable[..., Any]:
+    """A method that is the original's, bound to the original."""
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._orig_mod, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _own_attributes_first(self: Any, name: str) -> Any:
+    """``__getattribute__`` where that of the original's class is code of the program."""
+    if name in _OWN_NAMES:
+        return object.__getattribute__(self, name)
+    return object.__getattribute__(self, "_magpy_class").__getattribute__(self, name)
+
+
+_OWN_NAMES = {*_SLOTS, "_magpy_class", "__class__"}
+
+
+def _forwarded_layout(cls: type) -> dict[str, Any]:
+    """Access to state that is not in the ``__dict__``: slots, and what native bases keep."""
+    members: dict[str, Any] = {}
+    native_bases = _native_bases(cls)
+    for base in cls.__mro__:
+        if base is object:
+            continue
+        native = base in native_bases
+        for name, member in vars(base).items():
+            if name in _NOT_FORWARDED or found_in_classes(cls, name) is not member:
+                continue
+            if type(member) is types.MemberDescriptorType or (
+                native and type(member) is types.GetSetDescriptorType
+            ):
+                members[name] = _forwarded_slot(member)
+            elif native and type(member) in _NATIVE_METHODS:
+                members[name] = _on_original(name)
+    return members
+
+
+_NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def _forwarded_slot(slot: Any) -> property:
+    return property(
+        lambda self: slot.__get__(self._orig_mod),
+        lambda self, value: slot.__set__(self._orig_mod, value),
+        lambda self: slot.__delete__(self._orig_mod),
+    )
+
+
+# --- compiled methods -----------------------------------------------------------------------------
+
+
+class CompiledMethod:
+    """A method of compiled objects that is a program: ``forward``, and steps of frameworks.
+
+    A descriptor that gives the original's own function to the class, and a bound method of the same
+    signature to an instance.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._made: tuple[Any, Any] = (None, None)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return getattr(owner._magpy_class, self._name)
+        found = found_in_classes(type(instance._orig_mod), self._name)
+        if not self._is_compiled(instance, found):
+            inherited: Any = super(type(instance), instance)
+            return getattr(inherited, self._name)
+        function, method = self._made
+        if function is not found:
+            method = _compiled_function(self._name, found)
+            self._made = found, method
+        return types.MethodType(method, instance)
+
+    def _is_compiled(self, instance: Any, found: Any) -> bool:
+        """False where the class itself has compiled the method, or has a descriptor of its own,
+        and for a step under ``fullgraph``, which is asked of the module's calls."""
+        if type(found) is not types.FunctionType or hasattr(found, "_magpy_dispatcher"):
+            return False
+        return self._name == "forward" or not instance._magpy.fullgraph
+
+
+def _compiled_function(name: str, function: types.FunctionType) -> types.FunctionType:
+    """A function with the names, signature and globals of a method, whose calls on compiled objects
+    run by records.
+
+    The globals are those in which ``torch.jit`` looks up names.
+    """
+
+    def call(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not is_compiled_object(self):
+            return function(self, *args, **kwargs)
+        return method_dispatcher(self, name).call(args, kwargs)
+
+    code, cells = _METHOD_CODE, (types.CellType(call),)
+    made = types.FunctionType(code, function.__globals__, function.__name__, None, cells)
+    functools.update_wrapper(made, function)
+    made.__dict__["_magpy_method"] = name
+    return made
+
+
+def _method_template(call: Any) -> Any:
+    @untraced
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return call(self, args, kwargs)
+
+    compiled_callees.register_wrapper(method, "__wrapped__")
+    return method
+
+
+_METHOD_CODE = _method_template(None).__code__
+
+
+def method_dispatcher(compiled: Any, name: str) -> Any:
+    """The dispatcher of a compiled object's method.
+
+    ``forward`` is recorded on the original. A framework's step keeps the compiled object as
+    ``self``: where it runs natively, the calls of ``self(...)`` in it are compiled.
+    """
+    original, methods = compiled._orig_mod, compiled._magpy_methods
+    function = getattr(type(original), name)
+    found = methods.get(name)
+    if found is None or found.target.__func__ is not function:
+        receiver = original if name == "forward" else compiled
+        target = types.MethodType(function, receiver)
+        found = methods[name] = make_dispatcher(target, **settings_of(compiled))
+    return found
+
+
+def compiled_method_of(value: Any) -> Any:
+    """The dispatcher of a compiled object's method, such as ``compiled.forward``; else None."""
+    if not is_instance(value, types.MethodType) or not is_compiled_object(value.__self__):
+        return None
+    function: Any = value.__func__
+    if getattr(function, "__code__", None) is not _METHOD_CODE:
+        return None
+    return method_dispatcher(value.__self__, function._magpy_method)

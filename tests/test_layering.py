@@ -67,7 +67,9 @@ LAYERS = {
         "synthesis",
     },
     "compiled_module": LEAVES | {"monitor", "records"},
-    "api": LEAVES | {"arguments", "compiled_module", "compiler", "monitor", "records"},
+    "compiled_class": LEAVES | {"monitor"},
+    "api": LEAVES
+    | {"arguments", "compiled_class", "compiled_module", "compiler", "monitor", "records"},
     "doctor": {"api", "bytecode", "disk_cache", "errors", "native"},
     "cli": {"annotation", "api", "config", "disk_cache", "doctor", "errors"},
     "__main__": {"cli"},

@@ -50,6 +50,7 @@ from magpy_like.synthesis.graph_compilation import GraphCompiler
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record, synthesise
 from magpy_like.torch_compat.stances import current_stance, forced_backend, skips_guards
+from magpy_like.torch_compat.symbolic_tracing import is_symbolically_traced
 from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import transient_graph_sources, untraced
@@ -102,6 +103,9 @@ class Dispatcher:
         )
         self.cache = RecordCache()
         self.program = program or self._new_program()
+        self.on_miss: Callable[[], Callable[..., Any]] | None = None
+        """Called at each miss of a compiled object's calls: returns its native call, for whoever
+        identifies the object that is called."""
         self.owned_arguments: Collection[int] = ()
         """Positions of a continuation's arguments that only the program refers to."""
         self._begin()
@@ -228,6 +232,12 @@ class Dispatcher:
         return call_as_caller(self.target, args, kwargs)
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        native = self.target if self.on_miss is None else self.on_miss()
+        if is_symbolically_traced():
+            # Proxies match no record, and torch.fx replaces a method that all records of modules
+            # watch.
+            self.cache.native += 1
+            return call_as_caller(native, args, kwargs)
         stance = current_stance()
         if self.eager or stance == "eager_on_recompile" or TRACING_LOCK.is_held_elsewhere():
             # If another thread traces, torch is not in the state that guards would describe.

@@ -22,6 +22,7 @@ from magpy_like.native import helper_status
 from magpy_like.records.record_limits import Limits
 from magpy_like.split_points import SplitPoint
 from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.torch_compat.symbolic_tracing import is_symbolically_traced
 
 if TYPE_CHECKING:
     from magpy_like.compiler.runtime.cuda_graphs.capture_reports import CaptureReport
@@ -173,11 +174,13 @@ class UncompiledProgram:
 
             resolve_backend(backend, mode, backend_options)
         self.native = 0
+        self.on_miss: Callable[[], Callable[..., Any]] | None = None
         dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.native += 1
-        return self.target(*args, **kwargs)
+        native = self.target if self.on_miss is None else self.on_miss()
+        return (native if is_symbolically_traced() else self.target)(*args, **kwargs)
 
     def cache_info(self) -> CacheInfo:
         return CacheInfo(0, 0, 0, 0, native=self.native)

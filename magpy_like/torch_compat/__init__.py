@@ -24,6 +24,7 @@ Module                       Subject
 ``tracing_context``          the context of tracing, sources of symbolic sizes
 ``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
 ``graph_sources``            the sources of generated graph modules
+``symbolic_tracing``         symbolic tracing by ``torch.fx``
 ``dynamo``                   Dynamo's exceptions and registry of backends
 ``frame_strategies``         marks on code objects, by which Dynamo skips frames
 ``stances``                  the stance of Dynamo, the backends that it resets

@@ -1,13 +1,14 @@
 """Compiled functions and modules inside a compiled region: they are part of the caller's record.
 
 A wrapper around a compiled function would hide the reads of the function. A call of the wrapper is
-therefore a call of the wrapped function, and other methods of a wrapper class are followed like
-code of the program.
+therefore a call of the wrapped function, and an attribute of a compiled object is one of the
+original.
 """
 
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,62 +25,119 @@ if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
     from magpy_like.monitor.recording import Recording  # which asks for a GPU
 
-_ATTRIBUTES: dict[types.CodeType | type, str] = {}
-"""The attribute that holds the wrapped object, by the code or the class of the wrapper."""
+_FUNCTIONS: dict[types.CodeType, str] = {}
+"""The attribute that holds the wrapped function, by the code of the wrapper."""
+_OBJECTS: dict[type, str] = {}
+"""The slot that holds the original, by the base class of compiled objects."""
+_CLASSES: dict[type, Callable[[type], type]] = {}
+"""What gives the original class, by the metaclass of compiled classes."""
 CODE: set[types.CodeType] = set()
-"""The code of the methods of wrapper classes."""
+"""The code of the methods through which native code calls compiled objects and classes."""
 
 
 def register_wrapper(wrapper: Any, attribute: str) -> None:
-    """Register a wrapper function, or a class of wrapper modules, and its attribute."""
+    """Register a wrapper function, or the base class of compiled objects, and its attribute."""
     if is_instance(wrapper, types.FunctionType):
-        _ATTRIBUTES[wrapper.__code__] = attribute
-        return
-    _ATTRIBUTES[wrapper] = attribute
-    methods = (getattr(method, "fget", method) for method in vars(wrapper).values())
-    CODE.update(method.__code__ for method in methods if is_instance(method, types.FunctionType))
+        _FUNCTIONS[wrapper.__code__] = attribute
+    else:
+        _OBJECTS[wrapper] = attribute
+        CODE.add(wrapper.__call__.__code__)
+
+
+def register_class_wrapper(metaclass: type, original: Callable[[type], type]) -> None:
+    """Register the metaclass of compiled classes."""
+    _CLASSES[metaclass] = original
+    CODE.add(metaclass.__call__.__code__)
 
 
 def is_wrapper(function: Any) -> bool:
-    """True for a registered wrapper function, or an instance of a registered class."""
-    return _attribute(function) is not None
+    """True for a function, object or class that ``compile`` has returned."""
+    return _wrapped(function) is not function
 
 
 def unwrap(function: Any) -> Any:
-    """The wrapped function; ``function`` itself if it is not a wrapper."""
-    attribute = _attribute(function)
-    if attribute is not None:
-        return vars(function)[attribute]
+    """The wrapped function, object or class; ``function`` itself if it is not a wrapper."""
+    if is_wrapper(function):
+        return _wrapped(function)
     if torch_wrappers.role_of(function) in _FOLLOWED:
         return torch_wrappers.original_of(function)
     return function
 
 
+def _wrapped(function: Any) -> Any:
+    """What a wrapper of this package wraps; anything else itself."""
+    kind = type(function)
+    if kind is types.FunctionType:
+        attribute = _FUNCTIONS.get(function.__code__)
+        return function if attribute is None else vars(function)[attribute]
+    slot = _slot_of(kind)
+    if slot is not None:
+        return object.__getattribute__(function, slot)
+    for metaclass, original in _CLASSES.items():
+        if issubclass(kind, metaclass):
+            return original(function)
+    return function
+
+
 def read_wrapped(context: Context, function: Any) -> Any:
     """As ``unwrap``, for a callee of the program: the read of the attribute is recorded."""
-    rec = context.recording
     if torch_wrappers.is_compiling_of_dynamo(function):
         return torch.compiler.is_compiling
-    attribute, node = _attribute(function), rec.variables.node(function)
-    if attribute is None and (role := torch_wrappers.role_of(function)) in _FOLLOWED:
-        if role is torch_wrappers.Role.COMPILED and context.compiled_by_torch is None:
-            context.note_compiled_by_torch(callable_name(unwrap(function)))
-        if torch_wrappers.is_optimized_module(function):
-            return _read_optimized(rec, function, node)
-        attribute = torch_wrappers.ORIGINAL
-    if attribute is None or node is None:
+    if is_wrapper(function):
+        return _read_wrapped(context.recording, function)
+    role = torch_wrappers.role_of(function)
+    if role not in _FOLLOWED:
         return function
-    rec.reads.record(node, Relation(RelationKind.ATTRIBUTE, attribute), unwrap(function))
-    return unwrap(function)
+    if role is torch_wrappers.Role.COMPILED and context.compiled_by_torch is None:
+        context.note_compiled_by_torch(callable_name(unwrap(function)))
+    return _read_original_of_torchs(context.recording, function)
 
 
-def _attribute(function: Any) -> str | None:
-    kind = type(function)
-    return _ATTRIBUTES.get(function.__code__ if kind is types.FunctionType else kind)
+def _read_wrapped(rec: Recording, wrapper: Any) -> Any:
+    """What a wrapper of this package wraps: the read of the attribute is recorded."""
+    target = _wrapped(wrapper)
+    if is_instance(wrapper, type):
+        rec.variables.constant(wrapper)
+        rec.variables.constant(target)
+        return target
+    node = rec.variables.node(wrapper)
+    if node is None:
+        return wrapper
+    kind = type(wrapper)
+    if kind is types.FunctionType:
+        relation = Relation(RelationKind.ATTRIBUTE, _FUNCTIONS[wrapper.__code__])
+    else:
+        relation = Relation(RelationKind.SLOT, _slot_of(kind))
+    rec.reads.record(node, relation, target)
+    return target
+
+
+def read_original(rec: Recording, value: Any) -> Any:
+    """The object whose state a compiled object shares; any other object itself.
+
+    A program may refer to both. The locations of their attributes are those of the original.
+    """
+    return value if _slot_of(type(value)) is None else _read_wrapped(rec, value)
+
+
+def _slot_of(kind: type) -> str | None:
+    return next((slot for base, slot in _OBJECTS.items() if issubclass(kind, base)), None)
 
 
 _FOLLOWED = (torch_wrappers.Role.COMPILED, torch_wrappers.Role.TORCHS_OWN)
 """The wrappers of torch's whose calls are calls of what they wrap."""
+
+
+def _read_original_of_torchs(rec: Recording, wrapper: Any) -> Any:
+    """What one of torch's wrappers wraps: the read of the attribute is recorded."""
+    node = rec.variables.node(wrapper)
+    if torch_wrappers.is_optimized_module(wrapper):
+        return _read_optimized(rec, wrapper, node)
+    if node is None:
+        return wrapper
+    original = torch_wrappers.original_of(wrapper)
+    rec.reads.record(node, Relation(RelationKind.ATTRIBUTE, torch_wrappers.ORIGINAL), original)
+    return original
 
 
 def _read_optimized(rec: Recording, module: torch.nn.Module, node: Any) -> Any:

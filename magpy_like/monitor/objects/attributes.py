@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation.schema import RelationKind, ValueRead
+from magpy_like.monitor.calls.compiled_callees import read_original
 from magpy_like.monitor.objects.class_lookup import location_of_class_number, read_class, read_super
 from magpy_like.monitor.objects.class_lookup import location_of_store as location_of_class_store
 from magpy_like.monitor.symbolic.expressions import is_number_or_flag
@@ -65,6 +66,7 @@ def locate_number(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | N
 
     The owner and the value are None if the program reads no number or flag.
     """
+    value = read_original(rec, value)
     slot = NULL if is_instance(value, type) else lookup_in_type(type(value), name)
     if type(slot) is types.MemberDescriptorType:
         found = _slot_value(value, slot)
@@ -193,6 +195,7 @@ def read_signature(rec: Recording, function: Any) -> None:
 
 
 def read_object(rec: Recording, value: Any, name: str) -> None:
+    value = read_original(rec, value)
     cls = type(value)
     if is_instance(value, threading.local) and rec.variables.node(value) is not None:
         raise Split(SplitReason.THREADS, "reads thread-local data")
@@ -213,6 +216,7 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
 def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
     """Record the reads of ``object.__getattribute__(value, name)``, then those of
     ``__getattr__``."""
+    value = read_original(rec, value)
     cls = type(value)
     found = read_class(rec, cls, name)
     kind = type(found)
@@ -286,6 +290,7 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
 
 def read_all(rec: Recording, value: Any) -> None:
     """Record a read of all attributes of an instance, and of the absence of others."""
+    value = read_original(rec, value)
     node = rec.variables.node(value)
     entries = instance_dict(value)
     if node is not None and entries is not None:
@@ -310,6 +315,7 @@ def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
 
 def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
     """Record the reads of ``nn.Module.__getattr__``: parameters, then buffers, then submodules."""
+    module = read_original(rec, module)
     for store in _MODULE_STORES:
         if not read_instance(rec, module, store):
             continue
@@ -345,6 +351,7 @@ def location_of_store(
     Raises:
         Split: native code stores the attribute where the monitor cannot reproduce it.
     """
+    target = read_original(rec, target)
     cls = type(target)
     setter = read_class(rec, cls, method) if may_override else getattr(type, method)
     if is_instance(setter, types.FunctionType):
@@ -383,6 +390,7 @@ def location_of_store(
 
 def read_location(rec: Recording, target: Any, location: tuple[ShadowNode, Relation]) -> bool:
     """Record a read of a location of ``target``; True if it has a value."""
+    target = read_original(rec, target)
     kind, name = location[1].kind, str(location[1].key)
     if kind is RelationKind.SLOT:
         found = _slot_value(target, lookup_in_type(type(target), name))

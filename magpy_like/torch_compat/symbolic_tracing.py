@@ -1,0 +1,12 @@
+"""Symbolic tracing by ``torch.fx``, which calls modules with proxies."""
+
+from __future__ import annotations
+
+from torch.fx import _symbolic_trace as _tracing
+
+__all__ = ["is_symbolically_traced"]
+
+
+def is_symbolically_traced() -> bool:
+    """True while ``torch.fx`` traces a module or function, in any thread."""
+    return _tracing._is_fx_tracing_flag
