@@ -1,6 +1,7 @@
 """magpy_like: compiles PyTorch programs by monitoring one native run of each.
 
-- ``api``: the public functions; ``compiled_module``: the result of compiling a module
+- ``api``: the public functions; ``compiled_module``, ``compiled_class``: the results of compiling a
+  module or another callable object, and a class
 - ``arguments``: what the arguments of the public functions may be
 - ``cli``, ``doctor``: the command, and its check of the installation
 - ``config``, ``errors``, ``logs``: limits, exceptions, log topics
