@@ -203,8 +203,9 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
         Exception: any exception that the program raises.
     """
     check("explain", target=target)
-    known = next(iter(_dispatchers(target)), None)
-    original = _original(target)[0] if known is None else known.target
+    original, known = _original(target)
+    if known is not None and known.target is not original:  # a method whose function is compiled
+        original, args = known.target, (original.__self__, *args)
     dispatcher = make_dispatcher(original, backend="eager")
     return cast(Explanation, dispatcher.explain(args, kwargs, known))
 

@@ -121,7 +121,10 @@ def read_original(rec: Recording, value: Any) -> Any:
 
 
 def _slot_of(kind: type) -> str | None:
-    return next((slot for base, slot in _OBJECTS.items() if issubclass(kind, base)), None)
+    for base, slot in _OBJECTS.items():
+        if issubclass(kind, base):
+            return slot
+    return None
 
 
 _FOLLOWED = (torch_wrappers.Role.COMPILED, torch_wrappers.Role.TORCHS_OWN)
