@@ -365,7 +365,7 @@ def _method_template(call: Any) -> Any:
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(self, args, kwargs)
 
-    compiled_callees.register_wrapper(method, "__wrapped__")
+    compiled_callees.register_method_wrapper(method, "__wrapped__")
     return method
 
 

@@ -411,6 +411,38 @@ def test_a_program_reads_and_writes_the_state_of_the_original_under_both_names()
     assert magpy.cache_info(fast).hits == 4
 
 
+def test_a_method_called_in_a_program_has_the_compiled_module_as_self():
+    _, inner = compiled()
+
+    def program(x):
+        found = [
+            inner.eval() is inner,
+            next(inner.modules()) is inner,
+            inner.layer in inner.modules(),
+        ]
+        return inner.refine(x, 1) + inner.generate(x, 1), found
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(2):
+        result, found = fast(matrix())
+        assert found == [True, True, True]
+        assert_same(result, program(matrix())[0])
+    assert magpy.cache_info(fast) == (1, 1, 1, 1)
+
+
+def test_a_program_reads_slots_and_native_state_of_a_compiled_object():
+    fast_scale = magpy.compile(SlottedScale(3), backend="eager")
+
+    def program(x):
+        fast_scale.rate += 1
+        return fast_scale(x) * fast_scale.rate
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(4):
+        assert_same(fast(tensor(1)), tensor((5 + i) * (4 + i)))
+    assert fast_scale._orig_mod.rate == 7 and magpy.cache_info(fast).hits >= 2
+
+
 def test_a_record_knows_which_arguments_share_their_state():
     def program(a, b, x):
         a.count += 1

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _FUNCTIONS: dict[types.CodeType, str] = {}
 """The attribute that holds the wrapped function, by the code of the wrapper."""
+_METHODS: set[types.CodeType] = set()
+"""The code of wrapper functions that compiled objects make of their classes' methods at each read:
+which one it is follows from the class."""
 _OBJECTS: dict[type, str] = {}
 """The slot that holds the original, by the base class of compiled objects."""
 _CLASSES: dict[type, Callable[[type], type]] = {}
@@ -44,6 +47,12 @@ def register_wrapper(wrapper: Any, attribute: str) -> None:
         CODE.add(wrapper.__call__.__code__)
 
 
+def register_method_wrapper(wrapper: Any, attribute: str) -> None:
+    """Register the wrapper function of a compiled object's methods."""
+    register_wrapper(wrapper, attribute)
+    _METHODS.add(wrapper.__code__)
+
+
 def register_class_wrapper(metaclass: type, original: Callable[[type], type]) -> None:
     """Register the metaclass of compiled classes."""
     _CLASSES[metaclass] = original
@@ -57,11 +66,10 @@ def is_wrapper(function: Any) -> bool:
 
 def unwrap(function: Any) -> Any:
     """The wrapped function, object or class; ``function`` itself if it is not a wrapper."""
-    if is_wrapper(function):
-        return _wrapped(function)
-    if torch_wrappers.role_of(function) in _FOLLOWED:
+    wrapped = _wrapped(function)
+    if wrapped is function and torch_wrappers.role_of(function) in _FOLLOWED:
         return torch_wrappers.original_of(function)
-    return function
+    return wrapped
 
 
 def _wrapped(function: Any) -> Any:
@@ -100,10 +108,12 @@ def _read_wrapped(rec: Recording, wrapper: Any) -> Any:
         rec.variables.constant(wrapper)
         rec.variables.constant(target)
         return target
+    kind = type(wrapper)
+    if kind is types.FunctionType and wrapper.__code__ in _METHODS:
+        return target
     node = rec.variables.node(wrapper)
     if node is None:
         return wrapper
-    kind = type(wrapper)
     if kind is types.FunctionType:
         relation = Relation(RelationKind.ATTRIBUTE, _FUNCTIONS[wrapper.__code__])
     else:

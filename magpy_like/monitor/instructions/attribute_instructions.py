@@ -14,7 +14,7 @@ from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.monitor.objects.containers import NATIVE_TYPES
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.torch_state import autograd_nodes
-from magpy_like.native import frame_set_operand, lookup_in_type
+from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split, unknown_value_split
 from magpy_like.split_reasons import SplitReason
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def read_attribute(context: Context, step: Step) -> Token:
     """``value.name``."""
-    value = _original(context, step, 1)
+    value = step.stack[-1]
     name = step.name
     if is_instance(value, torch.Tensor):
         return context.read_tensor_attribute(value, name)
@@ -34,6 +34,7 @@ def read_attribute(context: Context, step: Step) -> Token:
         return None
     if type(value) not in NATIVE_TYPES:
         attributes.read_attribute(context.recording, value, name)
+        value = compiled_callees.read_original(context.recording, value)
         descriptor = attributes.native_property(value, name)
         if descriptor is not None:
             annotation = lookup(descriptor)
@@ -49,15 +50,6 @@ def read_attribute(context: Context, step: Step) -> Token:
                 )
         return _lift_attribute(context, step, value, name)
     return None
-
-
-def _original(context: Context, step: Step, depth: int) -> Any:
-    """The object at a depth of the stack; for a compiled one the original, which replaces it."""
-    value = step.stack[-depth]
-    original = compiled_callees.read_original(context.recording, value)
-    if original is not value:
-        frame_set_operand(step.frame, depth, original)
-    return original
 
 
 def _lift_attribute(context: Context, step: Step, value: Any, name: str) -> Token:
@@ -80,8 +72,8 @@ def read_super_attribute(context: Context, step: Step) -> Token:
 
 def write_attribute(context: Context, step: Step) -> Token:
     """``target.name = value``."""
-    target = _original(context, step, 1)
-    return store_attribute(context, target, step.name, step.stack[-2])
+    value, target = step.stack[-2:]
+    return store_attribute(context, target, step.name, value)
 
 
 def store_attribute(context: Context, target: Any, name: str, value: Any) -> Token:
@@ -96,7 +88,7 @@ def store_attribute(context: Context, target: Any, name: str, value: Any) -> Tok
 
 def delete_attribute(context: Context, step: Step) -> Token:
     """``del target.name``."""
-    target = _original(context, step, 1)
+    target = step.stack[-1]
     if is_instance(target, torch.Tensor):
         raise Split(SplitReason.TENSOR_INTERNALS, f"deletes the attribute {step.name} of a tensor")
     location = attributes.location_of_store(context.recording, target, step.name, "__delattr__")
