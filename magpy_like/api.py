@@ -126,8 +126,9 @@ def _original(model: Any) -> tuple[Any, Any]:
         return (
             (model, None) if known is None else (types.MethodType(function, model.__self__), known)
         )
-    if compiled_callees.is_wrapper(model) and (found := _dispatchers(model)):
-        return found[0].target, found[0]
+    if compiled_callees.is_wrapper(model) and _dispatchers(model):
+        known = _dispatcher(model)
+        return known.target, known
     if (inner := _original_of_torchs(model)) is not model:
         return _original(inner)
     return model, None
@@ -167,12 +168,17 @@ def _dispatchers(compiled: Any) -> list[Any]:
     return [] if found is None else [found]
 
 
-def _known_dispatchers(compiled: Any, function: str) -> list[Any]:
+def _known_dispatchers(compiled: Any, function: str = "cache_info") -> list[Any]:
     found = _dispatchers(compiled)
     if not found:
         fault = "takes something that magpy_like.compile returned"
         raise ArgumentError(function, "compiled", compiled, fault)
     return found
+
+
+def _dispatcher(compiled: Any) -> Any:
+    """The dispatcher of its calls."""
+    return _known_dispatchers(compiled)[0]
 
 
 def cache_info(compiled: Any) -> CacheInfo:
@@ -184,7 +190,7 @@ def cache_info(compiled: Any) -> CacheInfo:
     Raises:
         ArgumentError: ``compiled`` was not returned by ``compile``.
     """
-    infos = [dispatcher.cache_info() for dispatcher in _known_dispatchers(compiled, "cache_info")]
+    infos = [dispatcher.cache_info() for dispatcher in _known_dispatchers(compiled)]
     return CacheInfo(*map(sum, zip(*infos, strict=True)))
 
 

@@ -26,6 +26,16 @@ class CompiledType(type):
         return dispatcher.call(args, kwargs)
 
     @property
+    def _torchdynamo_orig_callable(cls) -> type:
+        """See ``torch_wrappers.marks``."""
+        original = original_class(cls)
+        if original is cls:
+            raise AttributeError("_torchdynamo_orig_callable")
+        return original
+
+    _torchdynamo_wrapper_id = property(id)
+
+    @property
     def __signature__(cls) -> inspect.Signature:
         original = original_class(cls)
         if original is not cls:

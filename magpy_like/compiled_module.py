@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
-from magpy_like.monitor.calls import compiled_callees
+from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.interface import make_dispatcher
 from magpy_like.torch_patches import untraced
@@ -45,7 +45,8 @@ _ON_ORIGINAL = {
     torch.fx.GraphModule: ("recompile",),
 }
 """Methods that keep or copy ``self`` or change its class: they get the original as ``self``."""
-_SLOTS = ("_orig_mod", "_magpy", "_magpy_methods")
+_SLOTS = ("_orig_mod", "_magpy", "_magpy_methods", *torch_wrappers.MARKS)
+"""What is kept of a compiled object itself: all else is in the ``__dict__``, which it shares."""
 _HEAP_TYPE = 1 << 9
 _class_of = object.__dict__["__class__"]
 _NOT_FORWARDED = {
@@ -134,7 +135,8 @@ def compiled_object(original: Any, dispatcher: Any) -> Any:
     """An object that is called by the dispatcher, and is the original in all else."""
     cls = _compiled_class(type(original))
     compiled = _allocate(cls)
-    for name, value in zip(_SLOTS, (original, dispatcher, {}), strict=True):
+    marks = torch_wrappers.marks(compiled, original)
+    for name, value in zip(_SLOTS, (original, dispatcher, {}, *marks.values()), strict=True):
         found_in_classes(cls, name).__set__(compiled, value)
     dictionary = found_in_classes(type(original), "__dict__")
     if dictionary is not None:

@@ -174,6 +174,43 @@ def test_compiling_again_with_other_settings_compiles_the_original_anew(make, ot
     assert magpy.compile(second) is not second, "settings that are not given are the defaults"
 
 
+class Shift:
+    def __call__(self, x):
+        return x + 1
+
+
+class Table:
+    def __init__(self, x):
+        self.content = x * 2
+
+
+KINDS = {
+    "object": lambda **settings: magpy.compile(Shift(), **settings),
+    "class": lambda **settings: magpy.compile(Table, **settings),
+    "method": lambda **settings: magpy.compile(Scaled().forward, **settings),
+    "method of a compiled module": lambda **settings: magpy.compile(Scaled(), **settings).forward,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_compiling_again_works_for_everything_that_can_be_compiled(name):
+    first = KINDS[name](backend="eager")
+    expected = vars(first(tensor(1))) if name == "class" else first(tensor(1))
+    assert magpy.compile(first, backend="eager") == first
+    second = magpy.compile(first, backend="eager", dynamic=True)
+    assert second is not first and second != first
+    for _ in range(2):
+        result = second(tensor(1))
+        assert_same(vars(result) if name == "class" else result, expected)
+    assert magpy.cache_info(second)[:2] == (1, 1)
+    assert magpy.cache_info(first)[:2] == (0, 1)
+    assert magpy.explain(second, tensor(1)).graph_count == 1
+    original = magpy.compile(second, disable=True)
+    original(tensor(1)), magpy.disable(second)(tensor(1))
+    assert magpy.cache_info(second)[:2] == (1, 1)
+    assert magpy.compile(original, disable=True) == original
+
+
 def test_compiled_methods_are_compiled_anew_with_their_objects():
     class Model:
         factor = 3
@@ -187,6 +224,7 @@ def test_compiled_methods_are_compiled_anew_with_their_objects():
     again = magpy.compile(method, backend="eager", dynamic=True)
     assert_same([again(tensor(1)), again(tensor(2))], [tensor(3), tensor(6)])
     assert magpy.cache_info(again).hits == 1
+    assert magpy.explain(method, tensor(1)).graph_count == 1
 
 
 def test_function_around_a_compiled_one_is_compiled_whole():
@@ -199,6 +237,8 @@ def test_function_around_a_compiled_one_is_compiled_whole():
     again = magpy.compile(twice, backend="eager", fullgraph=True)
     for _ in range(2):
         assert_same(again(tensor(1)), tensor(3))
+    (graph,) = magpy.explain(twice, tensor(1)).graphs
+    assert [node.op for node in graph.graph.nodes].count("call_function") == 2
 
 
 def test_compiled_module_is_disabled_by_its_original():

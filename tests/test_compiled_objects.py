@@ -108,7 +108,7 @@ def test_the_original_stays_uncompiled():
     original, fast = compiled()
     original(matrix())
     original.forward(matrix())
-    assert magpy.cache_info(fast) == (0, 0, 0, 0)
+    assert magpy.cache_info(fast) == (0, 0, 0, 0, 0, 0)
 
 
 def test_a_class_set_on_the_compiled_module_is_that_of_the_original():
@@ -204,7 +204,7 @@ def test_copies_keep_references_of_the_original_to_the_compiled_module():
         assert_same(twin(matrix()), original(matrix()))
     shallow = copy.copy(fast)
     assert shallow._orig_mod is not original and shallow.layer is original.layer
-    assert magpy.cache_info(shallow) == (0, 0, 0, 0)
+    assert magpy.cache_info(shallow) == (0, 0, 0, 0, 0, 0)
 
 
 def test_checkpoint_keys_have_no_prefix():
@@ -237,10 +237,15 @@ def test_a_compiled_module_is_traced_as_the_original(name, inside):
         assert module[0] is fast
 
 
-def test_symbolic_tracing_keeps_a_leaf_that_is_compiled():
+@pytest.mark.parametrize(
+    "stance", ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"]
+)
+def test_symbolic_tracing_keeps_a_leaf_that_is_compiled(stance):
     fast = magpy.compile(nn.Linear(3, 3), backend="eager")
-    traced = torch.fx.symbolic_trace(nn.Sequential(fast, nn.ReLU()))
+    with torch.compiler.set_stance(stance):
+        traced = torch.fx.symbolic_trace(nn.Sequential(fast, nn.ReLU()))
     assert [node.op for node in traced.graph.nodes].count("call_module") == 2
+    assert magpy.cache_info(fast) == (0, 0, 0, 0, 1, 0)
     assert_same(traced(matrix()), torch.relu(fast(matrix())))
     assert magpy.cache_info(fast).hits == 1
 
@@ -298,11 +303,11 @@ def test_reports_cover_the_calls_of_forward():
     fast.forward(matrix())
     fast.forward(matrix())
     assert magpy.cache_info(fast)[:3] == (1, 2, 2)
-    assert magpy.cache_info(fast.forward) == (1, 1, 1, 1)
-    assert magpy.compile(fast.forward) == fast.forward
+    assert magpy.cache_info(fast.forward) == (1, 1, 1, 1, 0, 0)
+    assert magpy.compile(fast.forward, backend="eager") == fast.forward
     assert magpy.explain(fast.forward, matrix()).graph_count == 1
     magpy.reset(fast)
-    assert magpy.cache_info(fast) == (0, 0, 0, 0)
+    assert magpy.cache_info(fast) == (0, 0, 0, 0, 0, 0)
 
 
 def lightning_like(package):
@@ -427,7 +432,7 @@ def test_a_method_called_in_a_program_has_the_compiled_module_as_self():
         result, found = fast(matrix())
         assert found == [True, True, True]
         assert_same(result, program(matrix())[0])
-    assert magpy.cache_info(fast) == (1, 1, 1, 1)
+    assert magpy.cache_info(fast) == (1, 1, 1, 1, 0, 0)
 
 
 def test_a_program_reads_slots_and_native_state_of_a_compiled_object():
@@ -462,6 +467,57 @@ def test_a_record_knows_which_arguments_share_their_state():
         assert_same(fast(a, b, tensor(1)), program(*twins, tensor(1)))
         assert (a.count, b.count) == (twins[0].count, twins[1].count)
     assert magpy.cache_info(fast).hits >= 3
+
+
+# --- torch's controls -----------------------------------------------------------------------------
+
+COPIES = {
+    "itself": lambda fast: fast,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda fast: pickle.loads(pickle.dumps(fast)),
+}
+
+
+@pytest.mark.parametrize(
+    "control", [torch.compiler.disable, torch.compile], ids=["disable", "compile"]
+)
+@pytest.mark.parametrize("name", COPIES)
+def test_a_control_of_torchs_compiler_applies_to_the_original_of_each_copy(name, control):
+    original, fast = compiled()
+    twin = COPIES[name](fast)
+    wrapped = control(twin)
+    assert wrapped._orig_mod is twin._orig_mod
+    assert not any("magpy" in name or "dynamo" in name for name in vars(original))
+
+
+def test_a_control_of_torchs_compiler_applies_to_the_original_of_an_object_or_a_class():
+    fast = magpy.compile(Scale(3), backend="eager")
+    assert_same(torch.compiler.disable(fast)(tensor(1)), tensor(4))
+    assert magpy.cache_info(fast) == (0, 0, 0, 0, 0, 0)
+
+    class Made:
+        pass
+
+    made = magpy.compile(Made, backend="eager")
+    assert torch.compiler.disable(made) is Made
+    subclass = type("Subclass", (made,), {})
+    assert torch.compiler.disable(subclass) is subclass
+
+
+def test_a_disabled_forward_runs_natively_from_every_call():
+    class Model(nn.Module):
+        @torch.compiler.disable
+        def forward(self, x):
+            return x + 1
+
+    _, fast = compiled(Model)
+    for _ in range(2):
+        assert_same([fast(tensor(1)), fast.forward(tensor(1))], [tensor(2), tensor(2)])
+    assert magpy.cache_info(fast.forward) == (0, 0, 0, 0, 2, 0)
+    outer = magpy.compile(lambda x: fast.forward(x * 2) * 3, backend="eager")
+    assert_same([outer(tensor(1)), outer(tensor(1))], [tensor(9), tensor(9)])
+    assert magpy.cache_info(outer).graphs == 2
 
 
 # --- callable objects, classes, functions ---------------------------------------------------------
@@ -503,7 +559,7 @@ def test_a_compiled_callable_object_keeps_attributes_and_type(cls):
     assert_same(fast(tensor(1)), tensor(6))
     assert inspect.signature(fast) == inspect.signature(original)
     assert magpy.cache_info(fast).hits == 1
-    assert magpy.compile(fast) is fast
+    assert magpy.compile(fast, backend="eager") is fast
     twin = pickle.loads(pickle.dumps(fast))
     assert_same(twin(tensor(1)), tensor(6))
     assert magpy.cache_info(twin).misses == 1
@@ -535,7 +591,7 @@ def test_a_compiled_class_is_the_class():
     fast.made = 3
     assert Config.made == 3
     del fast.made
-    assert magpy.compile(fast) is fast
+    assert magpy.compile(fast, backend="eager") is fast
     assert magpy.cache_info(fast).misses == 2
     Config.made = 0
 

@@ -27,7 +27,7 @@ from magpy_like.records.eager_switch import EagerSwitch
 from magpy_like.records.fast_paths import FastPaths
 from magpy_like.records.foreign_tracing import describe_observer, is_traced
 from magpy_like.records.graph_backend import GraphBackend
-from magpy_like.records.interface import CacheInfo, Explanation, dispatchers, reset_all
+from magpy_like.records.interface import CacheInfo, Explanation, dispatchers, native_call, reset_all
 from magpy_like.records.miss_analysis import Varying
 from magpy_like.records.monitored_call import MonitoredCall
 from magpy_like.records.program_continuations import ProgramState
@@ -104,8 +104,7 @@ class Dispatcher:
         self.cache = RecordCache()
         self.program = program or self._new_program()
         self.on_miss: Callable[[], Callable[..., Any]] | None = None
-        """Called at each miss of a compiled object's calls: returns its native call, for whoever
-        identifies the object that is called."""
+        """See ``interface.native_call``."""
         self.owned_arguments: Collection[int] = ()
         """Positions of a continuation's arguments that only the program refers to."""
         self._begin()
@@ -229,10 +228,10 @@ class Dispatcher:
             if (observer := describe_observer()) is not None:
                 self.program.reports.note(Kind.THIS_CALL, *observer)
                 self.program.reports.emit()
-        return call_as_caller(self.target, args, kwargs)
+        return call_as_caller(native_call(self), args, kwargs)
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        native = self.target if self.on_miss is None else self.on_miss()
+        native = native_call(self)
         if is_symbolically_traced():
             # Proxies match no record, and torch.fx replaces a method that all records of modules
             # watch.

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -175,12 +175,12 @@ class UncompiledProgram:
             resolve_backend(backend, mode, backend_options)
         self.native = 0
         self.on_miss: Callable[[], Callable[..., Any]] | None = None
+        """See ``native_call``."""
         dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.native += 1
-        native = self.target if self.on_miss is None else self.on_miss()
-        return (native if is_symbolically_traced() else self.target)(*args, **kwargs)
+        return native_call(self)(*args, **kwargs)
 
     def cache_info(self) -> CacheInfo:
         return CacheInfo(0, 0, 0, 0, native=self.native)
@@ -196,6 +196,18 @@ class UncompiledProgram:
 
     def reset(self) -> None:
         self.native = 0
+
+
+def native_call(dispatcher: Any) -> Callable[..., Any]:
+    """What runs a call as it is: the target.
+
+    While ``torch.fx`` traces, it is the call of the compiled object, which fx looks up among the
+    submodules. ``on_miss`` of the object's dispatcher returns that, and is called at each miss.
+    """
+    if dispatcher.on_miss is None:
+        return cast(Callable[..., Any], dispatcher.target)
+    of_object = dispatcher.on_miss()
+    return cast(Callable[..., Any], of_object if is_symbolically_traced() else dispatcher.target)
 
 
 dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()

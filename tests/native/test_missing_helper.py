@@ -68,6 +68,8 @@ assert compiled.state_dict().keys() == model.state_dict().keys()
 assert [n for n, _ in compiled.named_parameters()] == [n for n, _ in model.named_parameters()]
 twin = copy.deepcopy(compiled)
 assert type(twin) is type(compiled) and torch.equal(twin(x), model.layer(x))
+traced = torch.fx.symbolic_trace(nn.Sequential(magpy.compile(nn.ReLU())))
+assert [node.op for node in traced.graph.nodes].count("call_module") == 1
 again = pickle.loads(pickle.dumps(compiled))
 assert torch.equal(again(x), model.layer(x)) and again.calls == 2
 bound = magpy.compile(model.layer.forward)

@@ -27,6 +27,9 @@ _COMPILER = f"{_TORCH}compiler/__init__.py"
 
 ORIGINAL = "_torchdynamo_orig_callable"
 """Attribute of torch's wrapper functions."""
+MARKS = (ORIGINAL, "_torchdynamo_wrapper_id")
+"""Attributes by which torch finds what is wrapped: the original, and the id of the wrapper, which
+tells it from a copy of its attributes."""
 
 
 class Role(enum.Enum):
@@ -68,11 +71,11 @@ def original_of(function: Any) -> Any:
 
 
 def marks(wrapper: Any, original: Any) -> dict[str, Any]:
-    """Attributes by which torch finds what a wrapper of this package wraps.
+    """The :data:`MARKS` of a wrapper of this package.
 
     ``torch.compiler.disable`` and ``torch.compile`` of the wrapper then wrap the original.
     """
-    return {ORIGINAL: original, "_torchdynamo_wrapper_id": id(wrapper)}
+    return dict(zip(MARKS, (original, id(wrapper)), strict=True))
 
 
 def is_disabled(function: Any) -> bool:
