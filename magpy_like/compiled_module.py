@@ -49,6 +49,8 @@ _SLOTS = ("_orig_mod", "_magpy", "_magpy_methods", *torch_wrappers.MARKS)
 """What is kept of a compiled object itself: all else is in the ``__dict__``, which it shares."""
 _HEAP_TYPE = 1 << 9
 _class_of = object.__dict__["__class__"]
+_mro_of = type.__dict__["__mro__"].__get__
+_members_of = type.__dict__["__dict__"].__get__
 _NOT_FORWARDED = {
     "__new__", "__init__", "__init_subclass__", "__class__", "__doc__", "__dict__",
     "__getattribute__", "__setattr__", "__delattr__", "__reduce__", "__reduce_ex__",
@@ -152,7 +154,8 @@ def _native_call(reference: weakref.ref[Any]) -> Callable[..., Any]:
     compiled: Any = reference()  # which is being called
     if type(compiled._orig_mod) is not compiled._magpy_class:
         follow_class(compiled)
-    return types.MethodType(compiled._magpy_class.__call__, compiled)
+    call = type.__getattribute__(compiled._magpy_class, "__call__")  # not by its metaclass
+    return types.MethodType(call, compiled)
 
 
 def _allocate(cls: type) -> Any:
@@ -230,8 +233,12 @@ def _compiled_class(cls: type) -> type:
 
 
 def found_in_classes(cls: type, name: str) -> Any:
-    """What the class and its bases define under a name, unbound; None if nothing."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    """What the class and its bases define under a name, unbound; None if nothing.
+
+    No code of a metaclass runs, which would see that something is looked up.
+    """
+    members = map(_members_of, _mro_of(cls))
+    return next((found[name] for found in members if name in found), None)
 
 
 def _leave_to_original(self: Any) -> None:
@@ -381,7 +388,7 @@ def method_dispatcher(compiled: Any, name: str) -> Any:
     ``self``: where it runs natively, the calls of ``self(...)`` in it are compiled.
     """
     original, methods = compiled._orig_mod, compiled._magpy_methods
-    function = getattr(type(original), name)
+    function = found_in_classes(type(original), name)
     found = methods.get(name)
     if found is None or found.target.__func__ is not function:
         receiver = original if name == "forward" else compiled

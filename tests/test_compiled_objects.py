@@ -177,6 +177,25 @@ def test_a_getattribute_of_the_program_does_not_see_what_compiling_needs():
     assert not any("magpy" in name or name == "_orig_mod" for name in seen)
 
 
+def test_a_metaclass_of_the_program_does_not_see_what_calls_look_up():
+    seen = []
+
+    class Meta(type):
+        def __getattribute__(cls, name):
+            seen.append(name)
+            return super().__getattribute__(name)
+
+    class Watched(nn.Module, metaclass=Meta):
+        def forward(self, x):
+            return x + 1
+
+    _, fast = compiled(Watched)
+    seen.clear()
+    for _ in range(2):
+        assert_same([fast(tensor(1)), fast.forward(tensor(1))], [tensor(2), tensor(2)])
+        assert seen == []
+
+
 def test_the_original_is_destroyed_once():
     destroyed = []
 
