@@ -224,7 +224,17 @@ def test_compiled_methods_are_compiled_anew_with_their_objects():
     again = magpy.compile(method, backend="eager", dynamic=True)
     assert_same([again(tensor(1)), again(tensor(2))], [tensor(3), tensor(6)])
     assert magpy.cache_info(again).hits == 1
-    assert magpy.explain(method, tensor(1)).graph_count == 1
+
+
+def test_explanation_of_a_compiled_method_knows_what_has_varied():
+    class Model:
+        @magpy.compile(backend="eager")
+        def forward(self, x, n):
+            return x * n
+
+    method = Model().forward
+    method(tensor(1), 2), method(tensor(1), 3)
+    assert magpy.explain(method, tensor(1), 5).lifted == ["args[2]"]
 
 
 def test_function_around_a_compiled_one_is_compiled_whole():
