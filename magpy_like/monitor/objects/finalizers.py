@@ -63,6 +63,8 @@ def _is_programs(reference: Any) -> bool:
     """
     if type(reference) is MonitorWeakRef:
         return False
+    if type(reference) in weakref.ProxyTypes:
+        return True
     makers = type(reference), reference.__callback__
     return not any(str(getattr(maker, "__module__", "")).startswith("torch.") for maker in makers)
 
@@ -70,6 +72,8 @@ def _is_programs(reference: Any) -> bool:
 def _calls_back(reference: Any) -> bool:
     """True if the destruction of the referent runs the program's code, not that of a weak
     container."""
+    if type(reference) in weakref.ProxyTypes:
+        return True  # perhaps: the callback of a proxy cannot be read
     callback = reference.__callback__
     own = is_instance(callback, types.FunctionType) and callback.__module__ in WEAK_CONTAINERS
     return callback is not None and not own and _is_programs(reference)

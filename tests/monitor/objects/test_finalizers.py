@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 import magpy_like as magpy
+from tests.compare import assert_same
 from tests.programs import Twins, check_stateful, one, tensor
 
 
@@ -190,3 +191,50 @@ def test_split_inside_a_handler_keeps_no_frame_alive():
     finally:
         gc.enable()
     assert magpy.cache_info(compiled).hits == 2
+
+
+class _Owner:
+    """Knows its part, which knows its owner by a weak proxy, as trainers and loops do."""
+
+    def __init__(self, callback=None):
+        self.part = _Part()
+        self.part.owner = weakref.proxy(self, callback) if callback else weakref.proxy(self)
+
+
+class _Part:
+    pass
+
+
+def _drops_an_object_with_a_proxy_that_calls_back(x, log):
+    owner = _Owner(lambda proxy: log.append("dropped"))
+    log.append(float(x.sum()))
+    del owner
+    return x * len(log)
+
+
+def _size_in_bytes(x, owner):
+    return x.untyped_storage().nbytes()  # the program splits here
+
+
+def _splits_where_a_caller_holds_an_object_with_a_proxy(x, log):
+    owner = _Owner()
+    log.append(_size_in_bytes(x, owner))
+    return x * len(log)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        _drops_an_object_with_a_proxy_that_calls_back,
+        _splits_where_a_caller_holds_an_object_with_a_proxy,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_weak_proxies_of_objects_are_known(program):
+    """Proxies answer all reads by their referent, whose class has no ``__callback__``."""
+    compiled, logs = magpy.compile(program, backend="eager"), ([], [])
+    for _ in range(3):
+        x = tensor(1.0, 2.0)
+        assert_same(compiled(x, logs[0]), program(x, logs[1]))
+        gc.collect()
+        assert logs[0] == logs[1]
