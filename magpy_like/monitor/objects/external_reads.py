@@ -83,6 +83,8 @@ class ExternalReads:
         """Nodes of numbers on which only the present read relies: they may still be lifted."""
         self.layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Sizes and strides of external tensors at their first read, by node."""
+        self.tensor_kinds: dict[int, tuple[Any, ...]] = {}
+        """What else a guard checks of these tensors, by node."""
         self.tensor_classes: dict[type, dict[str, Any]] = {}
         """Attributes of tensor classes before the program ran: operators are their methods."""
         self.exceptions: dict[int, tuple[BaseException, ExceptionOrigin]] = {}
@@ -222,6 +224,7 @@ class ExternalReads:
                 node.first.value = self._sizes.check(node, value) or TensorCheck(value)
                 if value.layout is torch.strided and has_values(value):
                     self.layouts[node.node_id] = tuple(value.shape), tuple(value.stride())
+                    self.tensor_kinds[node.node_id] = _kind_of_tensor(value)
                 self._writes.versions[node.node_id] = tensor_version(value)
                 if type(value) not in self.tensor_classes:
                     self.know_tensor_class(type(value))
@@ -397,3 +400,9 @@ def check_global_name(node: ShadowNode, relation: Relation | None = None) -> Non
             SplitReason.INTERPRETER_STATE,
             "accesses a global variable that it has written, by its name or through the dictionary",
         )
+
+
+def _kind_of_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a guard checks of a tensor besides its layout."""
+    modes = tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
+    return type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, *modes

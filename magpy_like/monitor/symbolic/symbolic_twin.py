@@ -465,7 +465,6 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and not tensor.is_inference()
         and tensor.device.type in ("cpu", "cuda")
     )
 

@@ -24,10 +24,11 @@ from magpy_like.synthesis.guard.guarded_variables import GuardedVariables
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Sizes and strides of a tensor, both in elements."""
+    """Sizes and strides of a tensor, both in elements, and what else a guard checks of it."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
+    kind: tuple[Any, ...]
 
 
 @dataclass
@@ -80,9 +81,9 @@ class ExpectedValues:
 
     def admits(self, other: ExpectedValues) -> bool:
         """True if this record serves the sizes and numbers of another one."""
-        for path, free in self.size_ranges.items():
-            layout = other.layouts.get(path)
-            if layout is None or not _fits(layout, self.layouts[path], free, self.inner_dims[path]):
+        for path, recorded in self.layouts.items():
+            layout, free = other.layouts.get(path), self.size_ranges.get(path, {})
+            if layout is None or not _fits(layout, recorded, free, self.inner_dims.get(path)):
                 return False
         for path, value in self.lifted.items():
             number = other.numbers.get(path, other.lifted.get(path))
@@ -105,10 +106,12 @@ def _fits(
     layout: TensorLayout,
     recorded: TensorLayout,
     free: dict[int, tuple[int, int]],
-    inner: tuple[int, ...],
+    inner: tuple[int, ...] | None,
 ) -> bool:
+    if inner is None:
+        return layout == recorded
     sizes, strides = layout.sizes, layout.strides
-    if len(sizes) != len(recorded.sizes):
+    if layout.kind != recorded.kind or len(sizes) != len(recorded.sizes):
         return False
     for i, size in enumerate(sizes):
         least, most = free.get(i, (recorded.sizes[i], recorded.sizes[i]))
@@ -144,7 +147,8 @@ def expected_values(rec: Recording, guarded: GuardedVariables) -> ExpectedValues
                 expected.roots.setdefault(path[0], root)
         if node.node_id in rec.reads.layouts and not guarded.is_fixed(node):
             path = rec.variables.path(node)
-            expected.layouts[path] = TensorLayout(*rec.reads.layouts[node.node_id])
+            kind = rec.reads.tensor_kinds[node.node_id]
+            expected.layouts[path] = TensorLayout(*rec.reads.layouts[node.node_id], kind)
         elif node.type is list and Fact.LENGTH in node.facts and not guarded.is_fixed(node):
             path = rec.variables.path(node)
             contents = node.variable if node.contents is None else node.contents

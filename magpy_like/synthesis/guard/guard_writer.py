@@ -283,4 +283,10 @@ def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None)
     sizes = [str(n) for n in tensor.shape]
     for dim, (_, least, most, _) in (dims or {}).items():
         sizes[dim] = str(least) if least == most else f"{least}..{most if most < MAX_SIZE else ''}"
-    return f"{dtype}[{', '.join(sizes)}] on {tensor.device}{grad}"
+    strides = "" if dims or _is_contiguous(tensor) else f" with strides {tuple(tensor.stride())}"
+    return f"{dtype}[{', '.join(sizes)}]{strides} on {tensor.device}{grad}"
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    """True also for layouts without strides."""
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
