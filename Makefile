@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+ECOSYSTEM := $(VENV)/.ecosystem
 TYPED := $(wildcard magpy_like paritybench_runner benchmarks zoo)
 
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ demo: $(READY)  ## compile a ResNet-18; print the captured graph and its speed
 test: lint  ## linters, type checker, tests (minutes)
 	$(RUN) -m pytest -n 2 --dist worksteal -q
 
-test-full: lint  ## the same with the long sweeps (an hour)
+test-full: lint $(ECOSYSTEM)  ## the same with the long sweeps and the users' libraries (an hour)
 	$(RUN) -m pytest -n 2 --dist worksteal -q -m "full or not full"
 
 sweep: $(READY)  ## force each guard condition to hold; resumes; SWEEP=tests/... for some tests
@@ -49,3 +50,8 @@ $(READY): pyproject.toml setup.py constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
+
+# Libraries whose users' programs `make test-full` runs.
+$(ECOSYSTEM): $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[ecosystem]"
+	touch $(ECOSYSTEM)

@@ -2,10 +2,12 @@
 
 The blocks of a page share one namespace. A comment after ``print(...)`` is its expected line. A
 ``text`` block that follows a ``python`` block is all that this block prints and logs; ``…`` stands
-for any characters, and alone on a line for any lines.
+for any characters, and alone on a line for any lines. A comment `<!-- needs: … -->` before a block
+names libraries without which it does not run.
 """
 
 import contextlib
+import importlib.util
 import io
 import re
 import warnings
@@ -24,6 +26,7 @@ PAGES = [
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if p != _GENERATED),
 ]
 PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.*)$", re.MULTILINE)
+NEEDS = re.compile(r"<!-- needs: (.*) -->\n$")
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -33,6 +36,12 @@ class Example(NamedTuple):
     code: str
     output: str | None
     """Everything that it prints, or None where comments show the lines."""
+    needs: tuple[str, ...] = ()
+    """Libraries that it imports, and that may be missing."""
+
+    @property
+    def can_run(self) -> bool:
+        return all(importlib.util.find_spec(library) for library in self.needs)
 
 
 def examples(page: Path) -> list[Example]:
@@ -40,7 +49,11 @@ def examples(page: Path) -> list[Example]:
     found, end = [], 0
     for block in FENCED.finditer(text):
         if block[1] == "python":
-            found.append(Example(text.count("\n", 0, block.start(2)) + 1, block[2], None))
+            needs = NEEDS.search(text, 0, block.start())
+            libraries = tuple(needs[1].split(", ")) if needs else ()
+            found.append(
+                Example(text.count("\n", 0, block.start(2)) + 1, block[2], None, libraries)
+            )
         elif block[1] == "text" and found and text[end : block.start()].strip() == "":
             found[-1] = found[-1]._replace(output=block[2])
         end = block.end()
@@ -69,7 +82,7 @@ def test_examples_print_the_shown_output(page: Path, monkeypatch):
     magpy.reset()
     monkeypatch.setattr(warnings, "showwarning", _print_warning)
     names = {}
-    for line, code, output in examples(page):
+    for line, code, output, _ in filter(lambda example: example.can_run, examples(page)):
         printed = io.StringIO()
         source = "\n" * (line - 1) + code  # locations in messages are those of the page
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
