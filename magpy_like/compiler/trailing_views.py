@@ -39,7 +39,7 @@ from magpy_like.graph_operators.node_metadata import NUMBER, RESULT_VERSIONS
 from magpy_like.graph_operators.wrapped_functions import operation_of
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
-from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.operators import OpOverload, find_packet
 
 
 class TrailingViews:
@@ -461,7 +461,7 @@ def _schemas(node: fx.Node) -> list[Any]:
         name = target.__name__
     if name is None:
         return find_schemas(node)
-    packet = getattr(torch.ops.aten, _ATTRIBUTE_OPERATORS.get(name, name), None)
+    packet = find_packet(_ATTRIBUTE_OPERATORS.get(name, name))
     return [getattr(packet, each)._schema for each in packet.overloads()] if packet else []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._higher_order_ops.associative_scan import associative_scan
 
@@ -16,6 +18,7 @@ __all__ = [
     "TensorBase",
     "associative_scan",
     "check_condition",
+    "find_packet",
     "foreach_add_",
     "foreach_copy_",
     "has_dispatcher_kernel",
@@ -61,3 +64,9 @@ has_dispatcher_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 RuntimeError for an operator of TorchScript alone."""
 check_condition = torch._check
 """``(condition)``: raises RuntimeError; a symbolic condition is assumed from there on."""
+
+
+def find_packet(name: str) -> Any:
+    """The ATen operator of a name; None if there is none: ``__eq__`` is the namespace's method."""
+    found = getattr(torch.ops.aten, name, None)
+    return found if isinstance(found, OpOverloadPacket) else None

@@ -37,6 +37,7 @@ from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.logs import topic
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.dispatch import disable_current_modes
+from magpy_like.torch_compat.operators import find_packet
 
 _log = topic("fusion")
 
@@ -142,7 +143,7 @@ def _is_constant(node: Node) -> bool:
     if any(isinstance(a, symbolic) for a in pytree.tree_leaves((node.args, node.kwargs))):
         return False
     name = name_of(node)
-    packet = getattr(torch.ops.aten, name, None)
+    packet = find_packet(name)
     overloads = packet.overloads() if find_schemas(node) and packet is not None else []
     random = torch.Tag.nondeterministic_seeded
     return not name.startswith(("rand", "empty", "new_empty", "bernoulli")) and not any(

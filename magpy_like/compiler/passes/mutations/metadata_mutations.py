@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.operators import OpOverload, find_packet
 
 _DRAWS = torch.Tag.nondeterministic_seeded
 _MUTATING_OPERATORS = frozenset(
@@ -89,7 +89,7 @@ def _name(node: Node) -> str:
 def _tags(node: Node) -> set[Any]:
     if isinstance(node.target, OpOverload):
         return set(node.target.tags)
-    packet = getattr(torch.ops.aten, _name(node), None)
+    packet = find_packet(_name(node))
     overloads = packet.overloads() if packet is not None else ()
     return {tag for overload in overloads for tag in getattr(packet, overload).tags}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.graph_operators.control_operators import name_of
-from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.operators import OpOverload, find_packet
 
 
 def index_by_tensors(gm: GraphModule) -> bool:
@@ -85,7 +85,7 @@ def find_schemas(node: Node) -> list[Any]:
     if isinstance(node.target, OpOverload) and node.target.namespace == "magpy_like":
         return [node.target._schema]
     name = name_of(node)
-    packet = getattr(torch.ops.aten, _ATEN_NAMES.get(name, name), None)
+    packet = find_packet(_ATEN_NAMES.get(name, name))
     called = node.op == "call_method" or (
         node.op == "call_function" and _is_torch_function(node.target)
     )

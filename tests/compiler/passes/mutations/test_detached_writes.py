@@ -6,6 +6,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from magpy_like.compiler import compile_fx
 from magpy_like.compiler.passes.mutations.detached_writes import (
     disable_gradients_of_detached_writes,
 )
@@ -36,3 +37,14 @@ def test_write_to_a_detached_tensor_leaves_its_source_a_leaf():
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     gm(x).sum().backward()
     assert x.is_leaf and x.grad.tolist() == [0.0, 2.0]
+
+
+def test_methods_that_every_object_has_are_no_operators():
+    """Under a default device, Dynamo captures ``x == 0.5`` as the method ``__eq__``."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_method("__eq__", (x, 0.5)), graph.call_method("detach", (x,))))
+    captured = fx.GraphModule(torch.nn.Module(), graph)
+    fast = compile_fx(captured, [torch.ones(2)], options={"strict": True})
+    equal, alias = fast(x := torch.tensor([0.5, 1.0]))
+    assert equal.tolist() == [True, False] and alias.data_ptr() == x.data_ptr()
