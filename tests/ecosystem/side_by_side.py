@@ -40,7 +40,8 @@ def assert_as_eager(program: Callable[[Wrap], Any], *, hits: int = 1, **toleranc
     assert compiled, "the program compiles nothing"
     infos = [magpy.cache_info(part) for part in compiled]
     assert_same(actual, expected, **tolerances)
-    assert [message for message in messages if message not in usual] == []
+    news = [message for message in messages if message not in usual]
+    assert news == [], "\n".join(news)
     assert all(info.hits >= hits for info in infos), infos
     return actual
 

@@ -291,6 +291,8 @@ def serialize_tensor(tensor: torch.Tensor) -> str:
 def _deserialize_tensor(text: str) -> torch.Tensor:
     name, device, size, stride, data = json.loads(text)
     dtype = getattr(torch, name.removeprefix("torch."))
+    if not data:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
     flat = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype)
     return torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(flat.view(size))
 

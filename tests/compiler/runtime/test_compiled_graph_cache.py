@@ -88,6 +88,12 @@ def test_layout_and_size_are_part_of_the_key(lowered):
     assert len(lowered) == 4
 
 
+def test_literals_without_elements_are_found(lowered):
+    for _ in range(2):
+        same(lambda x: (torch.cat([torch.tensor([[]] * 3), x], 1) * 2, torch.tensor([])), X)
+    assert len(lowered) == 1
+
+
 def test_closed_over_tensors_are_read_from_the_program():
     """Two closures over tensors of equal form share an entry, but not the tensors."""
     for values in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
