@@ -52,7 +52,7 @@ import torch
 from torch.fx import graph_module
 
 from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
-from magpy_like.torch_compat.frame_strategies import (
+from magpy_like.torch_compat.frame_evaluation import (
     FrameAction,
     FrameExecStrategy,
     set_code_exec_strategy,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from magpy_like.torch_compat.stances import known_backends
+from magpy_like.torch_compat.frame_evaluation import known_backends
 
 
 class _Backend:

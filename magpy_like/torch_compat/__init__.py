@@ -26,8 +26,7 @@ Module                       Subject
 ``graph_sources``            the sources of generated graph modules
 ``symbolic_tracing``         symbolic tracing by ``torch.fx``
 ``dynamo``                   Dynamo's exceptions and registry of backends
-``frame_strategies``         marks on code objects, by which Dynamo skips frames
-``stances``                  the stance of Dynamo, the backends that it resets
+``frame_evaluation``         Dynamo's stance, its marks on code objects, the backends it resets
 ``inductor_names``           names of Inductor's options and modes
 ``tensor_memory``            tensors over given memory, metadata checks in C++
 ``torchscript``              TorchScript functions, their types and schemas

@@ -481,8 +481,9 @@ IMPORTS = """
 import sys, types, torch
 package = sys.modules["magpy_like"] = types.ModuleType("magpy_like")  # whose import needs Dynamo
 package.__path__ = {path}
-from magpy_like.torch_compat import stances
-assert stances.current_stance() == "default" and stances.known_backends() is None
+from magpy_like.torch_compat import frame_evaluation
+assert frame_evaluation.current_stance() == "default"
+assert frame_evaluation.known_backends() is None
 assert "torch._dynamo" not in sys.modules
 """
 

@@ -1,4 +1,4 @@
-"""State of ``torch._dynamo.eval_frame``, read where it is kept, without importing Dynamo.
+"""Dynamo's frame evaluation, without importing Dynamo: marks on code objects, and its state.
 
 The stance of ``torch.compiler.set_stance``: *seen* on torch 2.13, a global variable, replaced when
 it is set. ``native/dynamo_stance.h`` reads it at every call. And the backends that torch resets.
@@ -9,7 +9,21 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["current_stance", "forced_backend", "known_backends", "skips_guards"]
+from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+
+__all__ = [
+    "FrameAction",
+    "FrameExecStrategy",
+    "current_stance",
+    "forced_backend",
+    "known_backends",
+    "set_code_exec_strategy",
+    "skips_guards",
+]
+
+# `set_code_exec_strategy(code, strategy)` marks a code object: Dynamo skips its frames.
 
 
 def current_stance() -> str:
