@@ -135,9 +135,11 @@ class Table:
 
     def load_directory(self, directory: Path) -> None:
         """Read all files of a directory, the shared sets first."""
-        self._loaded = True
-        with no_garbage_collection():
-            self._load_files(directory)
+        try:
+            with no_garbage_collection():
+                self._load_files(directory)
+        finally:
+            self._loaded = True  # last: other threads look up without the lock from now on
 
     def _load_files(self, directory: Path) -> None:
         for path in sorted(directory.glob("*.yaml")):
@@ -157,8 +159,9 @@ class Table:
                 self._bind_pending()
 
     def _bind_pending(self) -> None:
-        self._modules_seen = len(sys.modules)
+        modules = len(sys.modules)
         self._pending = [rule for rule in self._pending if not self._bind(rule)]
+        self._modules_seen = modules  # last: until then, other threads wait for the lock
 
     def _bind(self, rule: Rule) -> bool:
         """Bind a rule to objects; False if one of its modules is not imported yet."""

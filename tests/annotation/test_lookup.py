@@ -9,6 +9,7 @@ import operator
 import random
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -285,6 +286,29 @@ def test_loaded_annotations_are_found_by_lookup(tmp_path: Path) -> None:
     )
     load_annotations(path)
     assert lookup(logging.makeLogRecord).detail == "mine"
+
+
+def test_threads_find_annotations_while_another_one_loads_them() -> None:
+    table, started, found = Table(strict=False), threading.Event(), []
+
+    def bind(rule):
+        started.set()
+        time.sleep(0.001)
+        return Table._bind(table, rule)
+
+    table._bind = bind  # type: ignore[method-assign]
+    first = threading.Thread(target=table.lookup, args=(len,))
+    first.start()
+    started.wait()
+    others = [
+        threading.Thread(target=lambda: found.append(table.lookup(torch.Tensor.sin)))
+        for _ in range(3)
+    ]
+    for thread in others:
+        thread.start()
+    for thread in (first, *others):
+        thread.join()
+    assert len(found) == 3 and None not in found
 
 
 def test_modules_imported_later_are_annotated_on_import(tmp_path: Path, monkeypatch) -> None:
