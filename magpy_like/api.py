@@ -24,7 +24,8 @@ from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.monitor.disabled_functions import mark_disabled
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
+from magpy_like.records.dispatcher_making import make_dispatcher
+from magpy_like.records.interface import CacheInfo, Explanation, reset_all
 from magpy_like.torch_patches import untraced
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -23,7 +23,7 @@ from torch import nn
 
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.records.interface import make_dispatcher
+from magpy_like.records.dispatcher_making import make_dispatcher
 from magpy_like.torch_patches import untraced
 
 STEP_METHODS = {

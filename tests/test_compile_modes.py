@@ -10,7 +10,7 @@ import magpy_like as magpy
 from magpy_like import compile_modes
 from magpy_like.compile_modes import CudaGraphs, compile_settings
 from magpy_like.compiler import dynamo_backend
-from magpy_like.records.interface import UncompiledProgram
+from magpy_like.records.dispatcher_making import UncompiledProgram
 
 
 def program(x):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import importlib.machinery
@@ -13,7 +14,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,7 @@ from magpy_like.disk_cache import (
 )
 from magpy_like.disk_cache.cache_entries import digest, environment
 from magpy_like.disk_cache.cache_folder import CacheFolder, folder_path
-from magpy_like.disk_cache.process_runner import TimedOut
+from magpy_like.disk_cache.process_runner import Stopped, TimedOut
 from magpy_like.disk_cache.safe_folder import SafeFolder
 from magpy_like.errors import CompileError
 
@@ -188,27 +189,64 @@ def compile_cpp(
     return _compile(CppSource(source, name, tuple(flags), dict(headers or {})), cxx())
 
 
-def compile_cpp_many(sources: Sequence[CppSource]) -> list[Path]:
+def compile_cpp_many(
+    sources: Sequence[CppSource],
+    *,
+    finished: Callable[[], None] = lambda: None,
+    stop: threading.Event | None = None,
+) -> list[Path]:
     """Compile several sources at the same time, one compiler process per processor. Returns the
     paths in order.
 
-    Raises as :func:`compile_cpp`, for the first source in order that fails.
+    ``finished`` is called after each one, in any thread. ``stop`` ends the compilers when it is
+    set.
+
+    Raises as :func:`compile_cpp`, for the first source in order that fails, and ``Stopped``.
     """
     compiler = cxx()
     if len(sources) <= 1:
         return [_compile(source, compiler) for source in sources]
-    workers = min(len(sources), len(os.sched_getaffinity(0)))
-    stop = threading.Event()
-    with ThreadPoolExecutor(workers, thread_name_prefix="magpy-cxx") as pool:
-        started = [pool.submit(_compile, source, compiler, stop) for source in sources]
-        try:
-            while wait(started, process_runner.ATTENTION).not_done:
-                process_runner.attend()
-        except BaseException:  # of a signal's handler
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-        return [compilation.result() for compilation in started]
+    stop = stop or threading.Event()
+    compilations = _Compilations(sources, compiler, stop, finished)
+    try:
+        while wait(compilations.results, process_runner.ATTENTION).not_done:
+            process_runner.attend()
+    except BaseException:  # of a signal's handler
+        stop.set()
+        wait(compilations.results)
+        raise
+    return [result.result() for result in compilations.results]
+
+
+class _Compilations:
+    """Compilations in threads of their own. The threads do not delay the end of the process."""
+
+    def __init__(
+        self,
+        sources: Sequence[CppSource],
+        compiler: Compiler,
+        stop: threading.Event,
+        finished: Callable[[], None],
+    ) -> None:
+        self.results: list[Future[Path]] = [Future() for _ in sources]
+        self._compiler, self._stop, self._finished = compiler, stop, finished
+        self._waiting = collections.deque(zip(sources, self.results, strict=True))
+        for _ in range(min(len(sources), len(os.sched_getaffinity(0)))):
+            threading.Thread(target=self._work, name="magpy-cxx", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                source, result = self._waiting.popleft()
+            except IndexError:
+                return
+            try:
+                path = _compile(source, self._compiler, self._stop)
+            except BaseException as error:
+                result.set_exception(error)
+            else:
+                result.set_result(path)
+            self._finished()
 
 
 def _compile(unit: CppSource, compiler: Compiler, stop: threading.Event | None = None) -> Path:
@@ -216,6 +254,8 @@ def _compile(unit: CppSource, compiler: Compiler, stop: threading.Event | None =
     name = _entry_name(unit, key)
 
     def build_once(cache: CacheFolder) -> Path:
+        if stop is not None and stop.is_set():
+            raise Stopped
         seconds = user_settings.compiler_timeout()
         with claims.locked(cache.folder("lock", create=True), key, seconds):
             return _find(name) or _build(unit, compiler, cache, name, stop)

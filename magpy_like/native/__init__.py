@@ -33,6 +33,7 @@ headers that follow.
 ``tensor_objects.h``: the TensorImpl of a tensor object.
 ``helper_sources``: the C++ modules, their flags, and the identity of their binaries.
 ``helper_loading``: loading the binaries of a wheel or of the disk cache, or compiling them.
+``helper_build``: compiling them in the background, with a line of progress.
 ``helper_status``: whether this process has the helper, and else the reason and the remedy.
 ``instance_checks``: an ``isinstance`` that runs no code of the program.
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -65,21 +66,32 @@ def find() -> Helper | None:
     return None
 
 
-def compile_and_load() -> Helper:
+def compile_modules(**callbacks: Any) -> dict[str, Path]:
     """Compile the helper. The disk cache keeps it, for processes without a compiler too.
+
+    ``callbacks`` are those of :func:`compile_cpp_many`.
+
+    Raises:
+        Exception: any; the compiler and the disk may fail.
+    """
+    return _compiled(_units(), **callbacks)
+
+
+def load_compiled(paths: Mapping[str, Path]) -> Helper:
+    """Load what :func:`compile_modules` returned; compiles it anew if it does not load.
 
     Raises:
         Exception: any; the compiler, the disk and the loader all may fail.
     """
-    units = _units()
     try:
-        return _load(_compiled(units))
+        return _load(paths)
     except ImportError:  # an entry of another system
-        return _load(_compiled([dataclasses.replace(unit, identity="") for unit in units]))
+        return _load(_compiled([dataclasses.replace(unit, identity="") for unit in _units()]))
 
 
-def _compiled(units: Sequence[CppSource]) -> dict[str, Path]:
-    return dict(zip((unit.name for unit in units), compile_cpp_many(units), strict=True))
+def _compiled(units: Sequence[CppSource], **callbacks: Any) -> dict[str, Path]:
+    paths = compile_cpp_many(units, **callbacks)
+    return dict(zip((unit.name for unit in units), paths, strict=True))
 
 
 def build(name: str, source: str, *flags: str) -> ModuleType:

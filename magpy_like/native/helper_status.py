@@ -1,6 +1,7 @@
 """Whether this process has the helper; if not, the reason and the remedy.
 
-On import the helper is loaded if a binary is at hand. It is compiled when a program is compiled.
+On import the helper is loaded if a binary is at hand. Else it is compiled in the background from
+the first program that is compiled on, and the first use of it waits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from magpy_like.bytecode import supported_versions
 from magpy_like.disk_cache.cpp_compiler import CppCompileError, NoCompilerError
 from magpy_like.errors import NativeHelperError
 from magpy_like.native import helper_loading
+from magpy_like.native.helper_build import HelperBuild
 
 _NAMES = {
     "interrupts": (
@@ -48,6 +50,7 @@ OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.se
 
 _lock = threading.RLock()
 _helper: helper_loading.Helper | None = None
+_build: HelperBuild | None = None
 _obstacle: str | None = supported_versions.obstacle()
 """Why the helper cannot be used, in a sentence with the remedy, once that is known."""
 
@@ -60,19 +63,42 @@ def is_loaded() -> bool:
     return _helper is not None
 
 
+def is_decided() -> bool:
+    """True if the helper is loaded, or known to be unusable."""
+    return _helper is not None or _obstacle is not None
+
+
+def start_build() -> HelperBuild:
+    """Have the helper compiled in the background, once."""
+    global _build
+    with _lock:
+        if _build is None:
+            _build = HelperBuild(helper_loading.compile_modules, len(helper_loading.MODULES))
+    return _build
+
+
 def obstacle() -> str | None:
     """Why this process cannot use the helper, with the remedy; None if it can.
 
-    Compiles the helper, once, if it is not loaded.
+    Compiles the helper, once, if it is not loaded, and waits for it.
     """
     global _helper, _obstacle
     with _lock:
-        if _helper is None and _obstacle is None:
+        if not is_decided():
             try:
-                _helper = helper_loading.compile_and_load()
+                _helper = helper_loading.load_compiled(start_build().result())
             except Exception as error:  # whatever fails, programs can run uncompiled
                 _obstacle = _describe(error)
     return _obstacle
+
+
+def _begin_anew_in_child() -> None:
+    """A forked process has no thread that builds, and locks stay as they were."""
+    global _lock, _build
+    _lock, _build = threading.RLock(), None
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
 def require(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Records of compiled functions: lookup, dispatch, misses, and segments of programs that split.
 
 - ``interface``: the dispatcher as the public functions see it; explanations and counters
+- ``dispatcher_making``: a dispatcher with the native helper, while it is compiled, and without
 - ``dispatcher``: one compiled function or continuation, and the decision how a call runs
 - ``record_cache``: its records, and the search for one that matches
 - ``record_index``: which of many records may match a call

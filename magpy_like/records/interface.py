@@ -1,13 +1,7 @@
-"""Interface between the public functions and the dispatchers, with or without a monitor.
-
-The monitor needs the native helper. Where that cannot be used, programs run natively after one
-warning.
-"""
+"""Interface between the public functions and the dispatchers: what they return, and all of them."""
 
 from __future__ import annotations
 
-import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,13 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from magpy_like.compile_modes import compile_settings
 from magpy_like.config import config
-from magpy_like.errors import MagpyWarning
-from magpy_like.native import helper_status
-from magpy_like.records.record_limits import Limits
 from magpy_like.split_points import SplitPoint
-from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.torch_compat.symbolic_tracing import is_symbolically_traced
 
 if TYPE_CHECKING:
@@ -144,60 +133,6 @@ def _listed(title: str, items: list[Any]) -> str:
     return "\n".join(lines)
 
 
-class UncompiledProgram:
-    """The dispatcher's interface where the native helper cannot be used: calls run the program."""
-
-    def __init__(
-        self,
-        target: Callable[..., Any],
-        reason: str,
-        *,
-        fullgraph: bool = False,
-        dynamic: bool | None = None,
-        backend: str | Callable[..., Any] = "magpy",
-        mode: str | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """Takes the arguments of ``compile``, and the reason why nothing can be monitored.
-
-        Raises:
-            TypeError, ValueError: see ``compile``.
-        """
-        self.target, self.reason = target, reason
-        self.fullgraph, self.dynamic = fullgraph, dynamic
-        self.backend, self.mode, self.options = backend, mode, options
-        _, backend_options = Limits.of(options)
-        if backend == "magpy":  # which cannot be imported without the helper
-            compile_settings(mode, backend_options)
-        else:
-            from magpy_like.records.backend_names import resolve_backend
-
-            resolve_backend(backend, mode, backend_options)
-        self.native = 0
-        self.on_miss: Callable[[], Callable[..., Any]] | None = None
-        """See ``native_call``."""
-        dispatchers.add(self)
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.native += 1
-        return native_call(self)(*args, **kwargs)
-
-    def cache_info(self) -> CacheInfo:
-        return CacheInfo(0, 0, 0, 0, native=self.native)
-
-    def explain(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None
-    ) -> Explanation:
-        self.target(*args, **kwargs)
-        name = getattr(self.target, "__qualname__", type(self.target).__qualname__)
-        code = getattr(self.target, "__code__", None)
-        cause = SplitCause(SplitReason.NO_MONITOR, self.reason)
-        return Explanation(split_points=[SplitPoint.of(str(name), code, cause)])
-
-    def reset(self) -> None:
-        self.native = 0
-
-
 def native_call(dispatcher: Any) -> Callable[..., Any]:
     """What runs a call as it is: the target.
 
@@ -212,40 +147,6 @@ def native_call(dispatcher: Any) -> Callable[..., Any]:
 
 dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
 """All dispatchers, of every kind."""
-
-_warning_lock = threading.Lock()
-_has_warned = False
-
-
-def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
-    """The dispatcher of a compiled function; an ``UncompiledProgram`` without the native helper.
-
-    ``settings`` are the arguments of ``magpy_like.compile``. Warns once where nothing is compiled.
-    """
-    reason = helper_status.obstacle()
-    if reason is None:
-        from magpy_like.native import own_work
-
-        with own_work:  # an import that is interrupted leaves locks held and modules half made
-            from magpy_like.records.dispatcher import Dispatcher
-
-            return Dispatcher(target, **settings)
-    dispatcher = UncompiledProgram(target, reason, **settings)
-    if _is_first_warning():
-        warnings.warn(
-            "magpy_like compiles nothing in this process: all programs run natively, with the same "
-            f"results but no faster. The reason: {reason} Then restart the process.",
-            MagpyWarning,
-            stacklevel=3,
-        )
-    return dispatcher
-
-
-def _is_first_warning() -> bool:
-    global _has_warned
-    with _warning_lock:
-        is_first, _has_warned = not _has_warned, True
-    return is_first
 
 
 def reset_all() -> None:

@@ -86,7 +86,7 @@ class Reports:
             Kind.TORCH_COMPILE,
             "torch.compile breaks its graph where it is called, and the call runs by records",
             "compile only one of them",
-            _calling_location(),
+            calling_location(),
         )
 
     def emit(self) -> None:
@@ -101,7 +101,7 @@ class Reports:
     def _definition(self) -> Location:
         code = code_of(self._target)
         if code is None or code.co_filename.startswith(_NOT_THE_USERS):
-            return _calling_location()
+            return calling_location()
         return Location(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
@@ -109,7 +109,7 @@ _NOT_THE_USERS = (str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch
 """Folders of code that no user has written."""
 
 
-def _calling_location() -> Location:
+def calling_location() -> Location:
     """The innermost line of the program on this thread's stack: its call of a compiled object."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):

@@ -1,0 +1,72 @@
+"""Compiling the helper in the background, and the line of progress for who has to wait for it."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+from magpy_like.disk_cache import process_runner
+
+Paths = Mapping[str, Path]
+"""The library of each module, by the module's name."""
+_QUIET = 1.0  # seconds of waiting without a line
+_EXIT = 5.0  # seconds that the compilers have to end in
+_LABEL = "magpy_like: compiling its native helper, once for this Python and torch"
+
+
+class HelperBuild:
+    """One compilation of all modules. It ends with the process: an exit does not wait for it."""
+
+    def __init__(self, compile_modules: Callable[..., Paths], modules: int) -> None:
+        """Starts it. ``compile_modules`` takes what :func:`compile_cpp_many` takes by keyword."""
+        self._modules = modules
+        self._finished = 0
+        self._stop = threading.Event()
+        self._result: Future[Paths] = Future()
+        arguments = (compile_modules,)
+        threading.Thread(target=self._run, args=arguments, name="magpy-helper", daemon=True).start()
+        atexit.register(self._end)
+
+    def _run(self, compile_modules: Callable[..., Paths]) -> None:
+        try:
+            paths = compile_modules(finished=self._count, stop=self._stop)
+        except BaseException as error:
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(paths)
+
+    def _count(self) -> None:
+        self._finished += 1
+
+    def _end(self) -> None:
+        self._stop.set()
+        wait([self._result], _EXIT)
+
+    def result(self) -> Paths:
+        """Wait for the libraries, with a line of progress on standard error.
+
+        Raises:
+            Exception: what the compilation raised; what a signal's handler raises meanwhile.
+        """
+        if not self._is_done_within(_QUIET):
+            self._wait_with_progress()
+        return self._result.result()
+
+    def _wait_with_progress(self) -> None:
+        import click  # few processes need it
+
+        if sys.stderr is None:
+            while not self._is_done_within(_QUIET):
+                pass
+            return
+        with click.progressbar(length=self._modules, label=_LABEL, file=sys.stderr) as bar:
+            while not self._is_done_within(process_runner.ATTENTION):
+                bar.update(self._finished - bar.pos)
+
+    def _is_done_within(self, seconds: float) -> bool:
+        process_runner.attend()
+        return not wait([self._result], seconds).not_done
