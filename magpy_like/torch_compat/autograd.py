@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 __all__ = [
-    "apply_custom_function",
     "current_backward_node",
     "current_backward_pass",
+    "custom_function_calls",
     "increment_version",
     "is_node_needed",
     "make_nonleaf",
@@ -28,8 +28,13 @@ set_saved_tensor_hooks_tracing = torch._C._autograd._saved_tensors_hooks_set_tra
 """``(tracing)``: while true, hooks on saved tensors are not called in this thread. Returns the
 previous value."""
 
-apply_custom_function = torch._C._FunctionBase.__dict__["apply"]
-"""Native method under ``torch.autograd.Function.apply``."""
+_apply_natively = torch._C._FunctionBase.__dict__["apply"]
+custom_function_calls = (
+    getattr(torch.autograd.Function.apply, "__func__", _apply_natively),
+    _apply_natively,
+)
+"""``torch.autograd.Function.apply``, which is native from torch 2.14 on, and the native method that
+it calls before."""
 next_node_number = torch.autograd._get_sequence_nr
 """Sequence number of the next autograd node of this thread."""
 

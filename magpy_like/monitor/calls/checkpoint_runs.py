@@ -28,7 +28,7 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import (
-    apply_custom_function,
+    custom_function_calls,
     next_node_number,
     set_grad_enabled,
 )
@@ -193,11 +193,7 @@ class CheckpointRun(IsolatedRun):
         return found[::-1]
 
 
-_UNSUPPORTED_OPERATIONS = {
-    torch.autograd.grad,
-    torch.autograd.Function.apply.__func__,
-    apply_custom_function,
-}
+_UNSUPPORTED_OPERATIONS = {torch.autograd.grad, *custom_function_calls}
 
 
 _GRADIENT_MODE_QUERIES = {torch.is_grad_enabled, set_grad_enabled}

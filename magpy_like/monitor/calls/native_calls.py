@@ -79,7 +79,7 @@ from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.autograd import apply_custom_function
+from magpy_like.torch_compat.autograd import custom_function_calls
 from magpy_like.torch_compat.dispatch import function_mode_count
 from magpy_like.torch_compat.functorch import grad_and_value_impl, grad_impl, vmap_impl
 from magpy_like.torch_compat.operators import make_subclass
@@ -90,11 +90,6 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 
-_CUSTOM_FUNCTIONS = (
-    torch.autograd.Function.apply.__func__,
-    apply_custom_function,
-)
-
 _TRANSFORMS = (
     vmap_impl,
     grad_impl,
@@ -102,7 +97,7 @@ _TRANSFORMS = (
 )
 """The implementations of the transforms of ``torch.func``."""
 
-_FOLLOWED_OPERATORS = (*_CUSTOM_FUNCTIONS, *_TRANSFORMS)
+_FOLLOWED_OPERATORS = (*custom_function_calls, *_TRANSFORMS)
 """Custom autograd functions and transformed functions: one operator each, but the monitor follows
 their Python code and records its reads."""
 
@@ -375,7 +370,7 @@ def _begin_operator(context: Context, call: NativeCall) -> Token:
             )
         elif operation is torch.autograd.grad:
             rec.graph.stays_whole = f"{describe(operation)} computes gradients inside"
-        if operation in _CUSTOM_FUNCTIONS:
+        if operation in custom_function_calls:
             add_object_inputs(rec, call.args)
             if function_mode_count():
                 rec.running.as_is = f"{describe(operation)} runs backward under a default device"
