@@ -14,6 +14,7 @@ from magpy_like.bytecode import supported_versions
 from magpy_like.disk_cache import cpp_compiler, maintenance, user_settings
 from magpy_like.errors import MagpyError
 from magpy_like.native import helper_status
+from magpy_like.torch_compat import supported_torch
 
 PACKAGE = "magpy-like"
 
@@ -39,18 +40,7 @@ def examine() -> Iterator[Finding]:
 
 def _versions() -> tuple[str, str]:
     installed = importlib.metadata.version(PACKAGE)
-    return f"magpy_like {installed}, torch {torch.__version__}", _unsupported_torch(installed)
-
-
-def _unsupported_torch(installed: str) -> str:
-    """Why torch's version is none that this version was tested with; empty if it is one."""
-    from packaging.requirements import Requirement
-
-    requirements = map(Requirement, importlib.metadata.requires(PACKAGE) or ())
-    wanted = next(each.specifier for each in requirements if each.name == "torch")
-    if wanted.contains(torch.__version__.partition("+")[0], prereleases=True):
-        return ""
-    return f"magpy_like {installed} is tested with torch {wanted}: install such a version"
+    return f"magpy_like {installed}, torch {torch.__version__}", supported_torch.difference()
 
 
 def _python() -> tuple[str, str]:

@@ -18,6 +18,7 @@ from magpy_like.records.record_limits import Limits
 from magpy_like.records.reports import calling_location
 from magpy_like.split_points import SplitPoint
 from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.torch_compat import supported_torch
 
 _warning_lock = threading.Lock()
 _has_warned = False
@@ -34,31 +35,38 @@ def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
 def _dispatcher_of_process(target: Callable[..., Any], settings: dict[str, Any]) -> Any:
     """A ``Dispatcher``; an ``UncompiledProgram`` without the native helper, with one warning."""
     reason = helper_status.obstacle()
+    difference = supported_torch.difference()
     if reason is None:
         from magpy_like.native import own_work
 
-        with own_work:  # an import that is interrupted leaves locks held and modules half made
-            from magpy_like.records.dispatcher import Dispatcher
-
+        try:
+            with own_work:  # an import that is interrupted leaves locks held and modules half made
+                from magpy_like.records.dispatcher import Dispatcher
+        except (AttributeError, ImportError) as error:
+            if not difference:
+                raise
+            reason = f"{difference}: {error}."
+    if reason is None:
+        if difference:
+            _warn_once(f"magpy_like compiles programs as far as that works: {difference}.")
+        with own_work:
             return Dispatcher(target, **settings)
     dispatcher = UncompiledProgram(target, reason, **settings)
-    if _is_first_warning():
-        where = calling_location()
-        warnings.warn_explicit(
-            "magpy_like compiles nothing in this process: all programs run natively, with the same "
-            f"results but no faster. The reason: {reason} Then restart the process.",
-            MagpyWarning,
-            where.filename,
-            where.lineno,
-        )
+    _warn_once(
+        "magpy_like compiles nothing in this process: all programs run natively, with the same "
+        f"results but no faster. The reason: {reason} Then restart the process."
+    )
     return dispatcher
 
 
-def _is_first_warning() -> bool:
+def _warn_once(text: str) -> None:
+    """Warn at the user's line, once in a process."""
     global _has_warned
     with _warning_lock:
         is_first, _has_warned = not _has_warned, True
-    return is_first
+    if is_first:
+        where = calling_location()
+        warnings.warn_explicit(text, MagpyWarning, where.filename, where.lineno)
 
 
 class DeferredDispatcher:

@@ -4,7 +4,7 @@ A private name has a part that begins with one underscore (``torch._C._len_torch
 ``torch.utils._pytree``). Such names change between versions of torch without notice. The rest of
 the package imports them from here, and a difference between versions is resolved here.
 
-Supported are torch 2.11 to 2.13 (``pyproject.toml``). Every name was seen on torch 2.13.0, the
+Tested are the versions of ``supported_torch``. Every name was seen on torch 2.13.0, the
 version of the development environment; ``tests/test_torch_compat.py`` checks that each one exists
 and that nothing outside this package reaches for a private name. A comment states where a name was
 absent or behaved otherwise.

@@ -1,0 +1,21 @@
+"""The versions of torch that this version of magpy_like is tested with."""
+
+from __future__ import annotations
+
+import torch
+
+OLDEST, NEWEST = (2, 11), (2, 15)
+RANGE = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
+
+
+def difference() -> str:
+    """How the installed torch differs from the tested ones, with the remedy; empty if it is one."""
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    if OLDEST <= version <= NEWEST:
+        return ""
+    age = "older" if version < OLDEST else "newer"
+    other = "" if version < OLDEST else ", or a newer magpy_like"
+    return (
+        f"torch {torch.__version__} is {age} than the versions that this magpy_like is tested "
+        f"with. Install torch {RANGE}{other}"
+    )
