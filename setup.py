@@ -4,8 +4,8 @@ pyproject.toml cannot map a folder to a package name: `annotations/` is installe
 `magpy_like._annotations`. All other metadata is there.
 
 A wheel that is built where torch is installed (`pip wheel --no-build-isolation`) carries the native
-helper for this Python and this torch. Without torch or a compiler it does not, and the helper is
-compiled on first use.
+helper for this Python and this torch; `.ci/build_wheel` makes one for several versions of torch.
+Without torch or a compiler a wheel carries none, and the helper is compiled on first use.
 """
 
 import runpy
@@ -13,10 +13,8 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
-from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("magpy_like/native")
-IDENTITY = "prebuilt_identity.txt"
 CODE = find_packages(
     include=["magpy_like", "magpy_like.*", "paritybench_runner", "paritybench_runner.*"]
 )
@@ -34,10 +32,11 @@ def helper():
 
 def extensions(names):
     """The helper's modules. They are optional: a wheel without them works."""
+    package = ".".join([*NATIVE.parts, *names["prebuilt_folder"]().parts])
     for module in names["MODULES"]:
         torch = module.uses_torch
         yield Extension(
-            f"magpy_like.native._magpy_{module.name}",
+            f"{package}._magpy_{module.name}",
             [str(NATIVE / f"{module.source}.cpp")],
             language="c++",
             extra_compile_args=list(names["FLAGS"]),
@@ -47,16 +46,6 @@ def extensions(names):
             libraries=list(names["TORCH_LIBRARIES"] if torch else ()),
             optional=True,
         )
-
-
-class BuildHelper(build_ext):
-    """Builds the helper, and states what its binaries depend on."""
-
-    def run(self):
-        super().run()
-        folder = Path(self.build_lib) / NATIVE
-        if HELPER is not None and folder.is_dir():
-            (folder / IDENTITY).write_text(HELPER["identity"]())
 
 
 HELPER = helper()
@@ -69,5 +58,4 @@ setup(
         "*": ["*.c", "*.cpp", "*.h", "*.html", "py.typed"],
     },
     ext_modules=list(extensions(HELPER)) if HELPER is not None else [],
-    cmdclass={"build_ext": BuildHelper},
 )

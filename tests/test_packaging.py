@@ -112,7 +112,8 @@ def check_helper_of_the_wheel(site, tmp_path):
         return done.stdout.strip()
 
     assert is_loaded() == "True"
-    (native / "prebuilt_identity.txt").write_text("of another torch")
+    (folder,) = (native / "prebuilt").iterdir()
+    folder.rename(folder.with_name("of another torch"))
     assert is_loaded() == "False"
 
 

@@ -1,6 +1,7 @@
 """Loading the helper: from the wheel, from the disk cache, or compiled now.
 
-A binary is used only if its name or its neighbour states the :func:`identity` of this process.
+A binary is used only if its name or its folder states the :func:`identity` of this process, and if
+it finds the values of a frame and of a tensor where it expects them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.machinery
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ from magpy_like.native.helper_sources import (
     TORCH_LIBRARY_FOLDER,
     headers,
     identity,
+    prebuilt_folder,
     source_of,
 )
 
@@ -41,9 +43,6 @@ _log = logging.getLogger(__name__)
 
 Helper = Mapping[str, ModuleType]
 """The extension modules by name."""
-
-PREBUILT_IDENTITY = "prebuilt_identity.txt"
-"""The file beside the binaries of a wheel that states their identity."""
 
 WITH_TORCH = (
     *(f"-I{folder}" for folder in TORCH_INCLUDES),
@@ -119,6 +118,8 @@ def _load(paths: Mapping[str, Path]) -> Helper:
     for name in ("guards", "loans", "launch"):
         if not helper[name].calibrate(probe, probe._cdata):
             raise ImportError("the memory layout of tensors in this build of torch is unknown")
+    if not _reads_frames(helper["monitor"]):
+        raise ImportError("the memory layout of frames in this build of Python is unknown")
     note_main_thread = helper["interrupts"].note_main_thread
     note_main_thread(threading.main_thread().ident)
     os.register_at_fork(after_in_child=lambda: note_main_thread(threading.main_thread().ident))
@@ -126,15 +127,32 @@ def _load(paths: Mapping[str, Path]) -> Helper:
     return helper
 
 
+def _reads_frames(monitor: ModuleType) -> bool:
+    """True if the helper finds the function, local variables and operands of a frame."""
+    first, second = object(), object()
+
+    def suspended(a: object, b: object) -> Generator[None, None, object]:
+        return [b, (a, (yield))]
+
+    running = suspended(first, second)
+    next(running)
+    frame = running.gi_frame
+    return (
+        monitor.frame_function(frame) is suspended
+        and monitor.frame_locals(frame) == (first, second)
+        and monitor.frame_operands(frame, 2) == (second, first)
+    )
+
+
 # --- places ---------------------------------------------------------------------------------------
 
 
 def _prebuilt() -> dict[str, Path] | None:
-    stated = FOLDER / PREBUILT_IDENTITY
-    if not stated.exists() or stated.read_text() != identity():
+    folder = FOLDER / prebuilt_folder()
+    if not folder.is_dir():
         return None
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    return {module.name: FOLDER / f"_magpy_{module.name}{suffix}" for module in MODULES}
+    return {module.name: folder / f"_magpy_{module.name}{suffix}" for module in MODULES}
 
 
 def _cached() -> dict[str, Path] | None:

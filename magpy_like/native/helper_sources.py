@@ -58,14 +58,23 @@ def headers() -> dict[str, str]:
 def identity() -> str:
     """Digest of all that a binary depends on: sources, flags, Python, torch and its ABI, machine.
 
-    The compiler is no part of it: a binary that was compiled elsewhere is used without one.
+    The compiler is no part of it: a binary that was compiled elsewhere is used without one. Nor is
+    the patch release of Python, or torch's build for one GPU or another: ``helper_loading`` checks
+    the layouts of frames and tensors.
     """
     texts = [source_of(module.source) for module in MODULES]
     python = (
         sys.implementation.cache_tag,
-        tuple(sys.version_info),
+        sys.version_info[:2],
+        sys.version_info.releaselevel,
         sysconfig.get_config_var("SOABI"),
     )
-    of_torch = (torch.__version__, torch.version.git_version, TORCH_DEFINES)
+    release = torch.__version__.partition("+")[0]
+    of_torch = (release, torch.version.git_version, TORCH_DEFINES)
     parts = (MODULES, FLAGS, texts, headers(), python, of_torch, platform.machine())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def prebuilt_folder() -> Path:
+    """The folder of a wheel's binaries, relative to this one: a wheel may carry several."""
+    return Path("prebuilt", identity()[:32])

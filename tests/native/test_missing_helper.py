@@ -198,8 +198,14 @@ def test_compiler_that_emits_garbage_leaves_programs_native(tmp_path):
             "memory layout of tensors",
             "torch",
         ),
+        (
+            "lambda path, name: type('M', (), {'calibrate': lambda *_: True, "
+            "'frame_function': lambda frame: None})",
+            "memory layout of frames",
+            "Python",
+        ),
     ],
-    ids=["raises", "unknown layout"],
+    ids=["raises", "unknown tensors", "unknown frames"],
 )
 def test_helper_that_cannot_be_used_leaves_programs_native(tmp_path, load, reason, remedy):
     cxx = script(tmp_path, "cxx", GARBAGE)
