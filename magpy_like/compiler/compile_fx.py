@@ -11,7 +11,7 @@ import copy
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -35,6 +35,7 @@ from magpy_like.compiler.running_statistics import find_uncounted, keep_versions
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.compiler.runtime.cuda_graphs.capture_reports import collected_launchers
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import find_line, source_lines
+from magpy_like.compiler.runtime.profiled_launchers import ProfiledLauncher
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.stage_trace import Trace, open_trace
@@ -54,6 +55,8 @@ from magpy_like.graph_operators.checkpoint_operator import (
 )
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.graph_operators.node_metadata import RESULT_VERSIONS, first_line_of, line_of_error
+from magpy_like.graph_operators.node_origins import OriginalNodes, number_nodes
+from magpy_like.graph_operators.profiled_graphs import interpreted, regions_of, show_regions
 from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.aot_autograd import LazyGraphModule
@@ -144,7 +147,7 @@ def _compile_entered(
     if unusual is not None:
         why = f"one of its tensors is {unusual}"
         warn_fallback("a graph", why, strict=strict, line=first_line_of(gm))
-        return cast(Callable[..., Any], gm.forward)
+        return interpreted(gm)
     trace = open_trace(options or {})
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
@@ -177,7 +180,7 @@ def _compile_entered(
         # If the program itself is wrong, eager raises its own error when the graph runs.
         line = line_of_error(error) or first_line_of(gm)
         warn_fallback("a graph", _first_line(error), strict=strict, line=line)
-        return cast(Callable[..., Any], gm.forward)  # the module's own call prints errors
+        return interpreted(gm)  # the module's own call prints errors
 
 
 def _input_tensors(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[torch.Tensor]:
@@ -207,6 +210,8 @@ def _compile_captured(
     with_assumptions: list[fx.GraphModule] = []
     gpus: set[int] = set()
     launchers = collected_launchers()
+    number_nodes(captured.graph)
+    in_profiles = launchers.name_graph(captured)
 
     def stage(kind: str) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -214,6 +219,7 @@ def _compile_captured(
                 graph, kind=kind, strict=settings.strict, trace=trace, graphs=settings.cuda_graphs
             )
             launchers.add(call, kind)
+            in_profiles.describe(call, kind)
             if getattr(call, "assumes", False) and kind != "backward":
                 with_assumptions.append(graph)
             if kind == "forward":
@@ -230,7 +236,7 @@ def _compile_captured(
     )
     views = take_trailing_views(gm, example_inputs)
     if views is not None and views.are_all and TracingContext.try_get() is None:
-        return views.alone()
+        return show_regions(views.alone(), regions_of(captured))
 
     def count_as_eager(call: Callable[..., Any]) -> Callable[..., Any]:
         call = keep_versions(call, find_uncounted(whole))
@@ -239,6 +245,7 @@ def _compile_captured(
 
     if cached is not None:
         launchers.add(cached, "inference")
+        in_profiles.describe(cached, "inference")
         _, restore = _flatten_outputs(gm)
         call = without_grad(cached)
         call = call if restore is None else _then(call, restore)
@@ -262,7 +269,9 @@ def _compile_captured(
         call = aot()  # torch has learnt which floats of the shape environment are no constants
     if key is not None and (entry := getattr(call, "captured_entry", None)) is not None:
         line = call.obstacle_line  # type: ignore[attr-defined]
-        captured_graph_cache.put(key, entry, find_line(captured, line))
+        profiled: ProfiledLauncher = call.profiled  # type: ignore[attr-defined]
+        nodes = profiled.captured_nodes()
+        captured_graph_cache.put(key, entry, find_line(captured, line), nodes)
     if floats:
         call = runtime_scalars.convert_floats(call, floats)
     if sizes:
@@ -272,11 +281,13 @@ def _compile_captured(
     if views is not None:
         call = views.after(call)
     if len(gpus) > 1:
-        call = on_default_streams(call, captured.forward, gpus)
+        call = on_default_streams(call, interpreted(captured), gpus)
     call = count_as_eager(call)
-    # ``forward``: calling the module itself prints errors.
+    # ``interpreted``: calling the module itself prints errors.
     return (
-        runtime_scalars.fall_back_on_failed_assumption(call, captured.forward, with_assumptions[0])
+        runtime_scalars.fall_back_on_failed_assumption(
+            call, interpreted(captured), with_assumptions[0]
+        )
         if with_assumptions
         else call
     )
@@ -377,7 +388,7 @@ def _compile(
     trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
     output = gm.graph.output_node()
     results, saved = list(output.args[0]), {*saved_tensor_indices(output)}
-    lines = source_lines(gm)
+    lines, nodes = source_lines(gm), OriginalNodes(gm)
     with trace.timing("passes"):
         gm = passes.run(gm, inference=kind == "inference")
     trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))
@@ -398,5 +409,6 @@ def _compile(
     obstacles = find_obstacles(graph, steps)
     facts = graph_facts(graph, steps, obstacles, kind, lines)
     return kernel_build.build(
-        Launcher(graph, steps, obstacles), kernels, graph, kind, trace, key, facts, graphs, lines
-    )
+        Launcher(graph, steps, obstacles), kernels, graph, kind, trace, key, facts, graphs, lines,
+        nodes,
+    )  # fmt: skip

@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,12 @@ from magpy_like.graph_operators.control_operators import (
     may_write,
 )
 from magpy_like.graph_operators.node_metadata import AS_IS, NUMBER
+from magpy_like.graph_operators.node_origins import (
+    ProfilerRegion,
+    enclose,
+    enclosing_regions,
+)
+from magpy_like.graph_operators.profiled_graphs import add_regions, interpreted
 from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.tensor_memory import TensorGuards
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
@@ -51,9 +58,9 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 def make_interpreter(gm: fx.GraphModule) -> Callable[..., Any]:
     """A callable that runs the graph operator by operator, its branches and loops in Python."""
-    return (
-        compile_in_parts(gm, lambda graph, inputs: graph.forward) if has_parts(gm) else gm.forward
-    )
+    if has_parts(gm):
+        return compile_in_parts(gm, lambda graph, inputs: interpreted(graph))
+    return interpreted(gm)
 
 
 def eager_under_autograd(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,10 +70,11 @@ def eager_under_autograd(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Ca
     checks the saved tensors of each operator by itself.
     """
     constants = (*gm.parameters(), *gm.buffers())
+    run = interpreted(gm)
 
     def call(*args: Any) -> Any:
         if torch.is_grad_enabled() and any(map(_requires_grad, (*args, *constants))):
-            return gm.forward(*args)
+            return run(*args)
         return compiled(*args)
 
     return call
@@ -104,8 +112,12 @@ class _Partitioner:
         *,
         eager_with_gradients: bool,
         is_loop_body: bool = False,
+        around: Collection[ProfilerRegion] = (),
     ) -> None:
-        """For a loop body, the first argument of the callable is a :class:`LoopExecution`."""
+        """For a loop body, the first argument of the callable is a :class:`LoopExecution`.
+
+        ``around``: the regions of the program that the whole graph is in.
+        """
         self._gm, self._backend, self._eager_with_gradients = gm, backend, eager_with_gradients
         inputs = gm.graph.find_nodes(op="placeholder")
         self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}
@@ -116,6 +128,10 @@ class _Partitioner:
         self._execution = self._whole.placeholder("execution") if is_loop_body else None
         self._constant = set() if _may_write_inside(gm) else set(inputs) - self._varying
         """Inputs that are the same tensor objects in all iterations."""
+        self._around = frozenset(around)
+        self._regions: dict[fx.Node, frozenset[ProfilerRegion]] = {}
+        """The regions of the program in each step of the whole graph."""
+        self._part_graphs: dict[fx.Node, fx.Graph] = {}
 
     def build(self) -> Callable[..., Any]:
         part: list[fx.Node] = []
@@ -127,6 +143,7 @@ class _Partitioner:
                 self._keep(node)
             elif node.op != "get_attr":
                 part.append(node)
+        self._show_regions()
         return fx.GraphModule(self._root, self._whole, class_name="Parts").forward
 
     def _keep(self, node: fx.Node) -> None:
@@ -140,10 +157,12 @@ class _Partitioner:
                     inside = _Partitioner(
                         value, self._backend, varying,
                         eager_with_gradients=self._eager_with_gradients, is_loop_body=is_body,
+                        around=self._around.union(enclosing_regions(node)),
                     ).build()  # fmt: skip
                     value = (_LoopBody if is_body else _FunctionModule)(inside)
                 self._copies[source] = self._whole.get_attr(self._add(value))
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
+        self._regions[copy] = frozenset(enclosing_regions(node)) - self._around
         if is_control(node):
             copy.target = CONTROL[node.target]
         if any(
@@ -200,10 +219,25 @@ class _Partitioner:
             part = _LoopBodyPart(captured, varying, self._backend, constant)
             arguments = (self._execution, *arguments)
         call = self._whole.call_module(self._add(part), arguments)
+        self._regions[call] = frozenset().union(*map(enclosing_regions, nodes)) - self._around
+        self._part_graphs[call] = graph
         for i, node in enumerate(outputs):
             self._copies[node] = self._whole.call_function(operator.getitem, (call, i))
         if varying:
             self._varying.update(outputs)
+
+    def _show_regions(self) -> None:
+        """Show regions of the program that no part contains around the steps that they enclose;
+        the parts themselves show the others."""
+        steps = [*self._regions]
+        count = Counter(itertools.chain.from_iterable(self._regions.values()))
+        inside = {region for call in self._part_graphs for region in self._regions[call]}
+        inside = {region for region in inside if count[region] == 1}
+        for graph in self._part_graphs.values():
+            for node in graph.nodes:
+                if regions := enclosing_regions(node):
+                    enclose(node, [region for region in regions if region in inside])
+        add_regions(self._whole, steps, [self._regions[step] - inside for step in steps])
 
     def _add(self, value: Any) -> str:
         name = f"part_{next(self._numbers)}"

@@ -28,8 +28,10 @@ from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
 from magpy_like.compiler.runtime.cuda_graphs.capture_reports import report_pieces
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts, Lines, source_lines
 from magpy_like.compiler.runtime.cuda_graphs.graphed_launcher import GraphedLauncher
+from magpy_like.compiler.runtime.profiled_launchers import ProfiledLauncher, StepOrigins
 from magpy_like.compiler.stage_trace import Trace
 from magpy_like.disk_cache import cpp_compiler
+from magpy_like.graph_operators.node_origins import OriginalNodes
 from magpy_like.native import helper_status
 
 CHARACTERS_PER_UNIT = 20_000
@@ -62,15 +64,17 @@ def key(gm: fx.GraphModule, kind: str, trace: Trace) -> str | None:
 
 def build(
     launcher: Launcher, kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace,
-    key: str | None, facts: GraphFacts, graphs: CudaGraphs, lines: Lines,
+    key: str | None, facts: GraphFacts, graphs: CudaGraphs, lines: Lines, nodes: OriginalNodes,
 ) -> Call:  # fmt: skip
     """Print, compile and load the kernels and the launcher, and cache them under ``key``.
 
     ``kind`` is "forward", "backward" or "inference". The callable takes one list of arguments,
-    which it empties, and returns a tuple. ``lines``: see :func:`source_lines`.
+    which it empties, and returns a tuple. ``lines``: see :func:`source_lines`. ``nodes``: those of
+    the graph before any pass.
     """
     source = launcher.print()
     compiled = CompiledGraph(source, launcher.assumes, **asdict(facts))
+    compiled.steps = _step_origins(launcher, nodes)
     if facts.gpu is not None and facts.obstacle is not None:
         pieces = split_into_pieces(source, launcher.step_lines)
         if pieces is not None:
@@ -93,7 +97,7 @@ def build(
                 functions |= PRINTERS[device].build(part, graph, kind, trace)
                 key = None
     trace.write("launcher", f"{kind}.py", source)
-    call = _call(compiled, launcher.namespace | functions, graphs, lines)
+    call = _call(compiled, launcher.namespace | functions, graphs, lines, nodes)
     if key is not None and _store(compiled, launcher, graph, key) and not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
@@ -105,7 +109,8 @@ def find(key: str, gm: fx.GraphModule, kind: str, graphs: CudaGraphs) -> Call | 
     if compiled is None:
         return None
     names = compiled.objects(gm) | _load(compiled, kind)
-    call = _call(compiled, names, graphs, source_lines(gm) if compiled.obstacle else {})
+    lines = source_lines(gm) if compiled.obstacle else {}
+    call = _call(compiled, names, graphs, lines, OriginalNodes(gm))
     if not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
@@ -121,12 +126,30 @@ def find_captured(key: str, gm: fx.GraphModule, graphs: CudaGraphs) -> Call | No
         return None
     empty = fx.GraphModule({}, fx.Graph())
     names = compiled.objects(empty) | _load(compiled, "inference")
-    return _call(compiled, names, graphs, source_lines(gm) if compiled.obstacle else {})
+    lines = source_lines(gm) if compiled.obstacle else {}
+    return _call(compiled, names, graphs, lines, OriginalNodes(gm))
 
 
-def _call(compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs, lines: Lines) -> Call:
+def _step_origins(launcher: Launcher, nodes: OriginalNodes) -> list[StepOrigins]:
+    """The nodes of the graph before any pass that each step of a printed launcher computes."""
+    found = []
+    for step, lines in zip(launcher.steps, launcher.step_lines, strict=True):
+        work = step.work
+        origins = [] if work is None else [launcher.graph.origins[name] for name in work.origins]
+        indices = dict.fromkeys(map(nodes.index, origins))
+        of_kernel = (f"{work.name}(", work.title) if isinstance(work, Kernel) else ("", "")
+        computed = [index for index in indices if index is not None]
+        found.append(StepOrigins(lines.first, lines.last, *of_kernel, computed))
+    return found
+
+
+def _call(
+    compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs, lines: Lines,
+    nodes: OriginalNodes,
+) -> Call:  # fmt: skip
     namespace = {**COMMON, **names}
     call: Any = define(compiled.launcher, namespace)
+    profiled = ProfiledLauncher(call, compiled.launcher, compiled.steps, nodes)
     facts = compiled.facts()
     replays = compiled.gpu is not None and graphs is not CudaGraphs.NEVER
     if replays and helper_status.obstacle() is None:
@@ -138,6 +161,7 @@ def _call(compiled: CompiledGraph, names: dict[str, Any], graphs: CudaGraphs, li
     else:
         call.gpu = compiled.gpu
     call.assumes, call.obstacle_line = compiled.assumes, facts.line(lines)
+    call.profiled = profiled
     return call
 
 

@@ -6,4 +6,7 @@
 ``wrapped_functions``: functions that ``torch.fx`` cannot name, as targets of nodes
 ``operator_registration``: registration of operators of the namespace ``torch.ops.magpy_like``
 ``node_metadata``: the declared keys of ``fx.Node.meta``
+``node_origins``: what nodes of traced graphs know of the captured graph; regions of a profiler
+``region_spans``: where these regions begin and end in a sequence of steps
+``profiled_graphs``: these regions around the operators of a graph that runs one by one
 """

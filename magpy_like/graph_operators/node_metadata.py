@@ -56,6 +56,12 @@ RESULT_VERSIONS = _declare(
     "Of the output node: the versions of the results, 0 for one that is an input or shares its "
     "memory; present if the program has written to a result.",
 )
+PROFILER_REGIONS = _declare(
+    "profiler_regions",
+    tuple,
+    "Of the output node: the regions of ``record_function`` that the program has left, in the "
+    "order in which they began; present if there are any.",
+)
 TWIN = _declare(
     "twin",
     object,

@@ -16,9 +16,9 @@ PyMethodDef module_methods[] = {
      "(instance, name): return an entry of its dictionary. Raises AttributeError if there is none."},
     {"lacks", (PyCFunction)(void *)lacks, METH_FASTCALL,
      "(instance, names…): True if its dictionary has none of these names."},
-    {"may_have_to_run_natively", may_have_to_run_natively, METH_NOARGS,
-     "True if a mode, a transform, torch.jit.trace or hooks on saved tensors may see this thread's operators, or\n"
-     "torch.compiler.set_stance forces eager mode."},
+    {"is_unusual", is_unusual, METH_NOARGS,
+     "True if a mode, a transform, torch.jit.trace or hooks on saved tensors may see this thread's operators,\n"
+     "torch.compiler.set_stance forces eager mode, or a profiler records this thread."},
     {"eager_is_forced", eager_is_forced, METH_NOARGS, "True if torch.compiler.set_stance forces eager mode."},
     {"calibrate", tensor_objects::calibrate, METH_VARARGS,
      "(tensor, tensor._cdata): find the layout of tensor objects."},

@@ -28,7 +28,7 @@ _NAMES = {
     ),
     "guards": (
         "ABSENT", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute",
-        "eager_is_forced", "lacks", "may_have_to_run_natively",
+        "eager_is_forced", "is_unusual", "lacks",
     ),
     "keys": ("dict_of", "ordered_keys", "stored_hashes"),
     "dispatch": ("dispatch_counter", "start_counting", "stop_counting"),

@@ -18,6 +18,9 @@ namespace torch::jit::tracer {
 struct TracingState;
 TORCH_API const std::shared_ptr<TracingState> &getTracingState();
 }
+namespace torch::profiler::impl {
+TORCH_API bool profilerEnabled();
+}
 
 namespace {
 
@@ -57,8 +60,8 @@ bool may_be_observed() {
           !at::SavedTensorDefaultHooks::get_tls_state().stack.empty());
 }
 
-PyObject *may_have_to_run_natively(PyObject *, PyObject *) {
-  return PyBool_FromLong(may_be_observed() || is_eager_forced());
+PyObject *is_unusual(PyObject *, PyObject *) {
+  return PyBool_FromLong(may_be_observed() || is_eager_forced() || torch::profiler::impl::profilerEnabled());
 }
 
 // Expected attributes of a class, compared only if the class was modified.

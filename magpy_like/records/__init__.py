@@ -17,5 +17,6 @@
 - ``reset_by_torch``: ``torch.compiler.reset``
 - ``graph_backend``, ``backend_names``: compilation of operator graphs
 - ``foreign_tracing``: others that trace or transform the program's operators
+- ``profiled_calls``: regions of calls in a profile
 - ``explain``: the report of one run
 """

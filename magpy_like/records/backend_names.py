@@ -10,6 +10,7 @@ from torch import fx
 
 from magpy_like.compile_modes import compile_settings
 from magpy_like.errors import ArgumentError, closest_name, known_names
+from magpy_like.graph_operators.profiled_graphs import interpreted
 from magpy_like.native.instance_checks import is_instance
 
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
@@ -36,7 +37,7 @@ def resolve_backend(
         extra = {k: v for k, v in (("mode", mode), ("options", options)) if v is not None}
         return functools.partial(backend, **extra) if extra else backend
     if backend == "eager":
-        return lambda graph, inputs: graph.forward
+        return lambda graph, inputs: interpreted(graph)
     from magpy_like.torch_compat.dynamo import list_backends, lookup_backend
 
     names = list_backends(None)

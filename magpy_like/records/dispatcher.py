@@ -25,11 +25,12 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.records import explain
 from magpy_like.records.eager_switch import EagerSwitch
 from magpy_like.records.fast_paths import FastPaths
-from magpy_like.records.foreign_tracing import describe_observer, is_traced
+from magpy_like.records.foreign_tracing import describe_observer, is_traced, is_watched
 from magpy_like.records.graph_backend import GraphBackend
 from magpy_like.records.interface import CacheInfo, Explanation, dispatchers, native_call, reset_all
 from magpy_like.records.miss_analysis import Varying
 from magpy_like.records.monitored_call import MonitoredCall
+from magpy_like.records.profiled_calls import recording_region, run_in_region
 from magpy_like.records.program_continuations import ProgramState
 from magpy_like.records.record_cache import RecordCache
 from magpy_like.records.record_limits import Limits
@@ -50,6 +51,7 @@ from magpy_like.synthesis.graph_compilation import GraphCompiler
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record, synthesise
 from magpy_like.torch_compat.frame_evaluation import current_stance, forced_backend, skips_guards
+from magpy_like.torch_compat.profiler import is_profiled
 from magpy_like.torch_compat.symbolic_tracing import is_symbolically_traced
 from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
@@ -183,14 +185,17 @@ class Dispatcher:
     @untraced
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program on these arguments, segment by segment."""
-        if is_traced():
-            return self._run_observed(args, kwargs)
+        profiled = False
+        if is_watched():  # rarely
+            if is_traced():
+                return self._run_observed(args, kwargs)
+            profiled = is_profiled()
         dispatcher, match = self, self.cache.match(args, kwargs)
         misspeculated: tuple[Record, ...] = ()
         has_graph = False
         while match is not None:
             record, found = match
-            result = record.mock(*found)
+            result = run_in_region(dispatcher, record, found) if profiled else record.mock(*found)
             if type(result) is GraphFailure:
                 return dispatcher._run_after_failure(result, args, kwargs)
             if type(result) is Misspeculation:
@@ -215,6 +220,7 @@ class Dispatcher:
                 return call_as_caller(following.target, args, kwargs)
             if is_traced():  # since the dynamic instruction
                 return call_as_caller(following.target, args, kwargs)
+            profiled = is_profiled()
             dispatcher = following
             match = dispatcher.cache.match(args, kwargs)
             if match is not None and match[0].layout is None:
@@ -259,7 +265,8 @@ class Dispatcher:
         if self.cache.misses == config.misses_before_report:
             self._report_misses(args, kwargs)
             reports.emit()  # before the run, as it may raise
-        result = call_uninterrupted(lambda: MonitoredCall(self, args, kwargs).run())
+        with recording_region(self.name):
+            result = call_uninterrupted(lambda: MonitoredCall(self, args, kwargs).run())
         reports.emit()
         return result
 

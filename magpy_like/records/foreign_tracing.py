@@ -1,4 +1,4 @@
-"""Detection of others that trace or transform the program's operators."""
+"""Detection of others that trace or transform the program's operators, or profile it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import torch
 
 from magpy_like.active_run import is_monitoring
 from magpy_like.monitor.torch_state import default_device
-from magpy_like.native import eager_is_forced, may_have_to_run_natively
+from magpy_like.native import eager_is_forced, is_unusual
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import dispatch_mode_count, function_mode_count, tracing_state
 from magpy_like.torch_compat.functorch import is_forward_ad_active, is_under_transform
+
+
+def is_watched() -> bool:
+    """True if :func:`is_traced` may be true, or a profiler records this thread."""
+    # Each call asks. One native question for all of them is a fifth of the cost of each by itself.
+    return is_monitoring() or is_forward_ad_active() or is_unusual()
 
 
 def is_traced() -> bool:
@@ -23,8 +29,7 @@ def is_traced() -> bool:
     """
     if is_monitoring() or is_forward_ad_active():
         return True
-    # Rarely true, and a fifth of the cost of all questions below.
-    return may_have_to_run_natively() and (_is_observed() or eager_is_forced())
+    return is_unusual() and (_is_observed() or eager_is_forced())
 
 
 def describe_observer() -> tuple[str, str] | None:

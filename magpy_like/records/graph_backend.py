@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -23,6 +23,7 @@ from magpy_like.errors import ArgumentError
 from magpy_like.graph_operators.checkpoint_operator import mark_eager_checkpoints
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.graph_operators.node_metadata import first_line_of
+from magpy_like.graph_operators.profiled_graphs import interpreted, regions_of, show_regions
 from magpy_like.interruption import is_interruption
 from magpy_like.logs import topic
 from magpy_like.records.backend_names import RELIABLE, resolve_backend
@@ -119,9 +120,8 @@ class GraphBackend:
         self, graph: torch.fx.GraphModule, inputs: Any, program: ProgramState
     ) -> tuple[Callable[..., Any], bool]:
         """The callable of a graph, and whether the backend has compiled it."""
-        interpreted = cast(Callable[..., Any], graph.forward)
         if any(node.target in _OF_TANGENTS for node in graph.graph.nodes):
-            return interpreted, False
+            return interpreted(graph), False
         try:
             with collecting_fallbacks() as fallbacks:
                 run = compile_with_unused_results(graph, lambda whole: self._call(whole, inputs))
@@ -132,10 +132,12 @@ class GraphBackend:
                 raise
             reason = f"backend {self._backend!r} could not compile its graph: {in_words(error)}"
             self._report(program, graph, reason, _OTHER_BACKEND, first_line_of(graph))
-            return interpreted, False
+            return interpreted(graph), False
         for found in fallbacks:
             line = found.line or first_line_of(graph)
             self._report(program, graph, str(found), _OTHER_OPERATORS, line)
+        if self._backend not in ("magpy", "eager"):
+            run = show_regions(run, regions_of(graph))
         return run, not fallbacks
 
     def _report(

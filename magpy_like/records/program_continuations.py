@@ -44,7 +44,7 @@ class ProgramState:
         """The dispatchers of the continuations."""
         self.reports = Reports(lambda: entry.name, entry.target)
         self.graphs = SharedGraphs()
-        self.launchers = ProgramLaunchers()
+        self.launchers = ProgramLaunchers(lambda: entry.name)
         self.misspeculations: set[SourcePosition] = set()
         """Source positions at which values were misspeculated."""
         self.reports_compiling = True

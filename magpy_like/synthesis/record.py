@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from magpy_like.graph_operators.node_origins import ProfilerRegion
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.variation import Path
@@ -65,6 +66,8 @@ class Record:
     """The native watch of fixed objects."""
     watch_number: int = -1
     """The number of the condition that calls the watch; -1 if there is none."""
+    regions: tuple[ProfilerRegion, ...] = ()
+    """The regions of ``record_function`` of a program without a graph."""
     speculates: frozenset[SourcePosition] = frozenset()
     """Source positions for which the mock may return a ``Misspeculation``."""
 
@@ -163,6 +166,7 @@ def _assemble(
         lifted=guard.lifted.lifted,
         watch=writer.watch,
         watch_number=guard.watch_number,
+        regions=rec.operators.nodes.graph.labels.left if compiled is None else (),
         speculates=frozenset(location for *_, location in rec.lifted.speculated.values),
     )
 

@@ -8,13 +8,19 @@ The records of both have equal graphs. Where records differ in sizes that are sp
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from magpy_like.graph_operators.node_metadata import INPUT_WRITES, NUMBER, RESULT_VERSIONS
+from magpy_like.graph_operators.node_metadata import (
+    INPUT_WRITES,
+    NUMBER,
+    PROFILER_REGIONS,
+    RESULT_VERSIONS,
+)
+from magpy_like.graph_operators.node_origins import ProfilerRegion, enclosing_regions
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_interop.current_gpu import current_gpu
 
@@ -80,6 +86,7 @@ class _NoDescription(Exception):
 def _description(graph: fx.GraphModule) -> Key | None:
     """A key that is equal for equal graphs; None for a graph that cannot be compared."""
     numbers: dict[fx.Node, int] = {}
+    regions: dict[ProfilerRegion, int] = {}
     rows = []
     try:
         for node in graph.graph.nodes:
@@ -91,6 +98,8 @@ def _description(graph: fx.GraphModule) -> Key | None:
                     bool(node.meta.get(NUMBER)),
                     node.meta.get(INPUT_WRITES),
                     node.meta.get(RESULT_VERSIONS),
+                    _regions(node.meta.get(PROFILER_REGIONS, ()), regions),
+                    _regions(enclosing_regions(node), regions),
                     _argument(node.args, numbers),
                     _argument(node.kwargs, numbers),
                 )
@@ -98,6 +107,11 @@ def _description(graph: fx.GraphModule) -> Key | None:
     except _NoDescription:
         return None
     return tuple(rows)
+
+
+def _regions(entered: Iterable[ProfilerRegion], known: dict[ProfilerRegion, int]) -> Key:
+    """A key for regions of the program; ``known`` numbers those of the graph."""
+    return tuple((known.setdefault(r, len(known)), r.name, r.args) for r in entered)
 
 
 def _target(graph: fx.GraphModule, node: fx.Node) -> Any:

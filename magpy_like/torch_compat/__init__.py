@@ -32,6 +32,7 @@ Module                       Subject
 ``torchscript``              TorchScript functions, their types and schemas
 ``cuda``                     the current GPU and its stream, without a device guard
 ``float32_precision``        the precision of float32 products in torch's libraries
+``profiler``                 whether a profiler is on, regions of a profile
 ``recognized_functions``     functions that the monitor recognizes when a program calls them
 ``operator_samples``         torch's own sample inputs of operators
 ===========================  ======================================================================

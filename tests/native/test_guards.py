@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magpy_like.native import ABSENT, PartialCall, Watch, may_have_to_run_natively
+from magpy_like.native import ABSENT, PartialCall, Watch, is_unusual
 
 
 class Instance:
@@ -257,16 +257,16 @@ def test_exception_of_the_function_is_raised():
 
 
 def test_operators_are_not_observed_by_default():
-    assert not may_have_to_run_natively()
+    assert not is_unusual()
     with torch.no_grad(), torch.autocast("cpu"):
-        assert not may_have_to_run_natively()
+        assert not is_unusual()
 
 
 def test_each_observer_of_operators_is_noticed():
     seen = []
 
     def note(x):
-        seen.append(may_have_to_run_natively())
+        seen.append(is_unusual())
         return x * 2
 
     torch.vmap(note)(torch.ones(2))
@@ -277,10 +277,10 @@ def test_each_observer_of_operators_is_noticed():
     with torch.device("meta"):
         note(torch.ones(2))
     with TorchDispatchMode():
-        seen.append(may_have_to_run_natively())
+        seen.append(is_unusual())
     assert seen == [True] * 6
 
 
 def test_hooks_on_saved_tensors_see_nothing_without_gradients():
     with saved_tensors_hooks(lambda x: x, lambda x: x), torch.no_grad():
-        assert not may_have_to_run_natively()
+        assert not is_unusual()

@@ -11,7 +11,7 @@ from torch import nn
 
 import magpy_like as magpy
 from magpy_like.monitor.calls import torch_wrappers
-from magpy_like.native import may_have_to_run_natively
+from magpy_like.native import is_unusual
 from magpy_like.split_reasons import SplitReason
 from tests.compare import assert_same
 from tests.programs import matrix, tensor
@@ -242,7 +242,7 @@ def test_stances_of_a_first_eager_call_change_nothing(stance):
 def test_only_one_stance_makes_calls_ask_further():
     for stance, asks in (("fail_on_recompile", 0), ("force_eager", 1), ("default", 0)):
         torch.compiler.set_stance(stance)
-        assert may_have_to_run_natively() == bool(asks)
+        assert is_unusual() == bool(asks)
 
 
 def test_stance_set_in_a_program_is_set_in_every_call():

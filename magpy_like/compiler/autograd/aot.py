@@ -386,4 +386,5 @@ def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     # Not ``entry``: AOTAutograd's wrappers copy the attributes of the function that they wrap.
     run.captured_entry = getattr(call, "entry", None)  # type: ignore[attr-defined]
     run.obstacle_line = getattr(call, "obstacle_line", None)  # type: ignore[attr-defined]
+    run.profiled = getattr(call, "profiled", None)  # type: ignore[attr-defined]
     return run

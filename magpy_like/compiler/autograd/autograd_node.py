@@ -25,6 +25,7 @@ from magpy_like.compiler.autograd.double_backward import (
     run_eager_backward,
     save_call_arguments,
 )
+from magpy_like.compiler.runtime.profiled_launchers import show_all
 from magpy_like.compiler.version_counters import not_view
 from magpy_like.graph_operators.checkpoint_batch_norm import (
     CheckpointStatistics,
@@ -35,6 +36,7 @@ from magpy_like.torch_compat.aot_autograd import PlainAOTOutput
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import DisableAutocast
 from magpy_like.torch_compat.functorch import innermost_transform, is_legacy_batched_tensor
+from magpy_like.torch_compat.profiler import is_profiled
 from magpy_like.torch_compat.tracing_context import compile_context, tracing
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import untraced
@@ -175,6 +177,8 @@ def _lazy_backward(aot_function: Any, compile_backward: Callable[..., Call]) -> 
         if call is None:
             call_uninterrupted(compile_once)
         assert call is not None
+        if is_profiled():  # since the forward pass, maybe
+            show_all()
         return call(args)
 
     def compile_once() -> None:

@@ -6,5 +6,6 @@ sections 4.5 to 4.7).
 ``triton``: kernels for CUDA GPUs
 ``capture_obstacles``: facts that decide whether a CUDA graph is captured
 ``launcher_pieces``: its source in pieces, where a CUDA graph cannot hold all of it
+``profiled_source``: its source with regions for a profiler
 ``launcher``: the Python function that allocates buffers and calls kernels
 """

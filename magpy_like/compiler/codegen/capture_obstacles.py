@@ -92,7 +92,7 @@ def _step_obstacle(step: Step, graph: Graph) -> str | None:
 
 def _node_of(origin: str, graph: Graph, lines: Lines) -> int | None:
     """Index of the ATen node that an operation comes from, or of one from the same line."""
-    name, line = origin.partition(":")[0], source_line(graph.stack_traces.get(origin))
+    name, line = origin.partition(":")[0], source_line(graph.origins[origin].stack_trace)
     alike = (k for k, (_, other) in enumerate(lines.items()) if line is not None and other == line)
     return [*lines].index(name) if name in lines else next(alike, None)
 

@@ -207,6 +207,7 @@ class Box:
     size: list[Expr]
     data: Strided | Computed | View
     stride_hint: list[Expr] | None = None  # eager's strides, used when this box is realized
+    origin: Any = None  # the ATen node whose result it is; None for a part of a lowering
 
     def load(self, index: Index) -> Value:
         """The element at ``index``, through the current ``ops`` handler."""
@@ -215,7 +216,10 @@ class Box:
             return ops.load(data.buffer, data.address(index))
         if isinstance(data, View):
             return data.base.load(data.reindex(index))
-        return data.function(index)
+        value = data.function(index)
+        if self.origin is not None:
+            self.graph.inlined[self.origin] = None
+        return value
 
     def cost(self) -> Cost:
         """Cost of loading one element."""

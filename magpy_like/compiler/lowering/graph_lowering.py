@@ -98,7 +98,8 @@ class Graph:
         self._hint_cache: dict[Expr, int] = {}
         self._bytes: dict[str, int] = {}
         self.origin: fx.Node | None = None
-        self.stack_traces: dict[str, str | None] = {}  # by the names of operations' origins
+        self.inlined: dict[fx.Node, None] = {}  # nodes that the loops being recorded compute
+        self.origins: dict[str, fx.Node] = {}  # by the names of operations' origins
         self.shape_env = find_shape_env(gm)
         self.size_names = SizeNames(self.is_known)
         self.assumed = assumptions(self.shape_env)
@@ -154,10 +155,16 @@ class Graph:
         sizes: Sequence[Expr],
         reduction_sizes: Sequence[Expr],
         function: Any,
+        *,
+        stores: fx.Node | None = None,
     ) -> None:
-        """Record a loop nest ``function(xs, rs)`` and append it, unless it has no iterations."""
+        """Record a loop nest ``function(xs, rs)`` and append it, unless it has no iterations.
+
+        Without ``stores``, the node whose result it stores, it is part of the node being lowered.
+        """
         if any(s == 0 for s in sizes):
             return
+        self.inlined = {}
         body = record(sizes, reduction_sizes, function, lambda b: self.buffers[b].dtype)
         for store in body.of("store"):
             if store.args[3] is not None:
@@ -165,16 +172,22 @@ class Graph:
         name = f"op{len(self.operations)}"
         node = self.origin if self.backward else None
         function_number = None if node is None else checkpointed_function_of(node)
-        self.operations.append(LoopOp(name, body, self._origins(), function_number))
+        computed = [*self.inlined]
+        if stores is None and not (computed and self.origin and self.origin.op == "output"):
+            computed.append(self.origin)
+        self.operations.append(LoopOp(name, body, self._origins(computed), function_number))
 
     def store_computed(self, box: Box) -> str:
         """Write a lazy box to a new buffer; returns its name."""
         buffer = self.new_buffer(box.dtype, box.device, box.size, box.stride_hint)
-        self.store_into(box, self.box(buffer))
+        self.store_into(box, self.box(buffer), stores=box.origin)
         return buffer.name
 
-    def store_into(self, source: Box, target: Box) -> None:
-        """Copy ``source`` to the memory of ``target``, with loops in the order of its strides."""
+    def store_into(self, source: Box, target: Box, *, stores: fx.Node | None = None) -> None:
+        """Copy ``source`` to the memory of ``target``, with loops in the order of its strides.
+
+        ``stores``: see :meth:`add_loops`.
+        """
         window = target.strided()
         assert window is not None
         order = self.stride_order(window.stride, target.size)
@@ -189,7 +202,7 @@ class Graph:
                 value = ops.to_dtype(value, target.dtype)
             ops.store(buffer, window.address(index), value)
 
-        self.add_loops([target.size[d] for d in order], [], loops)
+        self.add_loops([target.size[d] for d in order], [], loops, stores=stores)
 
     def stride_order(self, stride: Sequence[Expr], size: Sequence[Expr]) -> list[int]:
         """Dimensions from the largest stride to the smallest, ties in their given order."""
@@ -243,13 +256,11 @@ class Graph:
         if not self.is_known(relation):
             self.assumed.append(self.size_names.expand(relation))
 
-    def _origins(self) -> list[str]:
-        node = self.origin
-        if node is None:
-            return []
-        name = f"{node.name}: {node.target}"
-        self.stack_traces[name] = node.stack_trace
-        return [name]
+    def _origins(self, nodes: Sequence[fx.Node | None]) -> list[str]:
+        """Names for nodes, with their operators."""
+        found = {f"{node.name}: {node.target}": node for node in nodes if node is not None}
+        self.origins.update(found)
+        return [*found]
 
     # --- leaves --------------------------------------------------------------------------------
 
@@ -395,7 +406,7 @@ class Graph:
         dynamic = self.origin is not None and "unbacked_bindings" in self.origin.meta
         operation = ExternOp(
             f"op{len(self.operations)}", target, args, kwargs, outputs, multiple,
-            mutates, has_effect(target), dynamic, self._origins(),
+            mutates, has_effect(target), dynamic, self._origins([self.origin]),
         )  # fmt: skip
         self.operations.append(operation)
         return results if multiple else results[0]
@@ -432,6 +443,8 @@ class Graph:
         for box in result if isinstance(result, list) else [result]:
             if not isinstance(box, Box) or isinstance(box.data, Strided):
                 continue
+            if box.origin is None:
+                box.origin = node
             self._lazy.append(box)
             cost = box.cost()
             for buffer in cost.reads:

@@ -105,7 +105,7 @@ def argument(node: Node, number: int, name: str, default: Any = None) -> Any:
 
 def insert(graph: Graph, target: Any, *args: Any, like: Node, **kwargs: Any) -> Node:
     """Insert a call before ``like``, with its fake value, and the origin (stack trace, module,
-    sequence number) of ``like``."""
+    sequence number, captured node) of ``like``."""
     with graph.inserting_before(like):
         node = graph.call_function(target, args, kwargs)
     fake_args, fake_kwargs = pytree.tree_map_only(Node, value, (args, kwargs))
@@ -115,7 +115,7 @@ def insert(graph: Graph, target: Any, *args: Any, like: Node, **kwargs: Any) -> 
     else:
         with mode:
             node.meta["val"] = target(*fake_args, **fake_kwargs)
-    for key in ("stack_trace", "nn_module_stack", "seq_nr"):
+    for key in ("stack_trace", "nn_module_stack", "seq_nr", "custom"):
         if key in like.meta:
             node.meta[key] = like.meta[key]
     return node

@@ -5,6 +5,7 @@
 ``cuda_graphs/``: kernels of a compiled graph, launched as one CUDA graph
 ``triton_launch``: compilation, loading and launch of Triton kernels
 ``native_launch``: launches of Triton kernels in C++
+``profiled_launchers``: launchers that a profiler watches
 ``ptx_repair``: a workaround between Triton and the PTX assembler
 ``huge_pages``: reuse of freed memory, and huge pages for large tensors
 ``narrow_products``: CPU matrix products with one narrow side

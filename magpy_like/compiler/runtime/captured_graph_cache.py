@@ -105,21 +105,31 @@ def _input(example: Any) -> Any:
     return type(example).__name__, compiled_graph_cache.value(example), more
 
 
-def put(name: str, compiled: str, obstacle_node: int | None) -> None:
+def put(
+    name: str, compiled: str, obstacle_node: int | None, nodes: Sequence[Sequence[int]]
+) -> None:
     """Record that the captured graph of key ``name`` leads to the compiled graph of key
-    ``compiled``, whose obstacle to CUDA graphs is from the line of the captured graph's node of
-    index ``obstacle_node``."""
-    cache_entries.put(name, json.dumps([compiled, obstacle_node]).encode())
+    ``compiled``.
+
+    Args:
+        obstacle_node: the index of the captured graph's node whose line has the obstacle to CUDA
+            graphs.
+        nodes: per step of the launcher, the indices of the captured graph's nodes that it computes.
+    """
+    cache_entries.put(name, json.dumps([compiled, obstacle_node, nodes]).encode())
 
 
 def get(name: str) -> CompiledGraph | None:
     """The compiled graph of a captured graph's key; None if it has to be traced.
 
-    Its ``obstacle_node`` is the index of a node of the captured graph.
+    Its ``obstacle_node`` and the nodes of its ``steps`` are indices in the captured graph.
     """
     data = cache_entries.get(name)
     if data is None:
         return None
-    compiled, obstacle_node = json.loads(data)
+    compiled, obstacle_node, nodes = json.loads(data)
     found = compiled_graph_cache.get(compiled)
-    return None if found is None else replace(found, obstacle_node=obstacle_node)
+    if found is None:
+        return None
+    steps = [step._replace(nodes=of) for step, of in zip(found.steps, nodes, strict=True)]
+    return replace(found, obstacle_node=obstacle_node, steps=steps)

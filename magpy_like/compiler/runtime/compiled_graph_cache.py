@@ -33,6 +33,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import (
 )
 from magpy_like.compiler.passes.graph_queries import is_literal
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
+from magpy_like.compiler.runtime.profiled_launchers import StepOrigins
 from magpy_like.disk_cache import cache_entries
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.float32_precision import float32_precisions
@@ -245,6 +246,7 @@ class CompiledGraph:
     ``pieces``, ``lendable_of_pieces``, ``written_by_pieces``: see :class:`Pieces`; empty for a
     launcher in one piece
     ``gpu``, ``obstacle``, ``obstacle_node``, ``lendable``, ``symbolic``: see :class:`GraphFacts`
+    ``steps``: the nodes that each step of the launcher computes
     """
 
     launcher: str
@@ -264,6 +266,7 @@ class CompiledGraph:
     lendable: tuple[int, ...] = ()
     symbolic: bool = False
     obstacle_node: int | None = None
+    steps: list[StepOrigins] = field(default_factory=list)
 
     def facts(self) -> GraphFacts:
         return GraphFacts(
@@ -305,4 +308,8 @@ def put(name: str, compiled: CompiledGraph) -> None:
 def get(name: str) -> CompiledGraph | None:
     """The entry of a key; None if there is none or it is damaged."""
     data = cache_entries.get(name)
-    return None if data is None else CompiledGraph(**json.loads(data))
+    if data is None:
+        return None
+    found = CompiledGraph(**json.loads(data))
+    found.steps = [StepOrigins(*step) for step in found.steps]
+    return found

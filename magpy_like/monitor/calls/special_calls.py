@@ -38,6 +38,7 @@ from magpy_like.monitor.calls.native_results import (
 )
 from magpy_like.monitor.calls.operator_body import check_undeclared_tensors
 from magpy_like.monitor.objects import exc_info, locks, object_addresses
+from magpy_like.monitor.operator_graph import profiler_labels
 from magpy_like.monitor.operator_graph.constant_tensors import VALUE_READERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import COMPILING_QUERIES, needs_eager_answer
@@ -136,6 +137,14 @@ def handle_lock_exit(context: Context, call: NativeCall) -> Any:
     if locks.release_uncontended(context.recording, call.operation, call.args):
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
+
+
+def handle_profiler_label(context: Context, call: NativeCall) -> Any:
+    """``__enter__`` and ``__exit__`` of ``torch.profiler.record_function``."""
+    record = profiler_labels.METHODS.get(call.operation) if call.args else None
+    if record is None or not profiler_labels.is_label(call.args[0]):
+        return NotImplemented
+    return record(context, call.args[0])
 
 
 def handle_function_mode(context: Context, call: NativeCall) -> Any:
@@ -458,6 +467,7 @@ SPECIAL_CALL_RULES: tuple[Callable[[Context, NativeCall], Any], ...] = (
     handle_compiling_query,
     handle_address_query,
     handle_lock_exit,
+    handle_profiler_label,
     handle_redundant_requires_grad,
     handle_function_mode,
     guard_current_gpu,

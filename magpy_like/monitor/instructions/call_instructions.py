@@ -24,6 +24,7 @@ from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth_tests import merge_identity_test
 from magpy_like.monitor.objects import class_lookup, locks
 from magpy_like.monitor.objects.containers import overrides_iteration
+from magpy_like.monitor.operator_graph import profiler_labels
 from magpy_like.monitor.symbolic import tensor_formatting, varying_reads
 from magpy_like.monitor.symbolic.lists import loop_ranges
 from magpy_like.monitor.symbolic.numbers.lifted_number_rules import restore_originals
@@ -150,4 +151,10 @@ def enter_context(context: Context, step: Step) -> Token:
                     SplitReason.NATIVE_CONTEXT_MANAGER,
                     f"enters a {type(manager).__qualname__}, a native context manager",
                 )
-    return None
+    return profiler_labels.enter(context, manager) if profiler_labels.is_label(manager) else None
+
+
+def leave_with_error(context: Context, step: Step) -> Token:
+    """The call of a manager's ``__exit__`` with an exception."""
+    label = profiler_labels.label_of_exit(step.stack[-4])
+    return None if label is None else profiler_labels.leave(context, label)

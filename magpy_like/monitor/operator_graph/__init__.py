@@ -6,6 +6,7 @@
 ``graph_nodes``: placeholders, constants and results
 ``graph_numbers``: numbers of the graph
 ``subgraphs``: branches, loops and their graphs
+``profiler_labels``: regions of ``record_function`` in the program
 ``function_nodes``: functions as targets of nodes
 ``running_operator``: the operator that is running
 ``tensor_writes``: tensors that operators have written to

@@ -14,6 +14,8 @@ from torch import fx
 
 from magpy_like.graph_operators.checkpoint_operator import fold_checkpoints
 from magpy_like.graph_operators.node_metadata import AS_IS, ON_GPU, TWIN
+from magpy_like.graph_operators.node_origins import enclose
+from magpy_like.monitor.operator_graph.profiler_labels import ProfilerLabels
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
@@ -21,20 +23,25 @@ from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 
 class LocatedGraph(fx.Graph):
-    """A graph whose calls note the line of the program that makes them, as a stack trace.
+    """A graph whose calls note the line of the program that makes them, as a stack trace, and the
+    regions of ``record_function`` that it is in.
 
-    Torch's tracing passes stack traces on to the nodes of the forward and the backward graph.
+    Torch's tracing passes both on to the nodes of the forward and the backward graph.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.locate: Callable[[], str] = nowhere
         """Returns the program's present line."""
+        self.labels = ProfilerLabels()
+        """The regions of ``record_function`` that the program is in."""
 
     def create_node(self, op: str, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(op, *args, **kwargs)
         if op.startswith("call") and (line := self.locate()):
             node.stack_trace = line
+        if self.labels:
+            enclose(node, self.labels.open)
         return node
 
 
@@ -157,7 +164,7 @@ class GraphNodes:
     def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
         """The graph with these outputs, as a module."""
         self.graph.locate = nowhere
-        self.graph.output(tuple(outputs))
+        self.graph.labels.finish(self.graph, self.graph.output(tuple(outputs)))
         for node in self.graph.nodes:
             if TWIN in node.meta:
                 self._twins[node] = node.meta.pop(TWIN)

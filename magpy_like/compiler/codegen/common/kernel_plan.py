@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,12 @@ class Kernel:
     numbers: list[Expr] = field(default_factory=list)
     messages: list[tuple[str, str]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """A name for profiles: the operators that it computes."""
+        operators = re.findall(r": \w+\.(\w+)", " ".join(self.origins))
+        return "_".join(["magpy", *dict.fromkeys(operators)])[:80].rstrip("_")
 
     def number(self, expression: Expr) -> str:
         """The name of the argument that holds the value of ``expression``."""

@@ -78,14 +78,8 @@ def print_kernels(
         found.setdefault((source, kernel.device), []).append(kernel)
     requests: list[CompileRequest] = []
     for (source, device), users in found.items():
-        named = source.renamed("NAME", source.text, _title(users))
+        named = source.renamed("NAME", source.text, users[0].title)
         origins = "".join(f"# {o}\n" for k in users for o in k.origins)
         trace.write("kernels", f"{kind}.py", origins + named.text)
         requests.append((named, device, [graph.hint(s) for s in users[0].size_symbols]))
     return requests, {k.name: n for n, users in enumerate(found.values()) for k in users}
-
-
-def _title(kernels: Sequence[Kernel]) -> str:
-    """A name for profiles: the operators that kernels of one text compute."""
-    operators = re.findall(r": \w+\.(\w+)", " ".join(kernels[0].origins))
-    return "_".join(["magpy", *dict.fromkeys(operators)])[:80].rstrip("_")

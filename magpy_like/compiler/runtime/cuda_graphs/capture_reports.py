@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import fx
+
 from magpy_like.compiler.runtime.cuda_graphs.capture_site import CaptureSite
+from magpy_like.compiler.runtime.profiled_launchers import ProfiledLauncher
+from magpy_like.graph_operators.node_origins import ProfilerRegion
+from magpy_like.graph_operators.profiled_graphs import regions_of
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,27 @@ def report_pieces(split_by: str | None, pieces: Sequence[Any], kind: str) -> Cap
 FORBIDDEN = "the mode or the option cuda_graphs forbids CUDA graphs"
 
 
-class ProgramLaunchers:
-    """The launchers of a program's compiled graphs on a GPU, for as long as its records live."""
+@dataclass(frozen=True)
+class NameInProfiles:
+    """What a profile shows of one captured graph."""
 
-    def __init__(self) -> None:
+    title: str
+    regions: Sequence[ProfilerRegion]
+
+    def describe(self, launcher: Any, kind: str) -> None:
+        """Tell the launcher of one of its compiled graphs, if that has kernels."""
+        profiled: ProfiledLauncher | None = getattr(launcher, "profiled", None)
+        if profiled is not None:
+            regions = None if kind == "backward" else self.regions
+            profiled.describe(f"{self.title} ({kind})", regions)
+
+
+class ProgramLaunchers:
+    """The launchers of a program's compiled graphs, for as long as its records live."""
+
+    def __init__(self, name: Callable[[], str] = lambda: "") -> None:
+        """``name`` returns the program's name, for people."""
+        self._name, self._numbers = name, itertools.count()
         self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -101,6 +124,12 @@ class ProgramLaunchers:
         if getattr(launcher, "gpu", None) is not None:
             with self._lock:
                 self._kinds[launcher] = kind
+
+    def name_graph(self, captured: fx.GraphModule) -> NameInProfiles:
+        """The name of another captured graph of the program."""
+        name = self._name()
+        title = f"magpy: graph {next(self._numbers)}" + f" of {name}" * bool(name)
+        return NameInProfiles(title, regions_of(captured))
 
     def reports(self) -> list[CaptureReport]:
         """A report per compiled graph, in the order of compilation."""
