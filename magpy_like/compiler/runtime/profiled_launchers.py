@@ -21,7 +21,7 @@ from torch.profiler import record_function
 from magpy_like.compiler.codegen.profiled_source import ProfiledStep, profiled_source
 from magpy_like.graph_operators.node_metadata import source_line
 from magpy_like.graph_operators.node_origins import OriginalNodes, ProfilerRegion
-from magpy_like.torch_compat.profiler import Region, is_any_profiler_on, is_profiled
+from magpy_like.torch_compat.profiler import is_any_profiler_on, is_profiled, region
 from magpy_like.torch_patches import compile_source
 
 Call = Callable[[list[Any]], Any]
@@ -92,7 +92,7 @@ class ProfiledLauncher:
                 _hide_all()
             return self._plain(args)
         call = self._with_regions  # compiled before the region begins
-        with Region(self._title):
+        with region(self._title):
             return call(args)
 
     @functools.cached_property
@@ -101,7 +101,7 @@ class ProfiledLauncher:
         steps = [self._profiled(step) for step in self._steps]
         source = profiled_source(self._source, steps, self._regions or ())
         names = self._plain.__globals__ | {
-            "kernel_region": Region, "program_region": record_function,
+            "kernel_region": region, "program_region": record_function,
         }  # fmt: skip
         exec(compile_source("magpy_like profiled launcher", source), names)
         call: Call = names["call"]

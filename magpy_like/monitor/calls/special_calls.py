@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.profiler import record_function
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.annotation.operator_facts import operator_facts
@@ -140,7 +141,9 @@ def handle_lock_exit(context: Context, call: NativeCall) -> Any:
 
 
 def handle_profiler_label(context: Context, call: NativeCall) -> Any:
-    """``__enter__`` and ``__exit__`` of ``torch.profiler.record_function``."""
+    """``torch.profiler.record_function``: none of its methods is followed."""
+    if call.operation is record_function:
+        return context.suspension.until(finish_pure, call)
     record = profiler_labels.METHODS.get(call.operation) if call.args else None
     if record is None or not profiler_labels.is_label(call.args[0]):
         return NotImplemented

@@ -90,10 +90,10 @@ def _finish_entering(context: Context, label: record_function, result: Any) -> N
 
 def _without_lifted(context: Context, text: str | None) -> str | None:
     """A label's text, which matched calls show; one that is formatted from lifted numbers differs
-    between calls, and is no reason for a record of each: it has ``…`` for numbers."""
+    between calls, and is no reason for a record of each: it has ``#`` for numbers."""
     if text is None or not context.lifted.any_lifted((text,)):
         return text
-    return _NUMBER.sub("…", text)
+    return _NUMBER.sub("#", text)
 
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
