@@ -29,8 +29,9 @@ class Trace:
         return [name for name in self.names if name.startswith(prefix)]
 
     def labels(self):
-        """How often each region of ``record_function`` occurs."""
-        return Counter(e["name"] for e in self.events if e["cat"] == "user_annotation")
+        """How often each region of ``record_function`` occurs, without those of torch's tracing."""
+        names = (e["name"] for e in self.events if e["cat"] == "user_annotation")
+        return Counter(name for name in names if "compile_id" not in name)
 
     def inside(self, outer):
         """The names of the events inside the only event of this name."""

@@ -14,7 +14,6 @@ from torch import fx
 
 from magpy_like.graph_operators.checkpoint_operator import fold_checkpoints
 from magpy_like.graph_operators.node_metadata import AS_IS, ON_GPU, TWIN
-from magpy_like.graph_operators.node_origins import enclose
 from magpy_like.monitor.operator_graph.profiler_labels import ProfilerLabels
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
@@ -38,10 +37,10 @@ class LocatedGraph(fx.Graph):
 
     def create_node(self, op: str, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(op, *args, **kwargs)
-        if op.startswith("call") and (line := self.locate()):
-            node.stack_trace = line
-        if self.labels:
-            enclose(node, self.labels.open)
+        if op.startswith("call"):
+            if line := self.locate():
+                node.stack_trace = line
+            self.labels.enclose(node)
         return node
 
 

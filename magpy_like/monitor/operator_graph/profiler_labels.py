@@ -27,21 +27,24 @@ _numbers = itertools.count()
 
 
 class ProfilerLabels:
-    """The regions that the program has entered while one graph was recorded. True while it is in
-    any."""
+    """The regions that the program has entered while one graph was recorded."""
 
     def __init__(self) -> None:
         self._entered: list[tuple[record_function, ProfilerRegion]] = []
         """Those that it is in, the outermost first, with their labels."""
         self._left: list[ProfilerRegion] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._entered)
+        self._with_nodes: set[ProfilerRegion] = set()
 
     @property
-    def open(self) -> tuple[ProfilerRegion, ...]:
+    def _open(self) -> tuple[ProfilerRegion, ...]:
         """The regions that the program is in, the outermost first."""
         return tuple(region for _, region in self._entered)
+
+    def enclose(self, node: fx.Node) -> None:
+        """Note that the program calls a node's operator."""
+        if self._entered:
+            enclose(node, self._open)
+            self._with_nodes.update(self._open)
 
     @property
     def left(self) -> tuple[ProfilerRegion, ...]:
@@ -62,14 +65,17 @@ class ProfilerLabels:
         """Note the regions in the output node of a finished graph.
 
         One that the program is still in is a region of the code after a split: the mock makes its
-        label.
+        label. Nor is one whose nodes were erased, as are those of an iteration that an operator for
+        the whole loop replaces.
         """
-        if still_open := set(self.open):
-            for node in graph.nodes:
-                if regions := enclosing_regions(node):
-                    enclose(node, [region for region in regions if region not in still_open])
-        if self._left:
-            output.meta[PROFILER_REGIONS] = self.left
+        still_open, kept = set(self._open), set[ProfilerRegion]()
+        for node in graph.nodes:
+            if regions := enclosing_regions(node):
+                kept.update(regions)
+                enclose(node, [region for region in regions if region not in still_open])
+        erased = self._with_nodes - kept
+        if found := tuple(region for region in self.left if region not in erased):
+            output.meta[PROFILER_REGIONS] = found
         self._entered.clear()
 
 
@@ -86,6 +92,7 @@ def enter(context: Context, label: record_function) -> Finish:
 def _finish_entering(context: Context, label: record_function, result: Any) -> None:
     name, args = (_without_lifted(context, text) for text in (label.name, label.args))
     context.recording.operators.nodes.graph.labels.enter(label, str(name), args)
+    context.account()  # a label's methods call operators of torch
 
 
 def _without_lifted(context: Context, text: str | None) -> str | None:
@@ -106,7 +113,7 @@ def leave(context: Context, label: record_function) -> Finish:
 
 
 def _finish_leaving(context: Context, _: None, result: Any) -> None:
-    """The result is None: the label lets exceptions pass."""
+    context.account()
 
 
 METHODS: dict[Any, Callable[[Context, record_function], Finish]] = {

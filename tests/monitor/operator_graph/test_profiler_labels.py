@@ -238,6 +238,41 @@ def test_labels_in_and_around_branches_occur_where_the_branch_is_taken(backend):
         assert trace.labels() == {"whole": 1, name: 1}
 
 
+def counted_loop(x):
+    with record_function("outer"):
+        h = torch.zeros(3)
+        for t in range(x.shape[0]):
+            with record_function("step"):
+                h = torch.tanh(h @ X + x[t])
+        h = h * 2
+    return h + 1
+
+
+def loop_on_a_value(x):
+    with record_function("outer"):
+        while x.sum() < 100:
+            with record_function("step"):
+                x = x * 2
+        return x + 1
+
+
+@pytest.mark.parametrize("backend", ["magpy", "eager"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("program", [counted_loop, loop_on_a_value], ids=lambda p: p.__name__)
+def test_labels_in_loops_that_are_operators_occur_in_each_iteration(program, grad, backend):
+    fast = magpy.compile(program, backend=backend)
+    for rows in (5, 7, 2):
+        fast(torch.ones(rows, 3).requires_grad_(grad))
+    misses = magpy.cache_info(fast).misses
+    for rows in (4, 6, 3):
+        x = torch.ones(rows, 3).requires_grad_(grad)
+        result, trace = profiled(lambda x=x: fast(x))
+        expected, eager = profiled(lambda x=x: program(x))
+        torch.testing.assert_close(result, expected)
+        assert trace.labels() == eager.labels()
+    assert magpy.cache_info(fast)[:4] == (6 - misses, misses, 1, 1)
+
+
 def test_programs_with_equal_graphs_keep_their_own_labels():
     def make(name):
         def program(x):
