@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+import magpy_like as magpy
 from tests.ecosystem.side_by_side import assert_as_eager
+from tests.profiles import profiled
 
 
 class Model(nn.Module):
@@ -71,3 +73,37 @@ def test_the_autograd_profiler_has_eager_results():
         return result
 
     assert_as_eager(program)
+
+
+def test_a_trace_of_training_shows_calls_graphs_kernels_and_blocks():
+    model = magpy.compile(Model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+
+    for _ in range(2):
+        step()
+    _, trace = profiled(step)
+    assert len(trace.starting("magpy: Model (record ")) == 1
+    assert [name.rpartition(" ")[2] for name in trace.starting("magpy: graph")] == [
+        "(forward)",
+        "(backward)",
+    ]
+    (kernel,) = [name for name in trace.inside("the_block") if name.startswith("magpy_")]
+    assert "relu" in kernel and "ecosystem/test_profiler.py:" in kernel
+    assert trace.labels()["the_block"] == 1
+    assert magpy.cache_info(model).misses == 1
+
+
+def test_the_table_of_averages_counts_each_block_once_a_call():
+    model, x = magpy.compile(Model()), torch.randn(4, 8)
+    model(x)
+    with profile(activities=[ProfilerActivity.CPU]) as events:
+        for _ in range(3):
+            model(x)
+    counts = {event.key: event.count for event in events.key_averages()}
+    assert counts["the_block"] == 3
+    assert [n for name, n in counts.items() if name.startswith("magpy: Model (record")] == [3]
