@@ -30,31 +30,33 @@ class ProfiledStep:
 def profiled_source(
     source: str, steps: Sequence[ProfiledStep], regions: Collection[ProfilerRegion]
 ) -> str:
-    """The source of a launcher with a ``with`` statement for each region.
+    """The source of a launcher with calls that begin and end each region.
 
-    It uses the names ``kernel_region(title)`` and ``program_region(name, args)``. Those of the
-    ``regions`` that enclose no step come first, empty.
+    It uses the names ``kernel_region(title)``, a context manager, ``begin_region(name, args)`` and
+    ``end_region(region)``: Python nests few ``with`` statements, and regions may be many. Those of
+    the ``regions`` that enclose no step come first, empty.
     """
     lines = source.splitlines()
     found = spans([step.regions for step in steps])
     spanning = {span.region for span in found}
     end = steps[0].first if steps else len(lines) - 1
     text = lines[:end]
-    text += [f"    {_head(region)} pass" for region in regions if region not in spanning]
+    text += [f"    end_region({_begin(region)})" for region in regions if region not in spanning]
     for index, step in enumerate(steps):
-        around = [span for span in found if span.first <= index <= span.last]
-        for depth, span in enumerate(around):
+        for k, span in enumerate(found):
             if span.first == index:
-                text.append("    " * (depth + 1) + _head(span.region))
-        indentation = "    " * len(around)
+                text.append(f"    region{k} = {_begin(span.region)}")
         for line in lines[step.first : step.last]:
             if step.call and line.lstrip().startswith(step.call):
-                text.append(f"{indentation}    with kernel_region({step.title!r}):")
+                text.append(f"    with kernel_region({step.title!r}):")
                 line = f"    {line}"
-            text.append(indentation + line)
+            text.append(line)
+        for k, span in reversed([*enumerate(found)]):
+            if span.last == index:
+                text.append(f"    end_region(region{k})")
         end = step.last
     return "\n".join([*text, *lines[end:], ""])
 
 
-def _head(region: ProfilerRegion) -> str:
-    return f"with program_region({region.name!r}, {region.args!r}):"
+def _begin(region: ProfilerRegion) -> str:
+    return f"begin_region({region.name!r}, {region.args!r})"

@@ -16,11 +16,10 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from torch.profiler import record_function
-
 from magpy_like.compiler.codegen.profiled_source import ProfiledStep, profiled_source
 from magpy_like.graph_operators.node_metadata import source_line
 from magpy_like.graph_operators.node_origins import OriginalNodes, ProfilerRegion
+from magpy_like.graph_operators.profiled_graphs import begin_region, end_region
 from magpy_like.torch_compat.profiler import is_any_profiler_on, is_profiled, region
 from magpy_like.torch_patches import compile_source
 
@@ -101,7 +100,7 @@ class ProfiledLauncher:
         steps = [self._profiled(step) for step in self._steps]
         source = profiled_source(self._source, steps, self._regions or ())
         names = self._plain.__globals__ | {
-            "kernel_region": region, "program_region": record_function,
+            "kernel_region": region, "begin_region": begin_region, "end_region": end_region,
         }  # fmt: skip
         exec(compile_source("magpy_like profiled launcher", source), names)
         call: Call = names["call"]

@@ -7,6 +7,7 @@ import torch
 from torch.profiler import record_function
 
 import magpy_like as magpy
+from magpy_like.graph_operators import profiled_graphs
 from tests.profiles import profiled
 
 X = torch.eye(3) + 0.5
@@ -150,7 +151,23 @@ def test_a_kernel_of_several_regions_is_in_each_that_it_begins_or_ends():
     assert last in trace.inside("third")
 
 
-def test_the_arguments_of_a_label_reach_the_profiler():
+@pytest.mark.parametrize("backend", ["magpy", "eager"])
+def test_many_labels_may_share_a_kernel(backend):
+    def program(x):
+        with record_function("all"):
+            for i in range(60):
+                with record_function(f"layer {i}"):
+                    x = x * 0.5 + i
+            return x
+
+    fast = magpy.compile(program, backend=backend)
+    fast(X)
+    result, trace = profiled(lambda: fast(X))
+    torch.testing.assert_close(result, program(X))
+    assert trace.labels() == {"all": 1, **{f"layer {i}": 1 for i in range(60)}}
+
+
+def test_the_arguments_of_a_label_reach_the_profiler(monkeypatch):
     fast = magpy.compile(block)
     fast(X)
     seen = []
@@ -160,14 +177,8 @@ def test_the_arguments_of_a_label_reach_the_profiler():
             seen.append((name, args))
             super().__init__(name, args)
 
-    from magpy_like.compiler.runtime import profiled_launchers
-
-    original = profiled_launchers.record_function
-    profiled_launchers.record_function = Observed
-    try:
-        profiled(lambda: fast(X))
-    finally:
-        profiled_launchers.record_function = original
+    monkeypatch.setattr(profiled_graphs, "record_function", Observed)
+    profiled(lambda: fast(X))
     assert seen == [("the block", "arguments")]
 
 
