@@ -76,7 +76,10 @@ class Reports:
 
     def note_split(self, kind: Kind, point: SplitPoint) -> None:
         """Note a report whose cause is a split that no segment ends at."""
-        self.note(kind, point.detail, point.cause.remedy, Location.of_split(point))
+        if _is_fully_sharded(self._target):
+            self.note(kind, *_FULLY_SHARDED)
+        else:
+            self.note(kind, point.detail, point.cause.remedy, Location.of_split(point))
 
     def note_torch_compile_around(self) -> None:
         """Note that code which torch.compile has compiled calls the function."""
@@ -103,6 +106,21 @@ class Reports:
         if code is None or code.co_filename.startswith(_NOT_THE_USERS):
             return calling_location()
         return Location(code.co_filename, code.co_firstlineno, code.co_qualname)
+
+
+_FULLY_SHARDED = (
+    "hooks of torch.distributed.fsdp.fully_shard gather and free its parameters at each call, in "
+    "native code",
+    "compile what runs between the hooks: module.forward = magpy_like.compile(module.forward)",
+)
+
+
+def _is_fully_sharded(target: Any) -> bool:
+    """True for a module that ``fully_shard`` has given a class with hooks."""
+    return any(
+        cls.__name__ == "FSDPModule" and cls.__module__.startswith("torch.distributed.fsdp")
+        for cls in type(target).__mro__
+    )
 
 
 _NOT_THE_USERS = (str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent))
