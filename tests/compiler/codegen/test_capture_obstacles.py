@@ -144,13 +144,13 @@ def test_an_obstacle_names_the_line_of_the_program():
     assert found.obstacle == f"aten.nonzero.default waits for the GPU (model.py:{number})"
 
 
-def test_a_kernel_on_the_cpu_names_the_line_of_its_operator():
+def test_a_kernel_on_the_cpu_names_its_operators_and_the_line_of_the_first():
     gm = with_lines(
         graph_of(lambda x: x + aten._to_copy.default(torch.full((8,), 2.0) * 3, device="cuda"))
     )
-    number = [n.target for n in gm.graph.nodes].index(aten._to_copy.default)
+    number = [n.target for n in gm.graph.nodes].index(aten.full.default)
     assert facts_of(gm).obstacle == (
-        f"_to_copy: aten._to_copy.default on the CPU (model.py:{number})"
+        f"full: aten.full.default, mul: aten.mul.Tensor on the CPU (model.py:{number})"
     )
 
 
