@@ -35,7 +35,7 @@ from magpy_like.compiler.running_statistics import find_uncounted, keep_versions
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.compiler.runtime.cuda_graphs.capture_reports import collected_launchers
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import find_line, source_lines
-from magpy_like.compiler.runtime.profiled_launchers import ProfiledLauncher
+from magpy_like.compiler.runtime.profiled_launchers import ProfiledLauncher, show_all
 from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.stage_trace import Trace, open_trace
@@ -63,6 +63,7 @@ from magpy_like.torch_compat.aot_autograd import LazyGraphModule
 from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.dynamo import RestartAnalysis
 from magpy_like.torch_compat.functorch import is_under_transform
+from magpy_like.torch_compat.profiler import is_profiled
 from magpy_like.torch_compat.tracing_context import TracingContext
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
 from magpy_like.torch_interop.error_texts import in_words
@@ -107,6 +108,8 @@ def _eager_under_transforms(
     def run(*args: Any) -> Any:
         if is_under_transform():
             return captured(*args)
+        if is_profiled():
+            show_all()
         return call(*args)
 
     return run
