@@ -134,7 +134,7 @@ def _reads_frames(monitor: ModuleType) -> bool:
     def suspended(a: object, b: object) -> Generator[None, None, object]:
         return [b, (a, (yield))]
 
-    running = suspended(first, second)
+    running: Any = suspended(first, second)
     next(running)
     frame = running.gi_frame
     return (
