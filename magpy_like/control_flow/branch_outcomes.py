@@ -23,9 +23,11 @@ from magpy_like.monitor.symbolic.expressions import (
     Computed,
     EntryValue,
     Expression,
+    Size,
     choose_branch_value,
     is_computable_at_entry,
     is_number,
+    leaves_of,
 )
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
@@ -178,8 +180,15 @@ def _common_twin(context: Context, left: Any, right: Any) -> torch.Tensor | None
 
 def number_chosen_by(context: Context, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
     """The expression of a number that a lifted flag chooses; None for a tensor, and for a number
-    that only the graph computes."""
+    that only the graph computes.
+
+    Raises:
+        Split: it may be a size. Tensors of that size must agree with others of the chosen branch,
+            and no symbol relates them.
+    """
     parts = context.lifted.identities.expressions((one, other))
     if not is_number(one) or not all(map(is_computable_at_entry, parts)):
         return None
+    if any(is_instance(leaf, Size) for part in parts for leaf in leaves_of(part)):
+        raise BranchNotMergeable("a flag chooses a size that varies")
     return Computed(choose_branch_value, (EntryValue(flag), *parts))

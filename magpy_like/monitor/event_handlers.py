@@ -177,13 +177,24 @@ class EventHandlers:
             return
         try:
             native = (
-                self.run.monitor.is_waiting(caller) or current_opname(caller) not in _PASSES_THROUGH
+                self._waits_for_native_code(caller)
+                or current_opname(caller) not in _PASSES_THROUGH
             )
             _, operands = (native and self.run.context.step_of(caller)) or (0, ())
             if native and not is_passed_through(frame.f_code, caller, operands, value):
                 self.run.context.lifted.specialize(value)
         except BaseException as error:
             self.run.splits.fail(frame, error)
+
+    def _waits_for_native_code(self, caller: types.FrameType) -> bool:
+        """True if a frame waits for more than the return of a Python function.
+
+        In an isolated run it waits for each result that may be a new object.
+        """
+        token = self.run.monitor.waits_for(caller)
+        if token is not None and token[0] is finish_isolated:
+            _, (_, token) = token
+        return token is not None
 
     def on_interruption(
         self, frame: types.FrameType, error: BaseException | None

@@ -138,9 +138,10 @@ PyObject *monitor_set_root(PyObject *self, PyObject *frame) {
 }
 
 // True if a native call by an instruction of this frame is active.
-PyObject *monitor_is_waiting(PyObject *self, PyObject *frame) {
+PyObject *monitor_waits_for(PyObject *self, PyObject *frame) {
   Monitor *m = (Monitor *)self;
-  return PyBool_FromLong(!m->pending->empty() && (PyObject *)m->pending->back().frame == frame);
+  const bool waits = !m->pending->empty() && (PyObject *)m->pending->back().frame == frame;
+  return Py_NewRef(waits ? m->pending->back().token : Py_None);
 }
 
 PyObject *monitor_watch_numbers(PyObject *self, PyObject *) {
@@ -191,7 +192,8 @@ PyMethodDef monitor_methods[] = {
     {"drop_pending", monitor_drop_pending, METH_NOARGS, "Discard the instructions that await a result."},
     {"step", monitor_step, METH_O,
      "Return offset and operands of a frame's last reported instruction, or None."},
-    {"is_waiting", monitor_is_waiting, METH_O, "True if a frame waits for the result of native code."},
+    {"waits_for", monitor_waits_for, METH_O,
+     "Return the token of the instruction whose result a frame waits for, or None."},
     {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Report instructions on plain numbers, too."},
     {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Report the iterations of loops."},
     {"set_filter", monitor_set_filter, METH_O, "Set which instructions are reported from now on."},

@@ -134,3 +134,81 @@ def test_iterations_with_branches_rely_on_no_property_of_fake_tensors():
     )
     report = str(magpy.explain(fast, inputs(0, 9), weight))
     assert "FakeTensor" not in report and "default argument" not in report
+
+
+class Cache:
+    """Holds a tensor; says by a method, a property and a subscript how long it is."""
+
+    def __init__(self, length, is_filled=True):
+        self.keys = torch.ones(2, length)
+        self.is_filled = is_filled
+
+    def length(self):
+        return self.keys.shape[1]
+
+    @property
+    def size(self):
+        return self.length()
+
+    def __getitem__(self, i):
+        return self.keys.shape[1] + i
+
+    def filled_length(self):
+        if not self.is_filled:
+            return 0
+        return self.keys.shape[1]
+
+
+@pytest.mark.parametrize(
+    "length",
+    [Cache.length, lambda cache: cache.size, lambda cache: cache[1], lambda cache: cache.length()],
+    ids=["method", "property", "subscript", "function"],
+)
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_size_that_a_python_function_returns_in_a_branch_may_vary(length, backend):
+    def program(x, mask, cache):
+        if mask.all():
+            return x + 1
+        return x + torch.arange(length(cache)).sum()
+
+    fast, x = magpy.compile(program, backend=backend), torch.ones(3)
+    for n in (3, 4, 5, 9):
+        for mask in (torch.tensor([True, False]), torch.tensor([True, True])):
+            assert_same(fast(x, mask, Cache(n)), program(x, mask, Cache(n)))
+    assert magpy.cache_info(fast).misses == 2
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda cache: sorted((7, 3, 11, 5), key=lambda i: i % cache.length())[0],
+        lambda cache: len(range(cache.length())),
+        lambda cache: [n for n in range(cache.length())][-1],
+    ],
+)
+def test_size_that_native_code_receives_in_a_branch_is_guarded(used):
+    def program(x, mask, cache):
+        if mask.all():
+            return x + 1
+        return x + used(cache)
+
+    fast, x = magpy.compile(program, backend="eager"), torch.ones(3)
+    for n in (3, 4, 5, 9, 4):
+        for mask in (torch.tensor([True, False]), torch.tensor([True, True])):
+            assert_same(fast(x, mask, Cache(n)), program(x, mask, Cache(n)))
+
+
+def test_flag_that_chooses_a_varying_size_is_guarded():
+    """One symbol for both choices would be no size of the tensor that the chosen branch uses."""
+
+    def program(x, cache):
+        positions = torch.arange(cache.filled_length() + 1)
+        if cache.is_filled:
+            x = torch.cat([cache.keys, x], 1)
+        return x[:, : positions.shape[0]] * positions
+
+    fast, x = magpy.compile(program, backend="eager"), torch.ones(2, 1)
+    cases = [(4, False), (4, True), (5, True), (6, True), (7, False), (8, True), (9, False)]
+    for case in cases:
+        assert_same(fast(x, Cache(*case)), program(x, Cache(*case)))
+    assert magpy.cache_info(fast).hits >= 3

@@ -46,9 +46,6 @@ def test_padded_prompts_with_a_static_cache_have_the_tokens_of_eager_mode():
 
 
 @pytest.mark.full
-@pytest.mark.xfail(
-    strict=True, reason="positions are slices whose strides grow, and strides are never lifted"
-)
 def test_padded_prompts_with_a_dynamic_cache_hit():
     assert_as_eager(generation(PADDED, "greedy", "dynamic"), hits=3)
 
