@@ -177,8 +177,7 @@ class EventHandlers:
             return
         try:
             native = (
-                self._waits_for_native_code(caller)
-                or current_opname(caller) not in _PASSES_THROUGH
+                self._waits_for_native_code(caller) or current_opname(caller) not in _PASSES_THROUGH
             )
             _, operands = (native and self.run.context.step_of(caller)) or (0, ())
             if native and not is_passed_through(frame.f_code, caller, operands, value):

@@ -109,7 +109,7 @@ class MonitorRun:
         context.record_into(recording, varying)
         recording.operators.nodes.graph.locate = self._source_lines
         if varying.dims is not None:
-            recording.sizes.begin_twin(varying.dims, context.account, self._locate)
+            recording.sizes.begin_twin(varying.dims, varying.strides, context.account, self._locate)
         self.entering = Entering(self.cut)
 
     def run(self) -> Any:

@@ -49,24 +49,35 @@ PyObject *tensor_check_new(PyTypeObject *type, PyObject *args, PyObject *) {
     m->dynamic->stride_source.push_back(j < 0 || j >= rank ? -1 : j);
   }
   m->dynamic->minimum = m->dynamic->maximum = m->sizes().vec();
+  m->dynamic->minimum_stride = m->dynamic->maximum_stride = m->strides().vec();
   if (!PyErr_Occurred() && rank != (Py_ssize_t)m->rank)
     PyErr_SetString(PyExc_ValueError, "expected one entry for each dimension");
   if (PyErr_Occurred()) Py_CLEAR(self);
   return (PyObject *)self;
 }
 
-PyObject *tensor_check_set_bounds(PyObject *self, PyObject *args) {
+using Ends = std::vector<int64_t> DynamicDimensions::*;
+
+PyObject *set_range(PyObject *self, PyObject *args, Ends lower, Ends upper) {
   DynamicDimensions *d = ((TensorCheck *)self)->expected->dynamic.get();
   Py_ssize_t dim;
   long long minimum, maximum;
   if (!PyArg_ParseTuple(args, "nLL", &dim, &minimum, &maximum)) return nullptr;
-  if (!d || dim < 0 || dim >= (Py_ssize_t)d->stride_source.size()) {
+  if (!d || dim < 0 || dim >= (Py_ssize_t)(d->*lower).size()) {
     PyErr_SetString(PyExc_IndexError, "no such dimension");
     return nullptr;
   }
-  d->minimum[dim] = minimum;
-  d->maximum[dim] = maximum;
+  (d->*lower)[dim] = minimum;
+  (d->*upper)[dim] = maximum;
   Py_RETURN_NONE;
+}
+
+PyObject *tensor_check_set_bounds(PyObject *self, PyObject *args) {
+  return set_range(self, args, &DynamicDimensions::minimum, &DynamicDimensions::maximum);
+}
+
+PyObject *tensor_check_set_stride_bounds(PyObject *self, PyObject *args) {
+  return set_range(self, args, &DynamicDimensions::minimum_stride, &DynamicDimensions::maximum_stride);
 }
 
 PyObject *tensor_check_sizes(PyObject *self, PyObject *) {
@@ -89,6 +100,9 @@ PyMethodDef tensor_check_methods[] = {
     {"set_bounds", tensor_check_set_bounds, METH_VARARGS,
      "(dimension, least, most): set the accepted sizes of a dimension. Requires the constructor's second "
      "argument: for each dimension, the one whose size times stride is its stride, or -1."},
+    {"set_stride_bounds", tensor_check_set_stride_bounds, METH_VARARGS,
+     "(dimension, least, most): set the accepted strides of a dimension whose stride is no such product. "
+     "Requires the constructor's second argument."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject tensor_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};

@@ -14,10 +14,10 @@ namespace {
 using tensor_objects::is_tensor;
 using tensor_objects::tensor_impl;
 
-// Of a tensor with dynamic dimensions: bounds of each size, and the dimension whose size times stride
-// is the stride (-1: the stride is fixed).
+// Of a tensor with dynamic sizes or strides: bounds of each size and of each stride, and the dimension
+// whose size times stride is the stride (-1: there is none, and the stride has bounds).
 struct DynamicDimensions {
-  std::vector<int64_t> minimum, maximum, stride_source;
+  std::vector<int64_t> minimum, maximum, stride_source, minimum_stride, maximum_stride;
 };
 
 // Expected metadata of a tensor.
@@ -85,7 +85,8 @@ struct Metadata {
     for (size_t i = 0; i < rank; i++) {
       if (n[i] < d.minimum[i] || n[i] > d.maximum[i]) return "shape";
       const int64_t from = d.stride_source[i];
-      if (s[i] != (from < 0 ? strides()[i] : n[from] * s[from])) return "strides";
+      if (from < 0 ? s[i] < d.minimum_stride[i] || s[i] > d.maximum_stride[i] : s[i] != n[from] * s[from])
+        return "strides";
     }
     return nullptr;
   }

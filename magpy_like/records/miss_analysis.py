@@ -1,7 +1,7 @@
 """Generalisation of misses (MagPy, section 6.2): the values that caused a miss are lifted.
 
 The next monitor run lifts the values in which a call differs from the records, and no others:
-numbers one by one, sizes dimension by dimension.
+numbers one by one, sizes and strides dimension by dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from magpy_like.monitor.symbolic.dynamic_marks import (
     wished_dimensions,
 )
 from magpy_like.monitor.symbolic.variation import Path, Variation
-from magpy_like.synthesis.guard.expected_values import differences, other_lengths
+from magpy_like.synthesis.guard.expected_values import (
+    differences,
+    other_lengths,
+    other_strides,
+)
 from magpy_like.synthesis.record import Record
 
 
@@ -47,6 +51,8 @@ class Varying:
         """Numbers that have varied."""
         self.dims: dict[Path, set[int]] = {}
         """Dimensions of tensors whose size has varied."""
+        self.strides: dict[Path, set[int]] = {}
+        """Dimensions of tensors whose stride has varied, and not as a product of sizes."""
         self._names: dict[Path, str] = {}
         self._marked: dict[Path, Collection[int]] = {}
 
@@ -76,6 +82,9 @@ class Varying:
                     self.numbers.add(path)
                 else:
                     self.dims.setdefault(path, set()).add(dim)
+            for path, dim in other_strides(record.expected, args, kwargs):
+                self._names[path] = record.expected.names[path]
+                self.strides.setdefault(path, set()).add(dim)
             found = record.expected
             self.counts.update(other_lengths(found, found.counts, args, kwargs))
             if self._splits_at_lists:
@@ -112,7 +121,7 @@ class Varying:
         return self._is_continuation or type(value) is not str
 
     def labels(self) -> list[str]:
-        """Labels of the numbers and sizes that have varied."""
+        """Labels of the numbers, sizes and strides that have varied."""
         numbers = [self._names[path] for path in self.numbers if path in self._names]
         sizes = [
             f"{self._names[path]}.size({dim})"
@@ -120,7 +129,12 @@ class Varying:
             for dim in dims
             if path in self._names
         ]
-        return sorted([*numbers, *sizes])
+        strides = [
+            f"{self._names[path]}.stride({dim})"
+            for path, dims in self.strides.items()
+            for dim in dims
+        ]
+        return sorted([*numbers, *sizes, *strides])
 
     def check_marks(self, record: Record) -> None:
         """
@@ -143,13 +157,14 @@ class Varying:
     def variation(self, arguments: Iterable[Any] = ()) -> Variation:
         """The values that a monitor run on these arguments lifts."""
         numbers = frozenset(self.numbers)
-        lists = frozenset(self.lengths), frozenset(self.counts)
+        strides = {path: frozenset(dims) for path, dims in self.strides.items()}
+        others = strides, frozenset(self.lengths), frozenset(self.counts)
         if self.dynamic:
             varied = {path: frozenset(dims) for path, dims in self.dims.items()}
-            return Variation(numbers, self._all_dims, *lists, varied)
-        if self.dynamic is False or not (self.dims or numbers or may_have_marks(arguments)):
-            return Variation(numbers, None, *lists)
-        return Variation(numbers, self._some_dims, *lists)
+            return Variation(numbers, self._all_dims, *others, varied)
+        varies = self.dims or self.strides or numbers or may_have_marks(arguments)
+        dims = self._some_dims if varies and self.dynamic is not False else None
+        return Variation(numbers, dims, *others)
 
     def _some_dims(self, path: Path, tensor: torch.Tensor) -> Collection[int]:
         found = {*self.dims.get(path, ()), *wished_dimensions(tensor)}

@@ -28,7 +28,7 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
     varies = (
         numbers
         or rec.operators.numbers.reads_data
-        or (twin and any(map(twin.has_dynamic_sizes, tensors)))
+        or (twin and any(map(twin.has_dynamic_layout, tensors)))
     )
     if not varies:
         return [tensors[s] if is_instance(s, int) else known[s] for s in sources]

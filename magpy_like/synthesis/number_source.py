@@ -16,6 +16,7 @@ from magpy_like.monitor.symbolic.expressions import (
     GraphNumber,
     PythonScalar,
     Size,
+    Stride,
 )
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
@@ -104,6 +105,8 @@ def text(
         return name(expression.node)
     if is_instance(expression, Size):
         return f"{name(expression.node)}.size({expression.dim})"
+    if is_instance(expression, Stride):
+        return f"{name(expression.node)}.stride({expression.dim})"
     if is_instance(expression, Address):
         return f"{constant(expression.function)}({name(expression.node)})"
     if is_instance(expression, DrawnValue):

@@ -1,8 +1,9 @@
-"""Sizes of tensors that vary between calls: the symbolic twins of the program's tensors."""
+"""Sizes and strides of tensors that vary between calls: the symbolic twins of the program's
+tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -25,10 +26,12 @@ class TensorSizes:
         """The symbolic twin of the run, while there are dynamic dimensions."""
         self._dynamic_dims: Callable[[Path, torch.Tensor], Collection[int]] = _none_dynamic
         """Returns the dimensions that may vary of a tensor at an external location."""
+        self._dynamic_strides: Mapping[Path, Collection[int]] = {}
 
     def begin_twin(
         self,
         dynamic_dims: Callable[[Path, torch.Tensor], Collection[int]],
+        dynamic_strides: Mapping[Path, Collection[int]],
         account: Callable[[], None],
         locate: Callable[[], str],
     ) -> None:
@@ -36,10 +39,11 @@ class TensorSizes:
 
         Args:
             dynamic_dims: Returns the dimensions that may vary of a tensor at an external location.
+            dynamic_strides: The dimensions whose strides may vary, by the tensor's location.
             account: Called after each operator that the twin runs.
             locate: Returns the program's present source line.
         """
-        self._dynamic_dims = dynamic_dims
+        self._dynamic_dims, self._dynamic_strides = dynamic_dims, dynamic_strides
         self.twin = self._operators.nodes.twin = SymbolicTwin(
             self._operators.numbers.add_size, account, locate
         )
@@ -68,13 +72,14 @@ class TensorSizes:
         return [dim for dim, size in enumerate(twin.shape) if self.twin.is_dynamic(size)]
 
     def check(self, node: ShadowNode, tensor: torch.Tensor) -> TensorCheck | None:
-        """The guard's check of a tensor some of whose dimensions may vary; None for any other."""
+        """The guard's check of a tensor whose sizes or strides may vary; None for any other."""
         if self.twin is None or is_instance(tensor, torch.nn.Parameter):
             return None
         path = self._variables.path(node)
         if not path or (len(path) > 1 and path[-2].key in ("_parameters", "_buffers")):
             return None
-        return self.twin.add_tensor(node, tensor, self._dynamic_dims(path, tensor))
+        steps = self._dynamic_strides.get(path, ())
+        return self.twin.add_tensor(node, tensor, self._dynamic_dims(path, tensor), steps)
 
 
 def _none_dynamic(path: Path, tensor: torch.Tensor) -> Collection[int]:

@@ -7,7 +7,8 @@
 ``varying_reads``: reads of external numbers that vary
 ``lifted_text``, ``tensor_formatting``: text formatted from lifted numbers and from tensors
 ``tensors_as_numbers``: tensors as arguments where torch expects numbers
-``symbolic_twin``: the run on symbolic sizes
+``memory_layouts``: strides that follow from sizes, and strides that vary on their own
+``symbolic_twin``: the run on symbolic sizes and strides
 ``shape_environment``: the environment of its symbols
 ``symbolic_forms``: operators rewritten so that they do not specialize sizes
 ``lifted_flags``: bools that vary between calls

@@ -37,6 +37,14 @@ class Size:
 
 
 @dataclass(frozen=True, eq=False)
+class Stride:
+    """The stride of one dimension of an external tensor when the region is entered."""
+
+    node: ShadowNode
+    dim: int
+
+
+@dataclass(frozen=True, eq=False)
 class Address:
     """``function``, such as ``id``, applied to an external object: depends on its address only.
 
@@ -85,7 +93,9 @@ class PythonScalar:
     number: Any
 
 
-Expression = EntryValue | Size | Address | DrawnValue | Computed | GraphNumber | PythonScalar
+Expression = (
+    EntryValue | Size | Stride | Address | DrawnValue | Computed | GraphNumber | PythonScalar
+)
 
 
 def is_number(value: Any) -> bool:

@@ -9,7 +9,6 @@ symbolic counterpart, its sizes are specialized instead (PyTorch 2, section 5.1)
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,9 +27,17 @@ from magpy_like.logs import topic
 from magpy_like.monitor.symbolic.expressions import (
     GraphNumber,
     Size,
+    Stride,
     Untranslatable,
     from_sympy,
     is_number,
+)
+from magpy_like.monitor.symbolic.memory_layouts import (
+    guard_overlaps,
+    inner_dimensions,
+    inner_first,
+    is_free_of_overlaps,
+    neighbours,
 )
 from magpy_like.monitor.symbolic.shape_environment import Sizes
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
@@ -131,10 +138,11 @@ class SymbolicTwin:
         self.numbers: dict[Any, Any] = {}
         """Symbolic numbers, by the expression of their value."""
         self.inputs: dict[int, torch.Tensor] = {}
-        """Twins of external tensors with dynamic dimensions, by the id of their ShadowNode."""
+        """Twins of external tensors with dynamic sizes or strides, by the id of their
+        ShadowNode."""
         self.checks: dict[int, TensorCheck] = {}
         self.inner_dims: dict[int, tuple[int, ...]] = {}
-        """Their next inner dimensions, by dimension: see :func:`inner_dimensions`."""
+        """By dimension, the one that determines its stride: see :func:`inner_dimensions`."""
         self._layouts: dict[int, tuple[list[Any], list[Any]]] = {}
         """Symbolic sizes and strides of the tensors in ``inputs``."""
         self._size_in_graph, self.account, self.locate = size_in_graph, account, locate
@@ -174,24 +182,35 @@ class SymbolicTwin:
         return self.numbers[source]
 
     def add_tensor(
-        self, node: ShadowNode, tensor: torch.Tensor, dims: Collection[int]
+        self, node: ShadowNode, tensor: torch.Tensor, dims: Collection[int], steps: Collection[int]
     ) -> TensorCheck | None:
-        """Create the twin of an external tensor whose ``dims`` are dynamic.
+        """Create the twin of an external tensor whose sizes in ``dims`` and strides in ``steps``
+        are dynamic.
 
         Returns:
-            Its guard; None if no dimension can be dynamic, as sizes 0 and 1 are specialized.
+            Its guard; None if nothing can be dynamic, as sizes and strides 0 and 1 are specialized.
         """
-        if not is_ordinary(tensor) or not any(tensor.shape[i] > 1 for i in dims):
+        if not is_ordinary(tensor):
             return None
-        inner = inner_dimensions(tensor)
+        shape, layout = tensor.shape, tensor.stride()
+        apart = is_free_of_overlaps(shape, layout)
+        dims = {i for i in dims if i < len(shape) and shape[i] > 1}
+        steps = {i for i in steps if i < len(layout) and layout[i] > 1 and apart}
+        if not (dims or steps):
+            return None
+        inner = [-1 if i in steps else a for i, a in enumerate(inner_dimensions(shape, layout))]
         sizes = [
-            self.add_number(Size(node, i), n, size=True) if i in dims and n > 1 else n
-            for i, n in enumerate(tensor.shape)
+            self.add_number(Size(node, i), n, size=True) if i in dims else n
+            for i, n in enumerate(shape)
         ]
         strides: dict[int, Any] = {}
-        for i in _inner_first(tensor):
-            follows = inner[i]
-            strides[i] = tensor.stride(i) if follows < 0 else sizes[follows] * strides[follows]
+        for i in inner_first(layout):
+            follows, step = inner[i], layout[i]
+            if i in steps:
+                strides[i] = self.add_number(Stride(node, i), step, size=True)
+            else:
+                strides[i] = step if follows < 0 else sizes[follows] * strides[follows]
+        guard_overlaps(neighbours(shape, layout), sizes, strides)
         self._layouts[node.node_id] = sizes, [strides[i] for i in range(tensor.dim())]
         self.inputs[node.node_id] = self._make(node.node_id, tensor)
         self.inner_dims[node.node_id] = tuple(inner)
@@ -209,10 +228,10 @@ class SymbolicTwin:
             # Autograd records writes to a non-leaf only, and so does AOTAutograd.
             return twin if tensor.is_leaf else make_nonleaf(twin)
 
-    def has_dynamic_sizes(self, shadow_id: int) -> bool:
-        """True if an external tensor may have other sizes at the next call."""
-        sizes, _ = self._layouts.get(shadow_id, ((), ()))
-        return any(map(self.is_dynamic, sizes))
+    def has_dynamic_layout(self, shadow_id: int) -> bool:
+        """True if an external tensor may have other sizes or strides at the next call."""
+        sizes, strides = self._layouts.get(shadow_id, ((), ()))
+        return any(map(self.is_dynamic, (*sizes, *strides)))
 
     def is_dynamic(self, size: Any) -> bool:
         """True if a size may differ at the next call."""
@@ -222,7 +241,7 @@ class SymbolicTwin:
         """A fake tensor with the form of an external one at entry."""
         return (
             self._make(shadow_id, tensor)
-            if self.has_dynamic_sizes(shadow_id)
+            if self.has_dynamic_layout(shadow_id)
             else self.static_fake(tensor)
         )
 
@@ -467,20 +486,6 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and tensor.device.type in ("cpu", "cuda")
     )
-
-
-def _inner_first(tensor: torch.Tensor) -> list[int]:
-    return sorted(range(tensor.dim()), key=lambda i: (tensor.stride(i), -i))
-
-
-def inner_dimensions(tensor: torch.Tensor) -> list[int]:
-    """For each dimension the next inner one whose size times stride is its stride, or -1."""
-    order = _inner_first(tensor)
-    inner = [-1] * tensor.dim()
-    for a, b in itertools.pairwise(order):
-        if tensor.stride(b) == tensor.shape[a] * tensor.stride(a):
-            inner[b] = a
-    return inner
 
 
 def hint(number: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,6 +27,8 @@ class Variation:
     """Paths of numbers to lift."""
     dims: Callable[[Path, torch.Tensor], Collection[int]] | None = None
     """Returns a tensor's dynamic dimensions; None if no tensor has any."""
+    strides: Mapping[Path, Collection[int]] = field(default_factory=dict)
+    """The dimensions of tensors whose stride has varied, and not as a product of sizes."""
     lengths: frozenset[Path] = frozenset()
     """Paths of lists whose length must not become a constant: the program splits where an operator
     joins one."""

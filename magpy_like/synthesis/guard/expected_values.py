@@ -15,10 +15,18 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, Size, is_liftable
+from magpy_like.monitor.symbolic.expressions import (
+    Computed,
+    EntryValue,
+    Size,
+    Stride,
+    is_liftable,
+)
+from magpy_like.monitor.symbolic.memory_layouts import other_free_strides
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation
+from magpy_like.refgraph.plain_values import has_values
 from magpy_like.synthesis.guard.guarded_variables import GuardedVariables
 
 
@@ -49,6 +57,8 @@ class ExpectedValues:
     """Lengths of all lists and deques whose length the guard checks, fixed ones included."""
     names: dict[Path, str] = field(default_factory=dict)
     """The access paths as Python text."""
+    stride_ranges: dict[Path, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """By tensor, the least and the largest stride of each dimension whose stride may vary."""
     inner_dims: dict[Path, tuple[int, ...]] = field(default_factory=dict)
     """By dimension, the next inner one that determines its stride; -1: the stride is fixed."""
     number_ranges: dict[Path, tuple[int, int]] = field(default_factory=dict)
@@ -82,8 +92,9 @@ class ExpectedValues:
     def admits(self, other: ExpectedValues) -> bool:
         """True if this record serves the sizes and numbers of another one."""
         for path, recorded in self.layouts.items():
-            layout, free = other.layouts.get(path), self.size_ranges.get(path, {})
-            if layout is None or not _fits(layout, recorded, free, self.inner_dims.get(path)):
+            layout, inner = other.layouts.get(path), self.inner_dims.get(path)
+            free = self.size_ranges.get(path, {}), self.stride_ranges.get(path, {})
+            if layout is None or not _fits(layout, recorded, *free, inner):
                 return False
         for path, value in self.lifted.items():
             number = other.numbers.get(path, other.lifted.get(path))
@@ -106,6 +117,7 @@ def _fits(
     layout: TensorLayout,
     recorded: TensorLayout,
     free: dict[int, tuple[int, int]],
+    free_strides: dict[int, tuple[int, int]],
     inner: tuple[int, ...] | None,
 ) -> bool:
     if inner is None:
@@ -117,7 +129,8 @@ def _fits(
         least, most = free.get(i, (recorded.sizes[i], recorded.sizes[i]))
         follows = inner[i]
         stride = recorded.strides[i] if follows < 0 else sizes[follows] * strides[follows]
-        if not least <= size <= most or strides[i] != stride:
+        lowest, highest = free_strides.get(i, (stride, stride))
+        if not (least <= size <= most and lowest <= strides[i] <= highest):
             return False
     return True
 
@@ -128,6 +141,8 @@ def _evaluate(expression: Any, paths: dict[int, Path], sample: ExpectedValues) -
         return expression.operation(*parts)
     if is_instance(expression, Size):
         return sample.layouts[paths[expression.node.node_id]].sizes[expression.dim]
+    if is_instance(expression, Stride):
+        return sample.layouts[paths[expression.node.node_id]].strides[expression.dim]
     if is_instance(expression, EntryValue):
         path = paths[expression.node.node_id]
         return sample.numbers[path] if path in sample.numbers else sample.lifted[path]
@@ -220,4 +235,29 @@ def differences(
         for dim, size in enumerate(layout.sizes):
             least, most = free.get(dim, (size, size))
             if found.shape[dim] != size and least == most:
+                yield path, dim
+
+
+def other_strides(
+    record: ExpectedValues, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Path, int]]:
+    """Access paths of tensors, and dimensions in which their stride differs from the recorded run
+    as that of another window does.
+
+    A stride that only follows other sizes does not differ.
+    """
+    for path, layout in record.layouts.items():
+        try:
+            found = record.current(path, args, kwargs)
+        except Exception:  # the call has no such value
+            continue
+        if not is_instance(found, torch.Tensor) or found.dim() != len(layout.sizes):
+            continue
+        if found.layout is not torch.strided or not has_values(found):
+            continue
+        free = record.stride_ranges.get(path, {})
+        strides = other_free_strides(layout.sizes, layout.strides, found.shape, found.stride())
+        for dim in strides:
+            least, most = free.get(dim, (0, 0))
+            if least == most:
                 yield path, dim

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -274,17 +274,28 @@ REPLACED_TENSOR = "a tensor as recorded"
 """Description of a tensor that the program has replaced, so that nothing refers to it any more."""
 
 
-def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None) -> str:
+def describe_tensor(
+    tensor: torch.Tensor,
+    dims: dict[int, Bounds] | None = None,
+    steps: dict[int, Bounds] | None = None,
+) -> str:
     """``float32[2.., 3] on cpu, requires grad``, for example: the first size is 2 or more."""
     if not has_values(tensor):
         return "a tensor without values"
     dtype = str(tensor.dtype).removeprefix("torch.")
     grad = ", requires grad" if tensor.requires_grad else ""
-    sizes = [str(n) for n in tensor.shape]
-    for dim, (_, least, most, _) in (dims or {}).items():
-        sizes[dim] = str(least) if least == most else f"{least}..{most if most < MAX_SIZE else ''}"
-    strides = "" if dims or _is_contiguous(tensor) else f" with strides {tuple(tensor.stride())}"
-    return f"{dtype}[{', '.join(sizes)}]{strides} on {tensor.device}{grad}"
+    sizes = ", ".join(_with_ranges(tensor.shape, dims or {}))
+    strides = ""
+    if steps or not (dims or _is_contiguous(tensor)):
+        strides = f" with strides ({', '.join(_with_ranges(tensor.stride(), steps or {}))})"
+    return f"{dtype}[{sizes}]{strides} on {tensor.device}{grad}"
+
+
+def _with_ranges(numbers: Sequence[int], ranges: dict[int, Bounds]) -> list[str]:
+    found = [str(n) for n in numbers]
+    for dim, (_, least, most, _) in ranges.items():
+        found[dim] = str(least) if least == most else f"{least}..{most if most < MAX_SIZE else ''}"
+    return found
 
 
 def _is_contiguous(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Conditions on lifted values: bounds of sizes and numbers, and expressions over them.
+"""Conditions on lifted values: bounds of sizes, strides and numbers, and expressions over them.
 
 Program and backend relied on no more than these about a lifted value, so the record serves every
 call for which they hold; its operator graph depends on the value in no other way.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from magpy_like.monitor.symbolic.expressions import Address, Size, leaves_of
+from magpy_like.monitor.symbolic.expressions import Address, EntryValue, Size, leaves_of
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
@@ -26,13 +26,13 @@ class LiftedConditions:
     def __init__(self, writer: GuardWriter) -> None:
         self._writer, self._rec, self._source = writer, writer.rec, writer.source
         self.lifted: list[str] = []
-        """Labels of the lifted sizes and numbers."""
+        """Labels of the lifted sizes, strides and numbers."""
         self.expected = ExpectedValues()
 
     def write(self, dynamic: list[tuple[Condition, ShadowNode]]) -> None:
         """Write the conditions on all lifted values.
 
-        ``dynamic`` are the conditions on tensors with dimensions that may vary. The backend has
+        ``dynamic`` are the conditions on tensors whose sizes or strides may vary. The backend has
         compiled by now: it may rely on sizes as well.
         """
         writer, rec = self._writer, self._rec
@@ -59,23 +59,27 @@ class LiftedConditions:
                 self.lifted.append(writer.label(node))
 
     def sizes(self, twin: SymbolicTwin, dynamic: list[tuple[Condition, ShadowNode]]) -> None:
-        """Ranges of sizes, which the checks of tensors compare, bounds and relations."""
+        """Ranges of sizes and strides, which the checks of tensors compare, bounds and
+        relations."""
         writer, expected = self._writer, self.expected
         bounds, relations = size_guards(twin)
         dims: dict[int, dict[int, Bounds]] = {}
+        strides: dict[int, dict[int, Bounds]] = {}
         for bound in bounds:
-            if not is_instance(bound.number, Size):
+            if is_instance(bound.number, EntryValue):
                 self._bounds(bound)
                 continue
-            node = bound.number.node
-            dims.setdefault(node.node_id, {})[bound.number.dim] = bound
+            node, dim = bound.number.node, bound.number.dim
+            check, is_size = twin.checks[node.node_id], is_instance(bound.number, Size)
+            (dims if is_size else strides).setdefault(node.node_id, {})[dim] = bound
             if bound.varies:
-                self.lifted.append(f"{writer.label(node)}.size({bound.number.dim})")
-            twin.checks[node.node_id].set_bounds(bound.number.dim, bound.least, bound.most)
+                what = "size" if is_size else "stride"
+                self.lifted.append(f"{writer.label(node)}.{what}({dim})")
+            (check.set_bounds if is_size else check.set_stride_bounds)(dim, bound.least, bound.most)
         for condition, node in dynamic:
-            of_node = dims[node.node_id]
+            of_node, steps = dims.get(node.node_id, {}), strides.get(node.node_id, {})
             gone = node.variable is None
-            described = REPLACED_TENSOR if gone else describe_tensor(node.variable, of_node)
+            described = REPLACED_TENSOR if gone else describe_tensor(node.variable, of_node, steps)
             condition.description = f"{writer.label(node)}: {described}"
             condition.sentences = (condition.description,)
             condition.is_about_lifted = True
@@ -85,6 +89,7 @@ class LiftedConditions:
                 if not bound.varies:
                     expected.specialized_at[path, dim] = bound.reason
             expected.size_ranges[path] = {dim: (b.least, b.most) for dim, b in of_node.items()}
+            expected.stride_ranges[path] = {dim: (b.least, b.most) for dim, b in steps.items()}
         for relation in relations:
             text = number_source.text(relation, self.name_of_number, self._source.constant)
             words = number_source.text(relation, writer.label, repr)

@@ -1,4 +1,4 @@
-"""Conditions on sizes that may vary: bounds of each, and relations between them.
+"""Conditions on sizes and strides that may vary: bounds of each, and relations between them.
 
 The ``ShapeEnv`` of a run has collected the guards of the program, of torch's operators and of the
 backend. A relation that the bounds imply is no condition of its own (PyTorch 2 paper, section 5.2).
@@ -16,6 +16,7 @@ from magpy_like.monitor.symbolic.expressions import (
     EntryValue,
     Expression,
     Size,
+    Stride,
     Untranslatable,
     from_sympy,
 )
@@ -28,9 +29,9 @@ MAX_SIZE = (1 << 63) - 1
 
 
 class Bounds(NamedTuple):
-    """The range of an external size or number, both ends included."""
+    """The range of an external size, stride or number, both ends included."""
 
-    number: Size | EntryValue
+    number: Size | Stride | EntryValue
     least: int
     most: int
     reason: str
@@ -42,7 +43,7 @@ class Bounds(NamedTuple):
 
 
 def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
-    """Bounds of every external size and number, and expressions that must be true.
+    """Bounds of every external size, stride and number, and expressions that must be true.
 
     A size whose guards have no expression in Python is specialized.
     """
@@ -51,7 +52,7 @@ def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
         ranges = {
             symbol: _range(twin, symbol)
             for symbol, source in twin.sources.items()
-            if is_instance(source, Size | EntryValue)
+            if is_instance(source, Size | Stride | EntryValue)
         }
         for guard in twin.env.guards:
             _narrow(guard.expr, ranges, twin)
