@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from magpy_like.monitor.symbolic.expressions import distinct_copy, is_liftable
 from magpy_like.monitor.symbolic.variation import argument_path
 from magpy_like.monitor.torch_state import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
-from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
+from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import (
     BranchRefused,
@@ -249,6 +250,10 @@ class SegmentCut:
         for state in states:
             is_held(state.function)  # and with it its closure
         _check_finalizers(states, is_held)
+        for state in states:
+            for value in (*state.locals, *state.stack):
+                if type(value) in weakref.ProxyTypes:
+                    is_held(value)  # the dynamic instruction may read its object
         return held
 
     def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:
@@ -291,8 +296,12 @@ class SegmentCut:
     ) -> None:
         """Begin the next segment in these states of the active frames."""
         held = self._held
+
+        def is_held(value: Any) -> bool:
+            return id(value) in held or _has_proxy_among(held, value)
+
         try:
-            _check_finalizers(states, lambda value: id(value) in held, raised)
+            _check_finalizers(states, is_held, raised)
         except ObservableFinalizer as obstacle:
             self.segment.dispatcher.program.run_natively(str(obstacle))
             run.end()
@@ -328,7 +337,9 @@ class SegmentCut:
         run.context.release()
         self.segment = SegmentRecording(dispatcher, arguments, {})
         self.segment.is_first = False
-        dispatcher.owned_arguments = {i for i, value in enumerate(values) if id(value) not in held}
+        dispatcher.owned_arguments = {
+            i for i, value in enumerate(values) if not is_held(_receiver(value))
+        }
         self.segment.recorded = covered
         functions = [state.function for state in states]
         variation = dataclasses.replace(variation, numbers=frozenset(varying))
@@ -348,6 +359,27 @@ def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], n
     else:
         return False  # the operand stack of a calling frame is not accessible
     return True
+
+
+def _has_proxy_among(held: set[int], value: Any) -> bool:
+    """True if an object has a weak proxy that is one of these external objects.
+
+    The program reached the object by the proxy only, so anything outside the program refers to it.
+    """
+    return any(
+        id(reference) in held and type(reference) in weakref.ProxyTypes
+        for reference in weakref.getweakrefs(value)
+    )
+
+
+def _receiver(value: Any) -> Any:
+    """The receiver of a method that its class defines: the bound method holds nothing else. Any
+    other value itself."""
+    if type(value) is not types.MethodType:
+        return value
+    function = value.__func__
+    defined = lookup_in_type(type(value.__self__), getattr(function, "__name__", ""))
+    return value.__self__ if defined is function else value
 
 
 def _check_finalizers(

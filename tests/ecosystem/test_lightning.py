@@ -10,11 +10,6 @@ from tests.ecosystem.side_by_side import assert_as_eager
 lightning = pytest.importorskip("lightning")
 pytestmark = pytest.mark.full
 
-# Whether the object counts as observed depends on which weak proxies earlier tests have left.
-observed = pytest.mark.xfail(
-    strict=False, reason="a step is native where Lightning has a weak proxy of an object in use"
-)
-
 
 class Regression(lightning.LightningModule):
     def __init__(self):
@@ -110,7 +105,6 @@ def test_fits_and_validates_as_in_eager_mode(name, tmp_path):
     assert_as_eager(program, hits=5, **tolerances)
 
 
-@observed
 def test_manual_optimization_runs_as_in_eager_mode(tmp_path):
     def program(wrap):
         model = ByHand()
@@ -163,7 +157,6 @@ def test_a_training_step_is_one_program(tmp_path):
     assert magpy.cache_info(model.training_step).hits >= 3
 
 
-@observed
 def test_a_training_step_that_logs_is_one_program(tmp_path):
     model = magpy.compile(Regression())
     trainer(tmp_path, max_epochs=1).fit(model, batches())

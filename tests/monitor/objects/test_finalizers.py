@@ -238,3 +238,87 @@ def test_weak_proxies_of_objects_are_known(program):
         assert_same(compiled(x, logs[0]), program(x, logs[1]))
         gc.collect()
         assert logs[0] == logs[1]
+
+
+_owners = {}
+
+
+@magpy.disable
+def _drop_owners():
+    _owners.clear()
+
+
+def _calls_a_method(x, user, alive):
+    y = user.strategy.step(x + 1)
+    return y * 3, alive()
+
+
+def _reads_an_attribute(x, user, alive):
+    weights = user.strategy.weights
+    return x * weights[0], alive()
+
+
+def _drops_the_owner_meanwhile(x, user, alive):
+    y = user.strategy.step_and_drop(x + 1)
+    return y * 3, alive()
+
+
+def _drops_the_owner_later(x, user, alive):
+    y = user.strategy.step(x + 1)
+    _drop_owners()
+    return y * 3, alive()
+
+
+def _holds_a_method(x, user, alive):
+    step = user.strategy.step
+    _drop_owners()
+    y = step(x), alive()
+    del step
+    return y, alive()
+
+
+@pytest.mark.parametrize("has_destructor", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [_calls_a_method, _reads_an_attribute, _drops_the_owner_meanwhile, _drops_the_owner_later,
+     _holds_a_method],
+    ids=lambda program: program.__name__,
+)  # fmt: skip
+def test_object_reached_by_a_weak_proxy_dies_as_in_eager_mode(program, has_destructor):
+    """As an object of a trainer, which its parts reach by weak proxies only."""
+    log = []
+
+    class Strategy:
+        def __init__(self):
+            self.weights = [2.0]
+
+        def step(self, x):
+            return x * self.weights[0]
+
+        def step_and_drop(self, x):
+            _drop_owners()
+            return self.step(x)
+
+    if has_destructor:
+        Strategy.__del__ = lambda self: log.append("destroyed")
+    found = []
+    compiled = magpy.compile(program, backend="eager")
+    for run in (program, compiled):
+        log.clear()
+        for i in range(4):
+            strategy = _owners["strategy"] = Strategy()
+            reference = weakref.ref(strategy)
+            user = _Part()
+            user.strategy = weakref.proxy(strategy)
+            del strategy
+
+            def is_alive(reference=reference):
+                log.append("asked")
+                return reference() is not None
+
+            log.append(run(tensor(1.0, float(i)), user, magpy.disable(is_alive)))
+            _owners.clear()
+        found.append(log.copy())
+    assert_same(found[1], found[0])
+    if program is not _holds_a_method:
+        assert magpy.cache_info(compiled).native == 0
