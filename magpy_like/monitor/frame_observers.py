@@ -9,15 +9,15 @@ import sys
 from types import FrameType
 from typing import Any
 
+from magpy_like.monitor.instruction_events import other_tools
+
 OBSERVES_ITSELF = "it sets a trace or profile function, which must see all of its frames"
 
 
 def frame_observers() -> tuple[Any, ...]:
     """What observes this thread's frames, without the monitor: the trace function, the profile
     function, and the tools of ``sys.monitoring``."""
-    if sys.version_info < (3, 12):
-        return sys.gettrace(), sys.getprofile()
-    return sys.gettrace(), sys.getprofile(), *map(sys.monitoring.get_tool, range(6))
+    return sys.gettrace(), sys.getprofile(), *other_tools()
 
 
 def are_replaced(earlier: tuple[Any, ...]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,19 +22,6 @@ def needs_eager_answer(frame: types.FrameType) -> bool:
     torch's optimizers do: their steps are then tensors of low precision, not Python numbers.
     """
     return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
-
-
-def enable_instruction_events() -> None:
-    """Enable instruction events: Python 3.12 delivers them only after some frame has enabled them.
-
-    A frame that never runs enables them: another thread's tracing would call back one that did.
-    """
-    frame: types.FrameType = (_ for _ in ()).gi_frame  # type: ignore[attr-defined]
-    frame.f_trace_opcodes = True
-    frame.f_trace_opcodes = False
-    # If a tool was registered since, code traced before has lost these events.
-    if sys.version_info >= (3, 12) and any(map(sys.monitoring.get_tool, range(6))):
-        sys.monitoring.restart_events()
 
 
 def traceable_entry(target: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from magpy_like.active_run import active
 from magpy_like.logs import topic
+from magpy_like.monitor import instruction_events
 from magpy_like.monitor.calls.warning_and_log_calls import innermost_program_frame
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.entering_frames import Entering
@@ -24,7 +25,7 @@ from magpy_like.monitor.operator_graph.graph_nodes import nowhere
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.region_entry import enable_instruction_events, traceable_entry
+from magpy_like.monitor.region_entry import traceable_entry
 from magpy_like.monitor.source_lines import SourceLines
 from magpy_like.monitor.split_handling import SplitHandler
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
@@ -115,7 +116,8 @@ class MonitorRun:
     def run(self) -> Any:
         """Run the program; return its result or raise its exception."""
         self.handled_outside = self.context.recording.state.handled_outside = sys.exception()
-        enable_instruction_events()
+        if obstacle := instruction_events.enable():
+            raise RuntimeError(obstacle)
         arguments = self.context.arguments
         with self.compiling:
             try:

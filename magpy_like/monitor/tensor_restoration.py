@@ -36,7 +36,7 @@ class TensorRestoration:
         self._waited_for.clear()
         outer = sys._getframe(1) if frame is None else frame.f_back
         while outer is not None and id(outer) != self._caller:
-            if outer.f_trace_opcodes:  # others are not followed
+            if self._monitor.is_followed(outer):
                 self._waited_for.add(id(outer))
                 self._branching.restore_locals(outer)
             outer = outer.f_back
@@ -53,7 +53,7 @@ class TensorRestoration:
             self._monitor.drop_pending()
             self._monitor.set_filter(everything)
             if frame is not None:
-                frame.f_trace_opcodes = False
+                self._monitor.unfollow(frame)
 
     def resumes(self, frame: types.FrameType) -> bool:
         """Restore the tensors of a frame before its next instruction; True if it was waited for."""
@@ -62,7 +62,7 @@ class TensorRestoration:
         self._waited_for.discard(id(frame))
         self._branching.restore_originals(frame)
         if self.over:
-            frame.f_trace_opcodes = False
+            self._monitor.unfollow(frame)
         self._stop_if_done()
         return True
 

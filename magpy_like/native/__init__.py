@@ -7,10 +7,12 @@ headers that follow.
 ``monitored_call.h``: what is set in the process while a program runs under the monitor.
 ``call_as_caller.h``: a call whose callers are the program's.
 ``instruction_filter.h``: which instructions are reported.
+``instruction_events.h``: which frames have events of instructions.
 ``isolated_runs.h``, ``traced_code.h``: code of the program that runs within the trace hook.
 ``monitor_interruptions.h``: exceptions from outside, in the program and in callbacks.
 ``garbage_collections.h``: garbage collections suspend the monitor.
 ``observing_metaclasses.h``: classes that would see what the monitor does.
+``interpreter_frame.h``: the fields of the interpreter's frames, which differ between versions.
 ``frames.h``, ``instructions.h``: operands and locals of frames; decoded code.
 ``object_access.h``: classes and attributes, without code of the program.
 ``plain_values.h``: numbers and text.
@@ -23,6 +25,7 @@ headers that follow.
 ``fetched_attributes.h``: attributes of variables that a guard has fetched.
 ``partial_call.h``: calls with known arguments, ``PartialCall``.
 ``expected_objects.h``: objects that stand for values, and versions of dictionaries.
+``inline_values.h``: values of attributes in the object itself.
 ``interrupts.cpp``, ``interrupts.h``: interruptions during own work wait for its end.
 ``raise_requests.h``: Python 3.11's request to raise a sent exception, which own work withholds.
 ``asynchronous.h``: recognises exceptions that another thread has sent.

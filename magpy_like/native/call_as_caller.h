@@ -6,7 +6,7 @@ namespace {
 
 bool is_in_folder(_PyInterpreterFrame *f, PyObject *folder) {
   if (_PyFrame_IsIncomplete(f)) return true;
-  PyObject *file = ((PyCodeObject *)f->f_code)->co_filename;
+  PyObject *file = code_of(f)->co_filename;
   return PyUnicode_Tailmatch(file, folder, 0, PY_SSIZE_T_MAX, -1) == 1;
 }
 
@@ -19,7 +19,7 @@ PyObject *call_as_caller(PyObject *, PyObject *args) {
   if (!PyArg_ParseTuple(args, "UOO!|O!", &folder, &function, &PyTuple_Type, &positional,
                         &PyDict_Type, &keywords))
     return nullptr;
-  _PyInterpreterFrame **current = &PyThreadState_Get()->cframe->current_frame;
+  _PyInterpreterFrame **current = current_frame_of(PyThreadState_Get());
   _PyInterpreterFrame *ours = *current, *caller = ours;
   while (caller && is_in_folder(caller, folder)) caller = caller->previous;
   if (caller) *current = caller;

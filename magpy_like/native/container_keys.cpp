@@ -4,8 +4,28 @@
 // with the same keys, must not compute it again.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#if PY_VERSION_HEX >= 0x030D0000
+#define Py_BUILD_CORE 1
+#include <internal/pycore_dict.h>
+#include <internal/pycore_setobject.h>
+#endif
 
 namespace {
+
+// Advances to the next entry of a dictionary, and to its stored hash. The interpreter's own function is
+// not exported from CPython 3.13 on.
+bool next_entry(PyObject *dict, Py_ssize_t *position, PyObject **key, PyObject **value, Py_hash_t *hash) {
+#if PY_VERSION_HEX >= 0x030D0000
+  if (!PyDict_Next(dict, position, key, value)) return false;
+  // A table with no other keys than text has no hashes: each text has its own.
+  *hash = PyUnicode_CheckExact(*key)
+              ? PyObject_Hash(*key)
+              : DK_ENTRIES(((PyDictObject *)dict)->ma_keys)[*position - 1].me_hash;
+  return true;
+#else
+  return _PyDict_Next(dict, position, key, value, hash);
+#endif
+}
 
 // Layout of CPython's linked list of an `OrderedDict`: the pointer to the first entry follows the
 // fields of a dictionary. Iteration in Python would hash each key.
@@ -40,7 +60,7 @@ PyObject *stored_hashes(PyObject *, PyObject *container) {
   PyObject *found = PyList_New(0), *key, *value;
   Py_ssize_t position = 0;
   Py_hash_t hash;
-  while (found && (mapping ? _PyDict_Next(container, &position, &key, &value, &hash)
+  while (found && (mapping ? next_entry(container, &position, &key, &value, &hash)
                            : _PySet_NextEntry(container, &position, &key, &hash))) {
     PyObject *pair = Py_BuildValue("On", key, (Py_ssize_t)hash);
     if (!pair || PyList_Append(found, pair) < 0) Py_CLEAR(found);

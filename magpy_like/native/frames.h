@@ -1,30 +1,12 @@
 // Access to frames: their operands, local variables and functions. This header comes before others that
 // include Python.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_BUILD_CORE
-#include <Python.h>
-#include <frameobject.h>
-#undef Py_BUILD_CORE
-#define Py_BUILD_CORE 1
-#include <internal/pycore_frame.h>
-#include <opcode.h>
-
+#include "interpreter_frame.h"
 #include "stack_depth.h"
 
 namespace {
 
 PyObject *null_marker;  // an empty stack slot or an unbound local
-
-_PyInterpreterFrame *internal_frame(PyFrameObject *frame) { return frame->f_frame; }
-
-PyObject *function_of(_PyInterpreterFrame *f) {
-#if PY_VERSION_HEX >= 0x030C0000
-  return f->f_funcobj;
-#else
-  return (PyObject *)f->f_func;
-#endif
-}
 
 // Returns the operand at a depth, 1 for the top of the stack; null if there is none.
 PyObject *peek(_PyInterpreterFrame *f, int depth) {
@@ -44,6 +26,14 @@ PyObject *make_slot_tuple(PyObject **slots, int count) {
   return out;
 }
 
+// Returns the operand stack of a frame, bottom first.
+PyObject *make_stack_tuple(_PyInterpreterFrame *f) { return make_slot_tuple(stack_base(f), operand_depth(f)); }
+
+// Returns locals, cells and free variables of a frame.
+PyObject *make_locals_tuple(_PyInterpreterFrame *f) {
+  return make_slot_tuple(f->localsplus, code_of(f)->co_nlocalsplus);
+}
+
 bool is_frame(PyObject *frame) {
   if (PyFrame_Check(frame)) return true;
   PyErr_SetString(PyExc_TypeError, "expected a frame");
@@ -52,8 +42,7 @@ bool is_frame(PyObject *frame) {
 
 PyObject *frame_stack(PyObject *, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
-  _PyInterpreterFrame *f = internal_frame((PyFrameObject *)frame);
-  return make_slot_tuple(stack_base(f), operand_depth(f));
+  return make_stack_tuple(internal_frame((PyFrameObject *)frame));
 }
 
 // Returns the lowest operands of a frame with a known number of them, such as a generator's.
@@ -66,8 +55,7 @@ PyObject *frame_operands(PyObject *, PyObject *args) {
 
 PyObject *frame_locals(PyObject *, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
-  _PyInterpreterFrame *f = internal_frame((PyFrameObject *)frame);
-  return make_slot_tuple(f->localsplus, f->f_code->co_nlocalsplus);
+  return make_locals_tuple(internal_frame((PyFrameObject *)frame));
 }
 
 PyObject *frame_function(PyObject *, PyObject *frame) {
@@ -99,7 +87,7 @@ PyObject *frame_set_local(PyObject *, PyObject *args) {
   int slot;
   if (!PyArg_ParseTuple(args, "O!iO", &PyFrame_Type, &frame, &slot, &value)) return nullptr;
   _PyInterpreterFrame *f = internal_frame((PyFrameObject *)frame);
-  if (slot < 0 || slot >= f->f_code->co_nlocals) {
+  if (slot < 0 || slot >= code_of(f)->co_nlocals) {
     PyErr_SetString(PyExc_IndexError, "no such local");
     return nullptr;
   }

@@ -24,7 +24,8 @@ _NAMES = {
     "monitor": (
         "NULL", "Monitor", "call_as_caller", "frame_function", "frame_locals", "frame_operands",
         "frame_set_local", "frame_set_operand", "frame_stack", "fresh_plain", "instance_dict",
-        "is_of", "lookup_in_type", "replace_references", "tuple_set",
+        "is_of", "lookup_in_type", "on_instruction_event", "replace_references", "tuple_set",
+        "use_instruction_tool",
     ),
     "guards": (
         "ABSENT", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute",

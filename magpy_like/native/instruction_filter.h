@@ -13,6 +13,16 @@ enum Filter : unsigned char {
 // True for an instance of a heap type, whose methods may be Python code.
 bool has_heap_type(PyObject *v) { return v && (Py_TYPE(v)->tp_flags & Py_TPFLAGS_HEAPTYPE); }
 
+// The flag in the argument of COMPARE_OP by which it tests its own result, from CPython 3.13 on.
+constexpr int TESTS_RESULT = PY_VERSION_HEX >= 0x030D0000 ? 16 : 0;
+
+// True if an instruction tests the truth of a value that is not plain, or may do so.
+bool tests_object(const Monitor *m, _PyInterpreterFrame *f, const Instruction &instruction) {
+  if (instruction.opcode == COMPARE_OP && instruction.oparg & TESTS_RESULT)
+    return !is_plain(peek(f, 1)) || !is_plain(peek(f, 2));
+  return m->filter[instruction.opcode] == TEST && !is_plain(peek(f, 1));
+}
+
 // True if the operands of an instruction, or its frame, make it uninteresting.
 bool is_filtered(const Monitor *m, PyFrameObject *frame, int opcode) {
   _PyInterpreterFrame *f = internal_frame(frame);

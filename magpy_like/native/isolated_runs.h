@@ -20,8 +20,8 @@ int trace_result(const Monitor *m) { return m->isolated_run.abandoned ? raise_ab
 
 // Ends the isolated run at its target, with the offset, the locals and the operands there.
 int end_isolated_run(Monitor *m, _PyInterpreterFrame *f, int offset) {
-  PyObject *locals = make_slot_tuple(f->localsplus, f->f_code->co_nlocalsplus);
-  PyObject *stack = make_slot_tuple(stack_base(f), operand_depth(f));
+  PyObject *locals = make_locals_tuple(f);
+  PyObject *stack = make_stack_tuple(f);
   m->isolated_run.reached = Py_BuildValue("(iNN)", offset, locals, stack);
   m->isolated_run.abandoned = true;
   return raise_abandoned();

@@ -30,6 +30,12 @@ PyMethodDef module_methods[] = {
     {"lookup_in_type", lookup_in_type, METH_VARARGS,
      "(type, name): return the attribute found in the MRO, unbound, or NULL."},
     {"instance_dict", instance_dict, METH_O, "Return the dictionary of an instance, or None."},
+#if EVENTS_BELONG_TO_CODE
+    {"use_instruction_tool", use_instruction_tool, METH_VARARGS,
+     "(number, set_local_events, event): use this tool of sys.monitoring for events of instructions."},
+    {"on_instruction_event", (PyCFunction)(void (*)(void))on_instruction_event, METH_FASTCALL,
+     "The tool's callback for them."},
+#endif
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_monitor", nullptr, -1, module_methods};

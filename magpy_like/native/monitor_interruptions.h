@@ -63,7 +63,7 @@ bool is_interruption(Monitor *m, PyFrameObject *frame, PyObject *exception) {
   PyObject *error = PyTuple_GET_ITEM(exception, 1), *traceback = PyTuple_GET_ITEM(exception, 2);
   if (PyTraceBack_Check(traceback) && ((PyTracebackObject *)traceback)->tb_next) return false;
   int at = PyFrame_GetLasti(frame) / 2;
-  const std::vector<Instruction> &code = decode(*m->codes, internal_frame(frame)->f_code);
+  const std::vector<Instruction> &code = decode(*m->codes, code_of(internal_frame(frame)));
   if (at < 0 || at >= (int)code.size()) return false;
   int opcode = code[at].opcode;
   if (PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(exception, 0), PyExc_KeyboardInterrupt))

@@ -3,6 +3,8 @@
 #include "instructions.h"
 #include "interrupts.h"
 
+#include <unordered_set>
+
 namespace {
 
 // A reported instruction whose result `on_result` awaits.
@@ -59,6 +61,8 @@ struct Monitor {
   std::vector<Pending> *pending;
   std::vector<Step> *steps;
   DecodedCode *codes;
+  std::unordered_set<PyCodeObject *> *requested;   // code with events of instructions (instruction_events.h)
+  std::unordered_set<PyFrameObject *> *followed;   // borrowed, only compared; where frames have no mark
   unsigned char filter[256];
   bool running;
   bool reports_numbers;    // plain operands are of interest: some are lifted numbers

@@ -42,6 +42,8 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->pending = new std::vector<Pending>();
     m->steps = new std::vector<Step>();
     m->codes = new DecodedCode();
+    m->requested = new std::unordered_set<PyCodeObject *>();
+    m->followed = new std::unordered_set<PyFrameObject *>();
     memcpy(m->filter, filter.buf, 256);
     m->running = false;
     m->interrupts = nullptr;
@@ -78,6 +80,8 @@ void monitor_dealloc(PyObject *self) {
   delete m->pending;
   delete m->steps;
   delete m->codes;
+  delete m->requested;
+  delete m->followed;
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -144,6 +148,17 @@ PyObject *monitor_waits_for(PyObject *self, PyObject *frame) {
   return Py_NewRef(waits ? m->pending->back().token : Py_None);
 }
 
+PyObject *monitor_is_followed(PyObject *self, PyObject *frame) {
+  if (!is_frame(frame)) return nullptr;
+  return PyBool_FromLong(is_followed((Monitor *)self, (PyFrameObject *)frame));
+}
+
+PyObject *monitor_unfollow(PyObject *self, PyObject *frame) {
+  if (!is_frame(frame)) return nullptr;
+  unfollow((Monitor *)self, (PyFrameObject *)frame);
+  Py_RETURN_NONE;
+}
+
 PyObject *monitor_watch_numbers(PyObject *self, PyObject *) {
   ((Monitor *)self)->reports_numbers = true;
   Py_RETURN_NONE;
@@ -194,6 +209,8 @@ PyMethodDef monitor_methods[] = {
      "Return offset and operands of a frame's last reported instruction, or None."},
     {"waits_for", monitor_waits_for, METH_O,
      "Return the token of the instruction whose result a frame waits for, or None."},
+    {"is_followed", monitor_is_followed, METH_O, "True if instructions of a frame are reported."},
+    {"unfollow", monitor_unfollow, METH_O, "Report no more instructions of a frame."},
     {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Report instructions on plain numbers, too."},
     {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Report the iterations of loops."},
     {"set_filter", monitor_set_filter, METH_O, "Set which instructions are reported from now on."},

@@ -54,6 +54,7 @@ struct Scope {
       installed = outer_monitor;
       Py_DECREF(monitor);
     }
+    end_requests(monitor);
     drop_references(monitor);
     if (callbacks) {
       remove_callback(before);

@@ -1,15 +1,16 @@
 // Depth of a frame's operand stack.
 //
-// CPython 3.12 does not store the stack pointer in the frame before it calls the trace function for an
-// instruction (from 3.12.3 only for a line). There, the depth at each instruction is computed from the
-// code object: by the stack effect of every instruction, along jumps and into exception handlers. In
-// other versions the frame has it.
+// CPython 3.12 and 3.13 do not store the stack pointer in the frame before they call the trace function
+// for an instruction (from 3.12.3 only for a line). There, the depth at each instruction is computed from
+// the code object: by the stack effect of every instruction, along jumps and into exception handlers.
+// CPython 3.11 stores it.
 #pragma once
-#define STACK_POINTER_IS_STORED (PY_VERSION_HEX < 0x030C0000 || PY_VERSION_HEX >= 0x030D0000)
+#include "interpreter_frame.h"
+#define STACK_POINTER_IS_STORED (PY_VERSION_HEX < 0x030C0000)
 
 #if STACK_POINTER_IS_STORED
 
-inline int operand_depth(_PyInterpreterFrame *f) { return f->stacktop - f->f_code->co_nlocalsplus; }
+inline int operand_depth(_PyInterpreterFrame *f) { return f->stacktop - code_of(f)->co_nlocalsplus; }
 
 #else
 
@@ -137,11 +138,11 @@ inline const Depths &depths_of(PyCodeObject *code) {
 }
 
 inline int operand_depth(_PyInterpreterFrame *f) {
-  const Depths &depths = depths_of(f->f_code);
+  const Depths &depths = depths_of(code_of(f));
   int at = _PyInterpreterFrame_LASTI(f);
   return at >= 0 && at < (int)depths.size() && depths[at] > 0 ? depths[at] : 0;
 }
 
 #endif
 
-inline PyObject **stack_base(_PyInterpreterFrame *f) { return f->localsplus + f->f_code->co_nlocalsplus; }
+inline PyObject **stack_base(_PyInterpreterFrame *f) { return f->localsplus + code_of(f)->co_nlocalsplus; }

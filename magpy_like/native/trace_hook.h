@@ -5,6 +5,7 @@
 // may change the RefGraph are reported to Python callbacks. `PyEval_SetTrace` is used because a trace
 // function in Python copies all locals into a dictionary at every event.
 #pragma once
+#include "instruction_events.h"
 #include "instruction_filter.h"
 #include "isolated_runs.h"
 #include "monitor_interruptions.h"
@@ -19,24 +20,29 @@ void report_observed_class(Monitor *m, PyFrameObject *frame) {
 int handle_call(Monitor *m, PyFrameObject *frame) {
   // In an abandoned run, new frames are those of destructors.
   if ((m->skip.frame && !m->skip.tests) || m->isolated_run.abandoned) {
-    frame->f_trace_opcodes = 0;
+    unfollow(m, frame);
     frame->f_trace_lines = 0;
     return 0;
   }
   if (m->isolated_run.code && !m->isolated_run.frame &&
-      (PyObject *)internal_frame(frame)->f_code == m->isolated_run.code)
+      (PyObject *)code_of(internal_frame(frame)) == m->isolated_run.code)
     m->isolated_run.frame = frame;
   _PyInterpreterFrame *f = internal_frame(frame);
-  if (hold_observed_class(f->localsplus, f->f_code->co_nlocals)) {
+  if (hold_observed_class(f->localsplus, code_of(f)->co_nlocals)) {
     report_observed_class(m, frame);
     if (!is_listening(m)) return trace_result(m);
   }
   PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
-  bool follow = verdict && PyObject_IsTrue(verdict) == 1;
+  bool follows = verdict && PyObject_IsTrue(verdict) == 1;
   consume(m, frame, verdict);
-  frame->f_trace_opcodes = follow;
+  if (!follows) {
+    unfollow(m, frame);
+  } else if (!follow(m, frame)) {  // the program has freed the tool
+    PyErr_Clear();
+    report_interruption(m, frame, Py_None);
+  }
   // Line events are not needed. When a generator resumes, the flag tells whether it is followed.
-  frame->f_trace_lines = !follow && (internal_frame(frame)->f_code->co_flags & CO_GENERATOR);
+  frame->f_trace_lines = !follows && (code_of(internal_frame(frame))->co_flags & CO_GENERATOR);
   return trace_result(m);
 }
 
@@ -49,7 +55,7 @@ void end_skip(Monitor *m, PyFrameObject *frame, PyObject *argument) {
 void report_result(Monitor *m, PyFrameObject *frame) {
   _PyInterpreterFrame *f = internal_frame(frame);
   Pending p = pop_pending(m);
-  PyObject *stack = make_slot_tuple(stack_base(f), operand_depth(f));
+  PyObject *stack = make_stack_tuple(f);
   consume(m, frame,
           PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
   Py_XDECREF(stack);
@@ -58,7 +64,7 @@ void report_result(Monitor *m, PyFrameObject *frame) {
 
 void report_instruction(Monitor *m, PyFrameObject *frame, const Instruction &instruction, int offset_value) {
   _PyInterpreterFrame *f = internal_frame(frame);
-  PyObject *stack = make_slot_tuple(stack_base(f), operand_depth(f));
+  PyObject *stack = make_stack_tuple(f);
   PyObject *op = PyLong_FromLong(instruction.opcode), *oparg = PyLong_FromLong(instruction.oparg);
   PyObject *offset = PyLong_FromLong(offset_value);
   if (stack) m->steps->push_back({frame, offset_value, Py_NewRef(stack)});
@@ -83,7 +89,7 @@ int handle_opcode(Monitor *m, PyFrameObject *frame) {
   if (m->isolated_run.abandoned) return raise_abandoned();
   _PyInterpreterFrame *f = internal_frame(frame);
   int index = PyFrame_GetLasti(frame) / 2;
-  const std::vector<Instruction> &code = decode(*m->codes, f->f_code);
+  const std::vector<Instruction> &code = decode(*m->codes, code_of(f));
   if (index < 0 || index >= (int)code.size()) return 0;
   const Instruction &instruction = code[index];
   const int offset = 2 * index;
@@ -94,7 +100,7 @@ int handle_opcode(Monitor *m, PyFrameObject *frame) {
     if (frame == m->skip.frame && is_at(instruction, offset, m->skip.end_offset)) {
       end_skip(m, frame, (PyObject *)frame);
       if (!is_listening(m)) return trace_result(m);
-    } else if (!m->skip.tests || m->filter[instruction.opcode] != TEST || is_plain(peek(f, 1))) {
+    } else if (!m->skip.tests || !tests_object(m, f, instruction)) {
       return 0;
     }
   }
@@ -128,7 +134,7 @@ int handle_opcode(Monitor *m, PyFrameObject *frame) {
 // True if an exception is the StopIteration that ends a for loop.
 bool ends_loop(Monitor *m, PyFrameObject *frame, PyObject *arg) {
   int at = PyFrame_GetLasti(frame) / 2;
-  const std::vector<Instruction> &code = decode(*m->codes, internal_frame(frame)->f_code);
+  const std::vector<Instruction> &code = decode(*m->codes, code_of(internal_frame(frame)));
   if (at < 0 || at >= (int)code.size()) return false;
   bool loop = code[at].opcode == FOR_ITER || (at && code[at - 1].opcode == FOR_ITER);
   return loop && arg && PyTuple_Check(arg) && PyTuple_GET_SIZE(arg) &&
@@ -166,8 +172,8 @@ void handle_return(Monitor *m, PyFrameObject *frame, PyObject *value, bool was_f
 int handle_event(Monitor *m, PyFrameObject *frame, int event, PyObject *argument) {
   // No frame keeps the mark after the run: Python 3.12.1 calls the trace function of a marked frame's
   // thread, even if it has none, whenever another thread has one.
-  const bool was_followed = frame->f_trace_opcodes;
-  if (!m->running || event == PyTrace_RETURN) frame->f_trace_opcodes = 0;
+  const bool was_followed = is_followed(m, frame);
+  if (!m->running || event == PyTrace_RETURN) unfollow(m, frame);
   if (!m->running) return 0;
   switch (event) {
     case PyTrace_CALL:
@@ -189,7 +195,7 @@ int handle_event(Monitor *m, PyFrameObject *frame, int event, PyObject *argument
 // trace function the object that `sys.gettrace` returns: that of the program's caller.
 thread_local Monitor *installed = nullptr;
 
-int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
+int report(PyFrameObject *frame, int event, PyObject *argument) {
   Monitor *m = installed;
   if (!m) return 0;
   Interrupts *interrupts = m->interrupts;  // the monitor may be released meanwhile
@@ -206,5 +212,29 @@ int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
   if (interrupts && !work->depth && interrupts->waiting) interrupts->deliver();
   return result;
 }
+
+int trace(PyObject *, PyFrameObject *frame, int event, PyObject *argument) {
+#if EVENTS_BELONG_TO_CODE
+  if (event == PyTrace_OPCODE) {  // requested by a debugger: it takes the tool's events
+    if (installed && installed->running) report_interruption(installed, frame, Py_None);
+    return 0;
+  }
+#endif
+  return report(frame, event, argument);
+}
+
+#if EVENTS_BELONG_TO_CODE
+// The callback of the tool: (code, offset).
+PyObject *on_instruction_event(PyObject *, PyObject *const *, Py_ssize_t) {
+  PyFrameObject *frame = PyEval_GetFrame();
+  if (!installed || !frame || PyThreadState_Get()->c_tracefunc != trace) Py_RETURN_NONE;
+  if (!is_followed(installed, frame)) Py_RETURN_NONE;
+  Py_INCREF(frame);
+  int failed = report(frame, PyTrace_OPCODE, Py_None);
+  Py_DECREF(frame);
+  if (failed) return nullptr;
+  Py_RETURN_NONE;
+}
+#endif
 
 }  // namespace

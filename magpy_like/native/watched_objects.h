@@ -1,9 +1,10 @@
 // The objects that a `Watch` compares, and the comparisons.
 //
 // An unmodified dictionary or class costs one comparison of versions; only the locations of modified ones
-// are read again.
+// are read again, and those of dictionaries whose version does not tell (inline_values.h).
 #pragma once
 #include "expected_objects.h"
+#include "inline_values.h"
 #include "tensor_metadata.h"
 
 #include <algorithm>
@@ -28,6 +29,7 @@ struct WatchedObject {
   Py_ssize_t length = -1;       // of a list or dictionary, -1: any
   Py_ssize_t ordered_keys = 0;  // of a dictionary: the last locations are all of its keys in order
   std::vector<Location> locations;
+  InlineSlots inline_slots;     // of a dictionary
 };
 
 // A word of memory that differs from what is expected if something was modified. It lies in an object
@@ -61,6 +63,7 @@ struct Watch {
   std::vector<WatchedInstance> *instances;
   std::vector<WatchedObject> *objects;
   std::vector<size_t> *others;  // indices of the objects without a word
+  std::vector<size_t> *inline_dicts;  // indices of the dictionaries whose version does not tell
   std::vector<WatchedTensor> *tensors;
   std::vector<Metadata> *expected;  // of the tensors
   PyObject *index;  // id of a watched object -> its index in `objects`
@@ -311,6 +314,31 @@ bool check_words(Watch *w) {
   return true;
 }
 
+// Compares the values of a dictionary with those in its object.
+bool check_inline_values(Watch *w, WatchedObject &o) {
+  if (o.length >= 0 || o.ordered_keys || !has_inline_values(o.object)) return check_dict(w, o);
+  o.inline_slots.update(o.object, o.locations);
+  for (size_t i = 0; i < o.locations.size(); i++) {
+    PyObject *found = o.inline_slots.value(o.object, i);
+    const Location &p = o.locations[i];
+    if (found == p.expected && found) continue;
+    if (!holds_expected(p, found)) return record_change(w, o, &p, found);
+  }
+  return true;
+}
+
+// From the end of the list, from which dictionaries that have values of their own by now are removed.
+bool check_inline_dicts(Watch *w) {
+  std::vector<size_t> &indices = *w->inline_dicts;
+  for (size_t i = indices.size(); i-- > 0;) {
+    WatchedObject &o = (*w->objects)[indices[i]];
+    const bool stays = has_inline_values(o.object);
+    if (!check_inline_values(w, o)) return false;
+    if (!stays) indices.erase(indices.begin() + i);
+  }
+  return true;
+}
+
 bool is_unmodified(const WatchedObject &o) {
   const PyTypeObject *t = (PyTypeObject *)o.object;
   return o.kind == TYPE && o.version && t->tp_version_tag == o.version &&
@@ -349,7 +377,7 @@ bool check_tensors(Watch *w) {
 
 bool is_unchanged(Watch *w) {
   if (!w->sorted) sort_words(w);
-  if (!check_words(w)) return false;
+  if (!check_words(w) || !check_inline_dicts(w)) return false;
   for (const size_t i : *w->others) {
     WatchedObject &o = (*w->objects)[i];
     if (!is_unmodified(o) && !check_locations(w, o)) return false;

@@ -12,6 +12,7 @@ from magpy_like.config import config
 from magpy_like.errors import ArgumentError, FullGraphError, RecompileError
 from magpy_like.interruption import call_uninterrupted, is_interruption
 from magpy_like.logs import topic
+from magpy_like.monitor import instruction_events
 from magpy_like.monitor.calls import torch_wrappers
 from magpy_like.monitor.frame_observers import (
     OBSERVES_ITSELF,
@@ -257,6 +258,11 @@ class Dispatcher:
         if not self.is_continuation and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
             self.cache.native += 1
+            reports.emit()
+            return call_as_caller(self.target, args, kwargs)
+        if (obstacle := instruction_events.enable()) is not None:
+            self.cache.native += 1
+            reports.note(Kind.THIS_CALL, obstacle, "free one of them")
             reports.emit()
             return call_as_caller(self.target, args, kwargs)
         self.cache.misses += 1

@@ -136,6 +136,64 @@ def test_class_and_dictionary_of_an_instance_are_watched():
     assert watch()
 
 
+STORES = {
+    "by its attributes": lambda one, name, value: setattr(one, name, value),
+    "in its dictionary": lambda one, name, value: one.__dict__.__setitem__(name, value),
+}
+
+
+@pytest.mark.parametrize("has_own_values", [False, True])
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES)
+def test_attributes_of_an_instance_are_watched(store, has_own_values):
+    """Python 3.13 stores attributes without a trace in their dictionary's version."""
+    one, watch = Instance(), Watch()
+    one.first = one.second = 1000
+    if has_own_values:
+        one.__dict__[1] = one.__dict__.pop("second")  # a key that no attribute has
+    attributes = one.__dict__
+    watch.location(attributes, "first", 1000, True)
+    watch.location(attributes, "third", ABSENT, False)
+    assert watch() and watch()
+    store(one, "first", int("1000"))
+    assert watch() and watch(), "an equal number"
+    store(one, "first", 1001)
+    assert not watch()
+    assert watch.why() == "entry 'first' changed: it is 1001"
+    store(one, "first", 1000)
+    assert watch()
+    store(one, "fourth", 1)
+    assert watch()
+    store(one, "third", 1)
+    assert not watch()
+    del one.third
+    assert watch()
+    Instance().third = 5  # of another instance
+    assert watch()
+    del one.first
+    assert not watch()
+    store(one, "first", 1000)
+    assert watch()
+    del one  # its dictionary lives on
+    attributes["first"] = 7
+    assert not watch()
+
+
+def test_order_of_an_instance_s_attributes_is_watched():
+    one, watch = Instance(), Watch()
+    one.first, one.second = 1, 2
+    watch.size(one.__dict__, ["first", "second"])
+    assert watch() and watch()
+    del one.first
+    one.first = 1
+    assert not watch()
+    assert watch.why() == "the keys of a dictionary changed"
+    del one.second
+    one.second = 2
+    assert watch()
+    one.third = 3
+    assert not watch()
+
+
 @pytest.mark.parametrize("slot", ["__code__", "__defaults__", "__kwdefaults__"])
 def test_slots_of_a_function_are_watched(slot):
     def function(a=1, *, b=2):
