@@ -1,12 +1,22 @@
-"""Other facts about instructions: resumption, cleanup in generators, in-place reads, keywords."""
+"""Other facts about instructions: resumption, cleanup in generators, in-place reads, operands."""
 
 from __future__ import annotations
 
 import dis
 import opcode
 import types
+from typing import NamedTuple
 
+from magpy_like.bytecode.instruction_stream import (
+    Instruction,
+    entry_offset,
+    instructions,
+    parts_of,
+)
 from magpy_like.bytecode.per_code_cache import per_code
+
+CALLS = ("CALL", "CALL_KW")
+"""The calls with their arguments on the stack; above them, CALL_KW (3.13) has keyword names."""
 
 _READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
 _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
@@ -42,28 +52,58 @@ def in_place_reads(code: types.CodeType) -> set[int]:
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         if name == "BINARY_OP" and (instruction.arg or 0) >= _FIRST_IN_PLACE and len(recent) >= 2:
-            if recent[-1].opname.startswith("LOAD_") and recent[-2].opname in _READS:
+            last = recent[-1]
+            loads_one = last.opname.startswith("LOAD_") and len(parts_of(last.opname, 0)) == 1
+            if loads_one and recent[-2].opname in _READS:
                 found.add(recent[-2].offset)
         if name not in ("CACHE", "EXTENDED_ARG"):
             recent = [*recent[-1:], instruction]
     return found
 
 
-def keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
-    """The keyword names of calls, by the offset with which the monitor reports the call."""
-    found: dict[int, tuple[str, ...]] = {}
-    names: tuple[str, ...] = ()
-    start: int | None = None
-    for instruction in dis.get_instructions(code):
-        offset = instruction.offset
-        if instruction.opname == "EXTENDED_ARG":
-            start = offset if start is None else start
-            continue
-        if instruction.opname == "KW_NAMES":
-            names = code.co_consts[instruction.arg or 0]
-        elif instruction.opname == "CALL":
-            if names:
-                found[offset if start is None else start] = names
-            names = ()
-        start = None
-    return found
+def operand_count(name: str, arg: int) -> int:
+    """The number of operands of a call: the callable, the object of a method or NULL, arguments."""
+    if name == "CALL_FUNCTION_EX":
+        return 3 + (arg & 1)
+    return arg + (3 if name == "CALL_KW" else 2)
+
+
+def keyword_names(code: types.CodeType, call: Instruction) -> tuple[str, ...]:
+    """The names of the keyword arguments of a call."""
+    table = instructions(code)
+    if call.name == "CALL_KW":
+        before = table[call.offset - 2]
+    else:
+        before = table[entry_offset(code, call.offset)]
+        if before.name != "KW_NAMES":
+            return ()
+    names: tuple[str, ...] = code.co_consts[before.arg]
+    return names
+
+
+FORMATS = ("FORMAT_VALUE", "CONVERT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")
+"""The instructions of an f-string's fields."""
+
+
+class Formatting(NamedTuple):
+    """What an instruction of an f-string's field does with its operand."""
+
+    conversion: int
+    """0, or that to ``str`` (1), ``repr`` (2) or ``ascii`` (3)."""
+    is_specified: bool
+    """Whether a format specification is on top of the stack."""
+
+
+def formatting(name: str, arg: int) -> Formatting | None:
+    """The formatting by an instruction; None for an instruction that formats nothing.
+
+    Up to Python 3.12 one instruction converts and formats.
+    """
+    match name:
+        case "FORMAT_VALUE":
+            return Formatting(arg & 3, bool(arg & 4))
+        case "CONVERT_VALUE":
+            return Formatting(arg, False)
+        case "FORMAT_SIMPLE" | "FORMAT_WITH_SPEC":
+            return Formatting(0, name == "FORMAT_WITH_SPEC")
+    return None

@@ -1,7 +1,4 @@
-"""The instructions of a code object, with their offsets, jump targets and stack effects.
-
-For Python 3.11 and 3.12.
-"""
+"""The instructions of a code object, with their offsets, jump targets and stack effects."""
 
 from __future__ import annotations
 
@@ -42,8 +39,14 @@ class Instruction:
     def exhaustion_target(self) -> int:
         """The offset at which FOR_ITER continues when its iterator is exhausted and popped."""
         assert self.target is not None
-        return self.target + (2 if "END_FOR" in dis.opmap else 0)  # 3.12 jumps over the END_FOR
+        return self.target + 2 * _EXHAUSTION_SKIPS
 
+
+_EXHAUSTION_SKIPS = {None: 0, -2: 1, -1: 2}[
+    dis.stack_effect(dis.opmap["END_FOR"]) if "END_FOR" in dis.opmap else None
+]
+"""The number of instructions over which an exhausted FOR_ITER jumps: they pop the iterator and a
+placeholder, by END_FOR (3.12), or by END_FOR and POP_TOP (3.13)."""
 
 _NEVER_FALLS_THROUGH = frozenset(
     (
@@ -81,6 +84,22 @@ def instructions(code: CodeType) -> dict[int, Instruction]:
 def instruction_list(code: CodeType) -> list[Instruction]:
     """The instructions in order."""
     return list(dict.fromkeys(instructions(code).values()))
+
+
+_FUSED = {
+    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
+}
+"""Instructions that access two locals (3.13): the instructions that do one after the other."""
+
+
+def parts_of(name: str, arg: int) -> tuple[tuple[str, int], ...]:
+    """The names and arguments of the instructions that an instruction stands for, in order."""
+    if name in _FUSED:
+        first, second = _FUSED[name]
+        return (first, arg >> 4), (second, arg & 15)
+    return ((name, arg),)
 
 
 def stack_effect(instruction: Instruction, jump: bool = False) -> int:

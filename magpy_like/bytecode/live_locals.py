@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import CodeType
 
 from magpy_like.bytecode.exception_table import handler_of
-from magpy_like.bytecode.instruction_stream import instruction_list, instructions
+from magpy_like.bytecode.instruction_stream import instruction_list, instructions, parts_of
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.bytecode.per_code_cache import per_code
 from magpy_like.bytecode.stack_entry_kinds import stack_kinds
@@ -56,11 +56,11 @@ def _live(code: CodeType) -> dict[int, int]:
                 out |= live.get(i.end, 0)
             if i.target is not None:
                 out |= live[i.target]
-            bit = 1 << i.arg
-            if i.name in _WRITES:
-                out &= ~bit
-            if i.name in _READS:
-                out |= bit
+            for name, slot in reversed(parts_of(i.name, i.arg)):
+                if name in _WRITES:
+                    out &= ~(1 << slot)
+                if name in _READS:
+                    out |= 1 << slot
             if handler := handler_of(code, i):
                 # The instruction may raise before it writes.
                 out |= live[handler.target]

@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from magpy_like.bytecode.instruction_facts import CALLS, operand_count
+from magpy_like.bytecode.instruction_stream import instruction_list, parts_of
 from magpy_like.bytecode.per_code_cache import per_code
 
 
@@ -37,30 +39,29 @@ class LocalUses:
 @per_code
 def local_uses(code: types.CodeType) -> LocalUses:
     """The uses of a code object's locals."""
-    listing = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
+    listing = list(_listing(code))
     cells = {slot for slot, name in enumerate(code.co_varnames) if name in code.co_cellvars}
     untracked = set(range(code.co_nlocals)) if FRAME_INSPECTORS & {*code.co_names} else cells
     consumers: dict[int, list[tuple[int, int]]] = {}
     reads: dict[int, tuple[int, int]] = {}
     stores: dict[int, int] = {}
     for position, instruction in enumerate(listing):
-        name, slot = instruction.opname, instruction.arg
-        assert slot is not None or not name.endswith("_FAST")
+        name, slot = instruction.name, instruction.arg
         if name in _LOADS:
             found = _consumer(listing, position)
             if found is None:
-                untracked.add(slot or 0)
+                untracked.add(slot)
             else:
                 offset, depth = found
-                consumers.setdefault(offset, []).append((depth, slot or 0))
+                consumers.setdefault(offset, []).append((depth, slot))
         elif name == "STORE_FAST":
-            stores[slot or 0] = stores.get(slot or 0, 0) + 1
+            stores[slot] = stores.get(slot, 0) + 1
         elif "_FAST" in name:
-            untracked.add(slot or 0)
+            untracked.add(slot)
         elif name in _READS:
             found = _consumer(listing, position) or _storing(listing[position + 1])
             if found is not None:
-                reads[_begin(listing, position)] = found
+                reads[instruction.offset] = found
     clear = frozenset(range(code.co_nlocals)) - untracked
     arguments = code.co_argcount + code.co_kwonlyargcount
     arguments += bool(code.co_flags & inspect.CO_VARARGS)
@@ -76,47 +77,55 @@ FRAME_INSPECTORS = frozenset(("locals", "vars", "dir", "eval", "exec", "_getfram
 """Names of functions by which code reads its own locals without instructions for it."""
 
 
-def _begin(listing: list[dis.Instruction], position: int) -> int:
-    """The offset with which the monitor reports an instruction: its first EXTENDED_ARG, if any."""
-    while position and listing[position - 1].opname == "EXTENDED_ARG":
-        position -= 1
-    return listing[position].offset
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An instruction, or one of the two that a fused one stands for."""
+
+    name: str
+    arg: int
+    offset: int
+    """The offset with which the monitor reports it: its first EXTENDED_ARG, if it has one."""
+    is_jump_target: bool
 
 
-def _storing(instruction: dis.Instruction) -> tuple[int, int] | None:
-    if instruction.opname != "STORE_FAST" or instruction.is_jump_target:
+def _listing(code: types.CodeType) -> Iterator[_Part]:
+    targets = {i.offset for i in dis.get_instructions(code) if i.is_jump_target}
+    for instruction in instruction_list(code):
+        is_target = not targets.isdisjoint((instruction.offset, instruction.at))
+        for name, arg in parts_of(instruction.name, instruction.arg):
+            yield _Part(name, arg, instruction.offset, is_target)
+            is_target = False
+
+
+def _storing(instruction: _Part) -> tuple[int, int] | None:
+    if instruction.name != "STORE_FAST" or instruction.is_jump_target:
         return None
     return instruction.offset, 1
 
 
-def _consumer(listing: list[dis.Instruction], load: int) -> tuple[int, int] | None:
+def _consumer(listing: list[_Part], load: int) -> tuple[int, int] | None:
     """The offset of the instruction that consumes a loaded value, and the value's depth there.
 
     Args:
         load: the position of the load in ``listing``.
     """
-    above, begin = 0, None
+    above = 0
     for instruction in listing[load + 1 :]:
-        name, arg = instruction.opname, instruction.arg or 0
+        name, arg = instruction.name, instruction.arg
         if instruction.is_jump_target:
             return None
-        if name == "EXTENDED_ARG":
-            begin = instruction.offset if begin is None else begin
-            continue
         popped = _pops(name, arg)
         if popped is None:
             return None
         if popped > above:
-            offset = instruction.offset if begin is None else begin
-            return (offset, above + 1) if _is_consumer(name) else None
-        begin = None
-        above += _stack_effect(name, instruction.opcode, instruction.arg)
+            return (instruction.offset, above + 1) if _is_consumer(name) else None
+        above += _stack_effect(name, arg)
     return None
 
 
 def _is_consumer(name: str) -> bool:
     """True for instructions whose operands are reported as uses of locals."""
-    return name in ("BINARY_OP", "COMPARE_OP", "IS_OP", "CALL") or _is_jump(name)
+    return name in ("BINARY_OP", "COMPARE_OP", "IS_OP", "TO_BOOL", *CALLS) or _is_jump(name)
 
 
 def _is_jump(name: str) -> bool:
@@ -127,18 +136,19 @@ def _pops(name: str, arg: int) -> int | None:
     """Number of operands that an instruction pops; None for an instruction not in the tables."""
     if _is_jump(name):
         return 1
-    if name == "CALL":
-        return arg + 2
+    if name in CALLS:
+        return operand_count(name, arg)
     if name in ("BUILD_TUPLE", "BUILD_LIST", "BUILD_SLICE", "BUILD_STRING"):
         return arg
     return _POPS.get(name)
 
 
-def _stack_effect(name: str, opcode: int, arg: int | None) -> int:
+def _stack_effect(name: str, arg: int) -> int:
     if name in ("PRECALL", "KW_NAMES"):  # `dis` attributes the effect of CALL to PRECALL
         return 0
-    if name == "CALL":
-        return -(arg or 0) - 1
+    if name in CALLS:
+        return 1 - operand_count(name, arg)
+    opcode = dis.opmap[name]
     return dis.stack_effect(opcode, arg if opcode >= dis.HAVE_ARGUMENT else None)
 
 
@@ -146,7 +156,8 @@ def _pops_by_name() -> Iterator[tuple[str, int]]:
     for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF",
                  "PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"):  # fmt: skip
         yield name, 0
-    for name in ("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT"):
+    for name in ("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT",
+                 "TO_BOOL"):  # fmt: skip
         yield name, 1
     for name in ("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "IS_OP", "CONTAINS_OP"):
         yield name, 2

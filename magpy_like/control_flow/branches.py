@@ -18,6 +18,7 @@ from torch import fx
 
 from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.post_dominators import RETURN, can_reach
+from magpy_like.bytecode.tested_jumps import CONDITIONAL_JUMPS, tested_jump
 from magpy_like.control_flow.branch_outcomes import Outcomes, number_chosen_by
 from magpy_like.control_flow.loops.generator_consumers import is_consumed_at_once
 from magpy_like.control_flow.loops.loop_heads import LoopHeads
@@ -32,6 +33,7 @@ from magpy_like.control_flow.paths.shared_parts import OperatorTools
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
+from magpy_like.monitor.instructions.truth_tests import decide
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
 from magpy_like.monitor.symbolic.lists.loop_ranges import Element
@@ -42,7 +44,6 @@ from magpy_like.split_points import BranchNotMergeable, LoopNotMergeable, Split,
 from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
-from magpy_like.splitting.native_instruction import CONDITIONAL_JUMPS
 
 _log = topic("splits")
 
@@ -86,7 +87,9 @@ class Branches:
             Split: no operator expresses them.
             UnresumableState: the frame cannot be resumed from here.
         """
-        paths = self._tools.paths
+        paths, step = self._tools.paths, _at_jump(step)
+        if paths.ends_at(context, step):
+            return
         if not self._merges():
             raise BranchNotMergeable("a tensor that one branch leaves is changed in place later")
         state = _branch_state(context, step, nested=paths.depth > 0)
@@ -107,7 +110,7 @@ class Branches:
             found = self._cond(context, state, until, add_test, flag)
         self._skip_to_join(context, step, until, found)
         if paths.depth and flag is None:
-            frame_set_operand(step.frame, 1, self.recorded_truth(step))
+            decide(step, self.recorded_truth(step))
 
     def at_graph_condition(
         self, context: Context, step: Step, operation: Any, operands: tuple[Any, ...]
@@ -235,7 +238,7 @@ class Branches:
         # After this branch, an iteration that leaves the loop must not draw numbers.
         context.isolation.branch_run.tensors.draws = False
         context.account()
-        frame_set_operand(step.frame, 1, not truth)
+        decide(step, not truth)
         return True
 
     def at_join(self, context: Context, frame: FrameType | None) -> None:
@@ -248,10 +251,10 @@ class Branches:
 
     def recorded_truth(self, step: Step) -> bool:
         """See ``Branching.recorded_truth``."""
-        origin = origins.get(step.code)
+        origin, offset = origins.get(step.code), _at_jump(step).offset
         if origin is None:
-            return self._exit_truth.get((id(step.code), step.offset), True)
-        return self._exit_truth.get((id(origin.code), step.offset - origin.shift), True)
+            return self._exit_truth.get((id(step.code), offset), True)
+        return self._exit_truth.get((id(origin.code), offset - origin.shift), True)
 
     # --- loops -----------------------------------------------------------------------------------
 
@@ -336,6 +339,12 @@ class Branches:
         the objects that the program has ``changed``."""
         self._tools.results.clear()
         return self._tools.substitutes.restore_result(result, changed)
+
+
+def _at_jump(step: Step) -> Step:
+    """The test of a tensor as part of the jump that follows, as up to Python 3.12."""
+    jump = tested_jump(step.code, step.offset)
+    return step if jump is None else replace(step, offset=jump.offset)
 
 
 def _branch_state(context: Context, step: Step, nested: bool) -> FrameState:

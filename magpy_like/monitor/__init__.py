@@ -17,6 +17,8 @@
 ``process_state``: state of the process and of torch that the program reads.
 ``region_entry``: entering the compiled region.
 ``entering_frames``: which frames are followed, and what a record relies on for their functions.
+``instruction_events``: events of instructions, as the version of Python delivers them.
+``call_operands``: the operands of calls on the stack.
 ``frame_observers``: trace and profile functions that the program sets.
 ``disabled_functions``: functions marked by ``magpy_like.disable``, where the program splits.
 ``program_arguments``: the compiled function's arguments, each read when first loaded.

@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 from magpy_like.bytecode.instruction_facts import in_place_reads, keyword_names
+from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.monitor.calls import warning_and_log_calls
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.isolation import Isolation
@@ -120,11 +121,15 @@ class Context:
         self.arguments.enter(self, frame, function)
 
     def keyword_names(self, step: Step) -> tuple[str, ...]:
-        """The names of the keyword arguments of a CALL instruction."""
-        names = self._keywords.get(step.code)
+        """The names of the keyword arguments of a call whose arguments are on the stack."""
+        of_code = self._keywords.get(step.code)
+        if of_code is None:
+            of_code = self._keywords[step.code] = {}
+        names = of_code.get(step.offset)
         if names is None:
-            names = self._keywords[step.code] = keyword_names(step.code)
-        return names.get(step.offset, ())
+            call = instructions(step.code)[step.offset]
+            names = of_code[step.offset] = keyword_names(step.code, call)
+        return names
 
     def is_updated_in_place(self, step: Step) -> bool:
         """True if an in-place operator takes the value that this instruction reads."""

@@ -19,13 +19,14 @@ import torch
 import torch.utils.weak
 
 from magpy_like.annotation import RelationKind
-from magpy_like.bytecode.instruction_facts import resume_offset
+from magpy_like.bytecode.instruction_facts import CALLS, operand_count, resume_offset
+from magpy_like.monitor.call_operands import call_operands
 from magpy_like.monitor.calls import compiled_callees, polyfills, special_methods
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.finalizers import WEAK_CONTAINERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state.default_device import MODE_CODE
-from magpy_like.native import NULL, frame_function, frame_locals, lookup_in_type
+from magpy_like.native import frame_function, frame_locals, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.split_points import Split
@@ -181,9 +182,11 @@ class Entering:
 def _called(context: Context, frame: types.FrameType) -> Any:
     """The class that a frame is calling; None for any other call."""
     offset, stack = context.step_of(frame) or (0, ())
-    count = frame.f_code.co_code[offset + 1]
-    is_call = opcode.opname[frame.f_code.co_code[offset]] == "CALL" and len(stack) >= count + 2
-    return stack[-count - 1] if is_call and stack[-count - 2] is NULL else None
+    name, count = opcode.opname[frame.f_code.co_code[offset]], frame.f_code.co_code[offset + 1]
+    if name not in CALLS or len(stack) < operand_count(name, count):
+        return None
+    operands = call_operands(name, count, stack)
+    return None if operands.is_method else operands.function
 
 
 def _forgets(frame: types.FrameType | None) -> bool:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import opcode
 import sys
 import types
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from magpy_like.bytecode.instruction_facts import current_opname
 from magpy_like.interruption import Interruption, handler_codes
 from magpy_like.monitor.calls import native_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
 from magpy_like.monitor.calls.conversion_results import is_passed_through
+from magpy_like.monitor.instructions import truth_tests
 from magpy_like.monitor.instructions.rule_table import load_rules
 from magpy_like.monitor.instructions.step import Step, finish_without_result
 from magpy_like.monitor.isolated_runs import MAY_CREATE, IsolatedRun, finish_isolated
 from magpy_like.monitor.split_handling import finish_dynamic, finish_raising_dynamic
 from magpy_like.monitor.symbolic.lists.graph_lists import inspected_lists
 from magpy_like.monitor.symbolic.numbers.lifted_number_rules import LIFTED_NUMBER_RULES
-from magpy_like.native import frame_set_operand, frame_stack
+from magpy_like.native import NULL, frame_set_operand, frame_stack
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split, UnguardableRead
 from magpy_like.split_reasons import SplitCause, SplitReason
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
 
 _PASSES_THROUGH = {
-    "CALL", "CALL_FUNCTION_EX", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP",
+    "CALL", "CALL_KW", "CALL_FUNCTION_EX", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP",
     "FOR_ITER", "SEND", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "RETURN_VALUE",
 }  # fmt: skip
 """Instructions that push the result of a Python function that they call unchanged."""
@@ -62,13 +60,8 @@ class EventHandlers:
             step = Step(frame, number, oparg, offset, stack)
             isolation = context.isolation
             if isolation.is_skipping:
-                jumps = "JUMP" in opcode.opname[number]
-                if (
-                    jumps
-                    and self.run.branching is not None
-                    and is_instance(stack[-1], torch.Tensor)
-                ):
-                    frame_set_operand(frame, 1, self.run.branching.recorded_truth(step))
+                if self.run.branching is not None:
+                    truth_tests.repeat(step, self.run.branching.recorded_truth)
                 return None
             operators = context.recording.operators
             if operators.lists:
@@ -173,6 +166,12 @@ class EventHandlers:
         if self.run.branching is not None:
             self.run.branching.abandon_loops(self.run.context, frame)
         caller = None if is_root else frame.f_back
+        try:
+            if caller is not None and value is not NULL:
+                truth_tests.check_tested_result(self.run.context, caller, value)
+        except BaseException as error:
+            self.run.splits.fail(frame, error)
+            return
         if not self.run.context.lifted.any_lifted((value,)) or caller is None:
             return
         try:

@@ -20,13 +20,15 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import Annotation, RelationKind
+from magpy_like.bytecode.instruction_facts import CALLS
+from magpy_like.monitor.call_operands import call_operands, spread_callee_depth
 from magpy_like.monitor.calls.python_operators import BINARY, IN_PLACE
 from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_relation
 from magpy_like.monitor.objects.containers import CONTAINERS, cell_at
 from magpy_like.monitor.objects.finalizers import defines_destructor
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations, location_of
 from magpy_like.monitor.torch_state.default_device import SWITCHES
-from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_plain
 from magpy_like.split_points import Split
@@ -330,6 +332,10 @@ class BranchRun(IsolatedRun):
         """The reason why the branch cannot be part of a record, if any."""
         self.reads: IndexedReads | None = None
         """Reads by the loop index, if this run is an iteration or part of one."""
+        self.head = -2
+        """The offset of the head at which the run may end; -2 if it has none."""
+        self.tested_at_head: Any = None
+        """The tensor whose truth decides there, if an instruction before tests it."""
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)
 
@@ -447,11 +453,11 @@ def _writes_cell(isolated: IsolatedRun, context: Context, step: Step) -> None:
 
 def _calls(isolated: IsolatedRun, context: Context, step: Step) -> None:
     """A call: the destruction of an instance of a class with a finalizer would go unreported."""
-    if opcode.opname[step.opcode] == "CALL":
-        first = len(step.stack) - step.oparg - 2
-        called = step.stack[first + 1] if step.stack[first] is NULL else step.stack[first]
+    name = opcode.opname[step.opcode]
+    if name in CALLS:
+        called = call_operands(name, step.oparg, step.stack).function
     else:
-        called = step.stack[-3 if step.oparg & 1 else -2]
+        called = step.stack[-spread_callee_depth(step.oparg)]
     if is_instance(called, type) and defines_destructor(called):
         raise Split(
             SplitReason.FINALIZER, f"creates a {called.__qualname__}, which has a finalizer"
@@ -499,6 +505,7 @@ def _rules() -> dict[int, Callable[[IsolatedRun, Context, Step], None]]:
         "DELETE_GLOBAL": _never("changes a global variable"),
         "LOAD_BUILD_CLASS": _never("creates a class"),
         "CALL": _calls,
+        "CALL_KW": _calls,
         "CALL_FUNCTION_EX": _calls,
         "IS_OP": _tests_identity,
         "SEND": _never("sends values to a generator"),
@@ -512,7 +519,7 @@ MAY_CREATE = frozenset(
     number
     for name, number in opcode.opmap.items()
     if name.startswith(("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP"))
-    or name in ("CALL", "CALL_FUNCTION_EX", "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR",
+    or name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR",
                 "GET_ITER", "MAKE_FUNCTION")
 )  # fmt: skip
 """Instructions whose result may be a new object."""

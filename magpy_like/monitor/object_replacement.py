@@ -130,7 +130,8 @@ def replace_all(
         more: Further objects to change.
     """
     for holder in [*gc.get_referrers(*held), *more]:
-        if id(holder) not in ours and not is_instance(holder, types.FrameType):
+        is_own = holder is held or id(holder) in ours
+        if not is_own and not is_instance(holder, types.FrameType):
             _replace_in(holder, held, originals)
 
 

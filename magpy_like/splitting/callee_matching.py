@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from magpy_like.bytecode.instruction_stream import instruction_list
+from magpy_like.bytecode.instruction_stream import instruction_list, parts_of
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.splitting.frame_state import FrameState, PendingInstruction
 
@@ -25,7 +25,8 @@ def calls_method(value: Any, name: str, callee: FrameState) -> bool:
 def unchanged_self(callee: FrameState) -> Any:
     """The first argument of a frame; NULL if the frame may rebind it."""
     code, first = callee.code, callee.locals[0] if callee.code.co_argcount else NULL
-    if any(i.arg == 0 and i.name in _REBINDS for i in instruction_list(code)):
+    accesses = (part for i in instruction_list(code) for part in parts_of(i.name, i.arg))
+    if any(slot == 0 and name in _REBINDS for name, slot in accesses):
         return NULL
     if code.co_varnames[:1] and code.co_varnames[0] in code.co_cellvars:
         return NULL  # an inner function may rebind it

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from magpy_like.monitor.call_operands import without_null
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.continuation_functions import run_chain
@@ -101,7 +102,7 @@ def state_after(state: FrameState, frame: FrameType) -> FrameState:
         after = capture(frame, handled_exception=sys.exception())
     except ValueError as error:
         raise UnresumableState(str(error)) from None
-    if pushes_two_entries(state.instruction) and after.stack[-2] is not NULL:
+    if pushes_two_entries(state.instruction) and without_null(after.stack[-2:]) is NULL:
         raise UnresumableState(
             "a method is on the operand stack"
         )  # `execute_instruction` pushes it bound

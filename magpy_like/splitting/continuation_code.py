@@ -10,11 +10,12 @@ from __future__ import annotations
 import dis
 import inspect
 import opcode
+import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import CodeType
+from typing import Any
 
 from magpy_like.bytecode.exception_table import (
     Handler,
@@ -32,10 +33,13 @@ from magpy_like.bytecode.instruction_stream import (
 from magpy_like.bytecode.live_locals import slot_count
 from magpy_like.bytecode.per_code_cache import PerCode
 from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
+from magpy_like.monitor.call_operands import NULL_IS_BELOW
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.frame_state import Origin, ResultUse, origins
 from magpy_like.splitting.prefix_line_table import prefix_locations
 
-_CACHES: Sequence[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
+_CACHES: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]
+"""The number of inline caches by opcode, or by name (3.13)."""
 _STATE = ".state"
 """The extra free variable; no variable of a program can have this name."""
 _IF_FALSE = next(n for n in ("POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE") if n in dis.opmap)
@@ -112,7 +116,8 @@ def _encode(name: str, arg: int = 0) -> bytes:
         bytes((dis.EXTENDED_ARG, arg >> shift & 255)) for shift in (24, 16, 8) if arg >> shift
     )
     number = dis.opmap[name]
-    return prefixes + bytes((number, arg & 255)) + bytes(2 * _CACHES[number])
+    caches = _CACHES.get(name, 0) if is_instance(_CACHES, dict) else _CACHES[number]
+    return prefixes + bytes((number, arg & 255)) + bytes(2 * caches)
 
 
 def _encode_call(arguments: int) -> bytes:
@@ -120,6 +125,8 @@ def _encode_call(arguments: int) -> bytes:
     return before + _encode("CALL", arguments)
 
 
+_BEFORE_CALL = _encode("NOP") if sys.version_info >= (3, 13) else b""
+"""For an exception of a Python function, 3.13 searches the handler of the unit before the call."""
 _SPACER = _encode("NOP")
 """Between prefix and body; never executed."""
 
@@ -243,7 +250,7 @@ def _end_raise(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -
 
 def _end_call(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) -> None:
     start = len(prefix.raw)
-    prefix.raw += _encode_call(0)
+    prefix.raw += _BEFORE_CALL + _encode_call(0)
     called = len(prefix.raw)
     if shape.ending.completes:
         prefix.raw += _encode_call(1)
@@ -261,7 +268,8 @@ def _end_call(prefix: _Prefix, code: CodeType, shape: Shape, at: Instruction) ->
             prefix.add("POP_TOP")
         case ResultUse.PUSH_UNBOUND:
             prefix.add("PUSH_NULL")
-            prefix.add("SWAP", 2)
+            if NULL_IS_BELOW:
+                prefix.add("SWAP", 2)
         case _:
             pass
     prefix.raw += _jump(at.end)

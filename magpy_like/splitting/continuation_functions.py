@@ -14,7 +14,9 @@ from dataclasses import replace
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+from magpy_like.bytecode.instruction_facts import CALLS, operand_count
 from magpy_like.bytecode.live_locals import slot_count
+from magpy_like.monitor.call_operands import with_null
 from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.continuation_code import Ending, Shape, build_code
@@ -84,8 +86,8 @@ def _build_outer(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
     if is_instance(complete, functools.partial) and complete.func is get_attribute:
         callee, complete = functools.partial(complete, callee), None
     if complete is None:
-        return build_function(state, Ending("call", pending.result_use), (NULL, callee))
-    extra = (NULL, complete, NULL, callee)
+        return build_function(state, Ending("call", pending.result_use), with_null(callee))
+    extra = (*with_null(complete), *with_null(callee))
     return build_function(state, Ending("call", pending.result_use, completes=True), extra)
 
 
@@ -154,5 +156,7 @@ def _argument_count(code: CodeType) -> int:
 def _empty_operand(state: FrameState) -> int:
     """The position on the stack of the NULL that belongs to a call; -1 for no call."""
     at = state.instruction
-    operands = at.arg + 2 if at.name == "CALL" else 3 + (at.arg & 1)
-    return len(state.stack) - operands if at.name in ("CALL", "CALL_FUNCTION_EX") else -1
+    if at.name not in (*CALLS, "CALL_FUNCTION_EX"):
+        return -1
+    below = len(state.stack) - operand_count(at.name, at.arg)
+    return next((below + i for i in (0, 1) if state.stack[below + i] is NULL), -1)

@@ -15,6 +15,7 @@ from typing import Any
 
 from magpy_like.bytecode.instruction_stream import instructions
 from magpy_like.bytecode.live_locals import live_locals, slot_count
+from magpy_like.bytecode.tested_jumps import CONDITIONAL_JUMPS
 from magpy_like.monitor.objects.finalizers import may_keep_alive
 from magpy_like.native import NULL, call_as_caller, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -22,7 +23,6 @@ from magpy_like.refgraph.plain_values import bind
 from magpy_like.splitting.frame_layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.splitting.frame_state import has_handler, line_of, pushes_two_entries
 from magpy_like.splitting.native_instruction import (
-    CONDITIONAL_JUMPS,
     OPERAND_INSTRUCTIONS,
     Raised,
     execute_instruction,

@@ -19,7 +19,8 @@ from magpy_like.bytecode.instruction_stream import Instruction, instructions, st
 from magpy_like.bytecode.live_locals import slot_count
 from magpy_like.bytecode.per_code_cache import PerCode
 from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
-from magpy_like.native import NULL, frame_function, frame_locals, frame_stack
+from magpy_like.monitor.call_operands import with_null, without_null
+from magpy_like.native import frame_function, frame_locals, frame_stack
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
@@ -156,11 +157,12 @@ def is_restoring(code: CodeType, offset: int) -> bool:
 def _in_program_terms(state: FrameState, origin: Origin) -> FrameState:
     pending, offset, stack = None, state.offset - origin.shift, state.stack
     if offset < 0:
-        # [operands below, (NULL, complete,) NULL, the next frame]
+        # [operands below, (the completion,) the next frame], each with NULL
         more = len(stack) - origin.depth
         if origin.result_use is None or state.instruction.name != "CALL" or more not in (2, 4):
             raise ValueError("a continuation that is still being restored has no state")
-        pending = PendingInstruction(origin.result_use, stack[-3] if more == 4 else None)
+        complete = without_null(stack[-4:-2]) if more == 4 else None
+        pending = PendingInstruction(origin.result_use, complete)
         offset, stack = origin.offset, stack[: origin.depth]
     translated = replace(
         state,
@@ -214,7 +216,7 @@ def push_result(state: FrameState, value: Any) -> FrameState:
     """
     at = state.instruction
     below = len(state.stack) + stack_effect(at) - 1
-    results = (NULL, value) if pushes_two_entries(at) else (value,)
+    results = with_null(value) if pushes_two_entries(at) else (value,)
     return replace(state, offset=at.end, stack=state.stack[: below + 1 - len(results)] + results)
 
 
@@ -234,8 +236,6 @@ def unresumable_reason(state: FrameState, generator: bool = False) -> str | None
         generator: whether the frame belongs to a generator and is resumed as one.
     """
     code = state.code
-    if sys.version_info >= (3, 13):
-        return "continuations support Python 3.11 and 3.12 only"
     asynchronous = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     if code.co_flags & (asynchronous if generator else asynchronous | inspect.CO_GENERATOR):
         return f"{code.co_qualname} is a generator or coroutine: its object holds the frame"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
+from magpy_like.bytecode.instruction_facts import FORMATS
+from magpy_like.bytecode.tested_jumps import CONDITIONAL_JUMPS
 from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.continuation_code import Ending
@@ -71,24 +73,20 @@ def instruction_code(state: FrameState) -> CodeType:
     return build_function(state, Ending("execute"), ()).__code__
 
 
-CONDITIONAL_JUMPS = frozenset(
-    name for name in dis.opmap if "JUMP" in name and ("_IF_TRUE" in name or "_IF_FALSE" in name)
-)
-"""The instructions that jump on the truth of their operand."""
 # Instructions that only pop operands and push results, with all BUILD_, MATCH_ and UNARY_ ones.
 _ON_OPERANDS = """
-    CALL CALL_FUNCTION_EX CALL_INTRINSIC_1 CALL_INTRINSIC_2
+    CALL CALL_KW CALL_FUNCTION_EX CALL_INTRINSIC_1 CALL_INTRINSIC_2
     BINARY_OP COMPARE_OP CONTAINS_OP IS_OP GET_ITER GET_LEN
     BINARY_SUBSCR STORE_SUBSCR DELETE_SUBSCR BINARY_SLICE STORE_SLICE
     LOAD_ATTR STORE_ATTR DELETE_ATTR STORE_GLOBAL DELETE_GLOBAL
     LIST_APPEND LIST_EXTEND LIST_TO_TUPLE SET_ADD SET_UPDATE MAP_ADD DICT_UPDATE DICT_MERGE
-    UNPACK_SEQUENCE UNPACK_EX FORMAT_VALUE IMPORT_NAME IMPORT_FROM
+    UNPACK_SEQUENCE UNPACK_EX TO_BOOL IMPORT_NAME IMPORT_FROM
     BEFORE_WITH WITH_EXCEPT_START CHECK_EXC_MATCH RAISE_VARARGS
 """
 OPERAND_INSTRUCTIONS = frozenset(
     name
     for name in dis.opmap
-    if name in _ON_OPERANDS.split() or name.startswith(("BUILD_", "MATCH_", "UNARY_"))
+    if name in (*FORMATS, *_ON_OPERANDS.split()) or name.startswith(("BUILD_", "MATCH_", "UNARY_"))
 )
 
 EXECUTABLE_INSTRUCTIONS = OPERAND_INSTRUCTIONS | CONDITIONAL_JUMPS | {"FOR_ITER", "LOAD_METHOD"}

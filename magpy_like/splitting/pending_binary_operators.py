@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from magpy_like.bytecode.instruction_stream import Instruction
+from magpy_like.bytecode.tested_jumps import comparison, tests_result
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.callee_matching import (
@@ -38,14 +38,14 @@ _BINARY = (
 """Names and symbols, by the argument of BINARY_OP; the in-place operators follow."""
 _SEQUENCES = (str, bytes, bytearray, list, tuple, deque, array)
 
-_COMPARE = (
-    ("lt", "gt", "<"),
-    ("le", "ge", "<="),
-    ("eq", "eq", "=="),
-    ("ne", "ne", "!="),
-    ("gt", "lt", ">"),
-    ("ge", "le", ">="),
-)
+_COMPARE = {
+    "<": ("lt", "gt"),
+    "<=": ("le", "ge"),
+    "==": ("eq", "eq"),
+    "!=": ("ne", "ne"),
+    ">": ("gt", "lt"),
+    ">=": ("ge", "le"),
+}
 
 Candidate = tuple[Any, str, Any]
 """A value, its special method, and the argument."""
@@ -81,7 +81,8 @@ def pending_comparison(
     state: FrameState, instruction: Instruction, callee: FrameState
 ) -> Suspended | None:
     below, (left, right) = split_stack(state.stack, 2)
-    name, mirror, symbol = _COMPARE[instruction.arg >> (4 if sys.version_info >= (3, 12) else 0)]
+    symbol = comparison(instruction.arg)
+    name, mirror = _COMPARE[symbol]
     candidates: list[Candidate] = [
         (left, f"__{name}__", right),
         (right, f"__{mirror}__", left),
@@ -96,7 +97,16 @@ def pending_comparison(
             f"'{symbol}' not supported between instances of "
             f"'{type(left).__name__}' and '{type(right).__name__}'",
         )
-    return _match_candidate(below, candidates, last, callee)
+    found = _match_candidate(below, candidates, last, callee)
+    if found is None or not tests_result(instruction.name, instruction.arg):
+        return found
+    complete = found[1].complete
+    assert complete is not None
+    return below, PendingInstruction(ResultUse.PUSH, functools.partial(_truth_of, complete))
+
+
+def _truth_of(complete: Callable[[Any], Any], result: Any) -> bool:
+    return bool(complete(result))
 
 
 def _match_candidate(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
-from magpy_like.bytecode.instruction_stream import Instruction, entry_offset, instructions
+from magpy_like.bytecode.instruction_facts import keyword_names, operand_count
+from magpy_like.bytecode.instruction_stream import Instruction
+from magpy_like.monitor.call_operands import call_operands, spread_callee_depth
 from magpy_like.monitor.calls import compiled_callees
 from magpy_like.monitor.calls.polyfills import polyfill
-from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.callee_matching import (
     Suspended,
@@ -24,28 +26,24 @@ from magpy_like.splitting.frame_state import FrameState, PendingInstruction, Res
 def pending_call(
     state: FrameState, instruction: Instruction, callee: FrameState
 ) -> Suspended | None:
-    below, operands = split_stack(state.stack, instruction.arg + 2)
-    unbound = operands[0] is NULL
-    positional = operands[2:] if unbound else operands[1:]
-    names = _keyword_names(state.code, instruction)
-    cut = len(positional) - len(names)
-    keywords = dict(zip(names, positional[cut:], strict=True))
-    return _match_callee(below, operands[unbound], positional[:cut], keywords, callee)
-
-
-def _keyword_names(code: CodeType, call: Instruction) -> tuple[str, ...]:
-    entry = instructions(code)[entry_offset(code, call.offset)]
-    return code.co_consts[entry.arg] if entry.name == "KW_NAMES" else ()
+    name, arg = instruction.name, instruction.arg
+    below, _ = split_stack(state.stack, operand_count(name, arg))
+    operands = call_operands(name, arg, state.stack)
+    names = keyword_names(state.code, instruction)
+    cut = len(operands.args) - len(names)
+    keywords = dict(zip(names, operands.args[cut:], strict=True))
+    return _match_callee(below, operands.function, operands.args[:cut], keywords, callee)
 
 
 def pending_call_function_ex(
     state: FrameState, instruction: Instruction, callee: FrameState
 ) -> Suspended | None:
-    below, operands = split_stack(state.stack, 3 + (instruction.arg & 1))
+    below, operands = split_stack(state.stack, operand_count(instruction.name, instruction.arg))
     args, keywords = operands[2], operands[3] if instruction.arg & 1 else {}
+    function = operands[-spread_callee_depth(instruction.arg)]
     if type(args) not in (tuple, list) or type(keywords) is not dict:
         return None  # the instruction iterates over them
-    return _match_callee(below, operands[1], tuple(args), keywords, callee)
+    return _match_callee(below, function, tuple(args), keywords, callee)
 
 
 def _match_callee(

@@ -19,6 +19,7 @@ from magpy_like.active_run import active
 from magpy_like.bytecode.instruction_stream import (
     Instruction,
 )
+from magpy_like.bytecode.tested_jumps import TESTS
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_reasons import SplitReason
@@ -228,6 +229,7 @@ def _leave(state: FrameState, _: Instruction, callee: FrameState) -> Suspended |
 
 _PENDING: dict[str, Callable[[FrameState, Instruction, FrameState], Suspended | None]] = {
     "CALL": pending_call,
+    "CALL_KW": pending_call,
     "CALL_FUNCTION_EX": pending_call_function_ex,
     "LOAD_ATTR": _attribute,
     "LOAD_METHOD": _attribute,
@@ -250,17 +252,5 @@ _PENDING: dict[str, Callable[[FrameState, Instruction, FrameState], Suspended | 
     "WITH_EXCEPT_START": _leave,
     "BINARY_OP": pending_binary,
     "COMPARE_OP": pending_comparison,
-    **dict.fromkeys(
-        (
-            "POP_JUMP_IF_TRUE",
-            "POP_JUMP_IF_FALSE",
-            "POP_JUMP_FORWARD_IF_TRUE",
-            "POP_JUMP_FORWARD_IF_FALSE",
-            "POP_JUMP_BACKWARD_IF_TRUE",
-            "POP_JUMP_BACKWARD_IF_FALSE",
-            "JUMP_IF_TRUE_OR_POP",
-            "JUMP_IF_FALSE_OR_POP",
-        ),
-        _test,
-    ),
+    **dict.fromkeys(TESTS, _test),
 }

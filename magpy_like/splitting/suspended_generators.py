@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import CodeType, GeneratorType
 from typing import Any
 
-from magpy_like.bytecode.instruction_stream import instruction_list
+from magpy_like.bytecode.instruction_stream import instruction_list, instructions
 from magpy_like.bytecode.stack_entry_kinds import EntryKind, stack_kinds
 from magpy_like.native import frame_function, frame_locals, frame_operands
 from magpy_like.splitting.continuation_functions import build_resumption, build_started_generator
@@ -36,8 +36,8 @@ def capture_generator(
     name = frame.f_code.co_qualname
     if generator.gi_running or generator.gi_yieldfrom is not None:
         raise ValueError(f"{name} is a generator that is running or delegates to another one")
-    code, offset = frame.f_code, frame.f_lasti
-    begin = _begin(code)
+    code, begin = frame.f_code, _begin(frame.f_code)
+    offset = _yield_before(code, frame.f_lasti)
     started = offset > begin
     kinds = stack_kinds(code).get(offset, ()) if started else ()
     if EntryKind.PREVIOUS_EXCEPTION in kinds or EntryKind.LASTI in kinds:
@@ -67,6 +67,14 @@ def rebuild_generator(
 def _begin(code: CodeType) -> int:
     """The offset of the first instruction that a generator runs at its first ``next``."""
     return next(at.end for at in instruction_list(code) if at.name == "RESUME")
+
+
+def _yield_before(code: CodeType, offset: int) -> int:
+    """The offset of the YIELD_VALUE at which a generator is suspended. From Python 3.13 on the
+    frame is already at the instruction after it."""
+    table = instructions(code)
+    is_after = offset > 0 and table[offset - 2].name == "YIELD_VALUE"
+    return table[offset - 2].offset if is_after else offset
 
 
 def _finished() -> GeneratorType[Any, Any, Any]:

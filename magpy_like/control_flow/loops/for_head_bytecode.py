@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from magpy_like.bytecode.instruction_facts import CALLS, operand_count
 from magpy_like.bytecode.instruction_stream import Instruction, instruction_list, instructions
 from magpy_like.control_flow.loops.counting_loops import for_loop_offsets
 from magpy_like.control_flow.loops.loop_description import Bounds, LoopHead
 from magpy_like.control_flow.paths.captured_frames import capture_state, check_resumable, shift_of
+from magpy_like.monitor.call_operands import callee_of_next
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.symbolic.lists.loop_ranges import Element, compute_lifted, reversed_bounds
@@ -47,15 +49,15 @@ def _find_get_iter(step: Step) -> tuple[Instruction, int, Any] | None:
     """
     table, stack = instructions(step.code), step.stack
     instruction, wraps = table[step.offset], None
-    if instruction.name == "CALL":
-        stack, instruction = stack[: -instruction.arg - 2], table[instruction.end]
+    if instruction.name in (*CALLS, "CALL_FUNCTION_EX"):
+        is_spread = instruction.name == "CALL_FUNCTION_EX"
+        stack = stack[: -operand_count(instruction.name, instruction.arg)]
+        instruction = table[instruction.end]
         after = table[instruction.end] if instruction.name == "PRECALL" else instruction
-        if after.name == "CALL" and after.arg == 1 and len(stack) > 1 and stack[-2] is NULL:
-            wraps = next((known for known in _WRAPPERS if known is stack[-1]), None)
+        if after.name == "CALL" and after.arg == 1 and not is_spread:
+            wraps = next((known for known in _WRAPPERS if known is callee_of_next(stack)), None)
             if wraps is not None:
                 stack, instruction = stack[:-2], table[after.end]
-    elif instruction.name == "CALL_FUNCTION_EX":
-        stack, instruction = stack[: -3 - (instruction.arg & 1)], table[instruction.end]
     else:
         stack = stack[:-1]
     return (instruction, len(stack), wraps) if instruction.name == "GET_ITER" else None

@@ -14,10 +14,16 @@ from collections.abc import Callable, Collection
 from types import CodeType, FunctionType
 from typing import Any
 
-from magpy_like.bytecode.instruction_stream import Instruction, instructions
+from magpy_like.bytecode.instruction_facts import CALLS, keyword_names, operand_count
+from magpy_like.bytecode.instruction_stream import Instruction, instructions, stack_effect
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.bytecode.stack_entry_kinds import stack_kinds
 from magpy_like.control_flow.loops.loop_description import Bounds
+from magpy_like.monitor.call_operands import (
+    CALLEE_DISTANCE,
+    call_operands,
+    callee_of_next,
+)
 from magpy_like.monitor.calls.element_consumers import (
     CONSUMERS,
     map_recipe,
@@ -43,8 +49,9 @@ def replace_consumer(context: Context, step: Step, bounds: Bounds) -> bool:
     producer, head, count, below = table[step.offset], iter, 1, stack[:-1]
     if producer.name == "CALL":
         count = producer.arg
-        head, below = stack[-count - 1], stack[: -count - 2]
-        if stack[-count - 2] is not NULL or not any(head is function for function in _HEADS):
+        called, below = call_operands(producer.name, count, stack), stack[: -count - 2]
+        head = called.function
+        if called.is_method or not any(head is function for function in _HEADS):
             return False
     elif producer.name != "GET_ITER":
         return False
@@ -63,14 +70,14 @@ def replace_consumer(context: Context, step: Step, bounds: Bounds) -> bool:
     if head is map:
         if _inspects_frames(operands[0]):
             return False
-        frame_set_operand(step.frame, count + 1, map_recipe)
+        frame_set_operand(step.frame, count + CALLEE_DISTANCE, map_recipe)
     else:
         elements = stack[-depth], head, bounds if head is range else operands
         frame_set_operand(step.frame, depth, functools.partial(return_recipe, elements))
         for position, value in enumerate(reversed(operands), start=1):
             if type(value) is not int:
                 frame_set_operand(step.frame, position, ())  # the polyfill iterates over it
-    frame_set_operand(step.frame, depth + 1, polyfill)
+    frame_set_operand(step.frame, depth + CALLEE_DISTANCE, polyfill)
     return True
 
 
@@ -86,9 +93,7 @@ def _polyfill(
         below: the operands below the result.
         simple: whether the function's other arguments must be variables or constants.
     """
-    if len(below) < 2 or below[-2] is not NULL:
-        return None
-    consumer = below[-1]
+    consumer = callee_of_next(below)
     extra = 1 if consumer is sum else 0
     if not _is_first_argument(code, producer, extra, simple):
         return None
@@ -118,19 +123,17 @@ def _is_first_argument(code: CodeType, producer: Instruction, extra: int, simple
     other arguments. If ``simple``, the other arguments must be variables or constants:
     any other argument may have effects before the call."""
     table, kinds = instructions(code), stack_kinds(code)
-    instruction, names = table[producer.end], ()
+    instruction = table[producer.end]
     below = len(kinds.get(instruction.offset, ())) - 3  # NULL, the callee and the result
-    while instruction.name in _ARGUMENT_POPS:
-        popped = _ARGUMENT_POPS[instruction.name] + (
-            instruction.arg if instruction.name in ("CALL", "BUILD_TUPLE") else 0
-        )
+    while instruction.name in CALLS or instruction.name in _ARGUMENT_POPS:
+        name, arg = instruction.name, instruction.arg
+        popped = operand_count(name, arg) if name in CALLS else _ARGUMENT_POPS[name]
+        popped += arg if name == "BUILD_TUPLE" else 0
         left = len(kinds[instruction.offset]) - popped
-        if instruction.name == "CALL" and left == below:
-            return instruction.arg - 1 <= extra and names in ((), ("start",))
+        if name in CALLS and left == below:
+            return arg - 1 <= extra and keyword_names(code, instruction) in ((), ("start",))
         if left < below + 3 or (simple and popped):
             return False
-        if instruction.name in ("KW_NAMES", "CALL"):
-            names = code.co_consts[instruction.arg] if instruction.name == "KW_NAMES" else ()
         instruction = table[instruction.end]
     return False
 
@@ -143,10 +146,10 @@ def _call_at(table: dict[int, Instruction], instruction: Instruction) -> Instruc
 _ARGUMENT_POPS = {
     "LOAD_CONST": 0, "LOAD_FAST": 0, "LOAD_FAST_CHECK": 0, "LOAD_DEREF": 0, "LOAD_GLOBAL": 0,
     "LOAD_ATTR": 1, "LOAD_METHOD": 1, "UNARY_NEGATIVE": 1, "BINARY_OP": 2, "BINARY_SUBSCR": 2,
-    "PUSH_NULL": 0, "KW_NAMES": 0, "PRECALL": 0, "CALL": 2, "BUILD_TUPLE": 0,
+    "PUSH_NULL": 0, "KW_NAMES": 0, "PRECALL": 0, "BUILD_TUPLE": 0, "LOAD_FAST_LOAD_FAST": 0,
 }  # fmt: skip
-"""Operands popped by instructions that compute arguments. Calls and tuples also pop the number of
-operands that their argument states."""
+"""Operands popped by instructions, other than calls, that compute arguments. Tuples also pop the
+number of operands that their argument states."""
 
 
 def is_consumed_at_once(step: Step, functions: Collection[Any]) -> bool:
@@ -158,32 +161,38 @@ def is_consumed_at_once(step: Step, functions: Collection[Any]) -> bool:
     """
     table, stack = instructions(step.code), step.stack
     instruction = table[step.offset]
-    position = len(stack) - instruction.arg - 2
+    position = len(stack) - operand_count(instruction.name, instruction.arg)
     depth = position + 1
     while True:
         instruction = table[instruction.end]
         if instruction.name in ("PRECALL", "KW_NAMES"):
             continue
-        pops = (
-            instruction.arg + _EXTRA_POPS[instruction.name]
-            if instruction.name in _EXTRA_POPS
-            else _POPS.get(instruction.name)
-        )
+        name, arg = instruction.name, instruction.arg
+        pops = operand_count(name, arg) if name in CALLS else _POPS.get(name)
+        pops = arg if name == "BUILD_SLICE" else pops
         if pops is None:
             return False
         first = depth - pops
         if first > position:
-            argument = instruction.arg if dis.opmap[instruction.name] >= dis.HAVE_ARGUMENT else None
-            effect = dis.stack_effect(dis.opmap[instruction.name], argument)
-            depth = first + 1 if instruction.name == "CALL" else depth + effect
+            depth += stack_effect(instruction)
         else:
-            is_call = instruction.name == "CALL" and first >= 0 and stack[first] is NULL
-            return is_call and any(stack[first + 1] is known for known in functions)
+            is_call = name in CALLS and first >= 0
+            consumer = callee_of_next(stack[: first + 2]) if is_call else NULL
+            return any(consumer is known for known in functions)
 
 
 _POPS = {
     **dict.fromkeys(
-        ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL"), 0
+        (
+            "LOAD_FAST",
+            "LOAD_FAST_CHECK",
+            "LOAD_FAST_LOAD_FAST",
+            "LOAD_CONST",
+            "LOAD_GLOBAL",
+            "LOAD_DEREF",
+            "PUSH_NULL",
+        ),
+        0,
     ),
     **dict.fromkeys(
         ("LOAD_ATTR", "LOAD_METHOD", *(n for n in dis.opmap if n.startswith("UNARY_"))), 1
@@ -192,5 +201,3 @@ _POPS = {
     "BINARY_SLICE": 3,
 }
 """Operands popped by instructions without effects."""
-_EXTRA_POPS = {"CALL": 2, "BUILD_SLICE": 0}
-"""Operands popped in addition to the number that the argument states."""

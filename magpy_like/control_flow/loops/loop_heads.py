@@ -31,6 +31,7 @@ from magpy_like.control_flow.loops.loop_description import (
 from magpy_like.control_flow.paths.captured_frames import capture_state, check_resumable, shift_of
 from magpy_like.control_flow.paths.shared_parts import OperatorTools
 from magpy_like.logs import topic
+from magpy_like.monitor.call_operands import CALLEE_DISTANCE
 from magpy_like.monitor.context import Context
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.symbolic import varying_reads
@@ -240,7 +241,7 @@ def _iterate_over_rows(context: Context, step: Step) -> list[GraphList | LiftedR
     operands, called = list(stack[-1:]), iter
     if at.name != "GET_ITER":
         operands = list(stack[-1] if spread else stack[len(stack) - at.arg :])
-        called = stack[-2 if spread else -at.arg - 1]
+        called = stack[-CALLEE_DISTANCE - (1 if spread else at.arg)]
     if not any(called is known for known in (iter, enumerate, zip)):
         return None
     lists = context.recording.operators.lists

@@ -25,6 +25,8 @@ from magpy_like.control_flow.paths.body_nodes import erase, last_node, nodes_aft
 from magpy_like.control_flow.paths.path_ends import ADVANCED, PathEnd, copy_iterator
 from magpy_like.control_flow.paths.placeholder_tensors import PlaceholderTensors
 from magpy_like.monitor.context import Context
+from magpy_like.monitor.instructions.step import Step
+from magpy_like.monitor.instructions.truth_tests import decide
 from magpy_like.monitor.isolated_runs import BranchRun
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations
 from magpy_like.monitor.recording import Recording
@@ -97,6 +99,20 @@ class IsolatedPaths:
         if branch in self._visited_too_often:
             raise BranchNotMergeable("both branches contain the remaining iterations of a loop")
 
+    def ends_at(self, context: Context, step: Step) -> bool:
+        """True if the running path ends at the jump of this test, which the test still precedes.
+
+        The path then ends with the tested tensor as the operand of the jump.
+        """
+        path, test = context.isolation.branch_run, instructions(step.code)[step.frame.f_lasti]
+        if path is None or path.code is not step.code or path.head != step.offset:
+            return False
+        if test.offset == step.offset:
+            return False  # the jump itself tests
+        path.tested_at_head = step.stack[-1]
+        decide(step, True)
+        return True
+
     def find_join(self, state: FrameState) -> int:
         """The offset of the join point of the branch that a frame is about to take.
 
@@ -148,7 +164,7 @@ class IsolatedPaths:
                 path.tensors,
             ):
                 target = until if until == RETURN else until + shift
-                shifted_head = -2 if head is None else head + shift
+                shifted_head = path.head = -2 if head is None else head + shift
                 reached = context.isolation.explore(function, target, shifted_head, path)
         except Exception as error:
             cause = path.refused or _not_mergeable(f"one branch raises {type(error).__name__}")
@@ -164,6 +180,8 @@ class IsolatedPaths:
         rec.operators.numbers.forget_numbers(set(nodes))
         offset, slots, stack = reached
         is_at_head = head is not None and offset == head + shift
+        if is_at_head and path.tested_at_head is not None:
+            stack = (*stack[:-1], path.tested_at_head)
         if until == RETURN and not is_at_head:
             stack = (_returned_value(function.__code__, offset, stack),)
         end = PathEnd(slots[:-1], stack, path, nodes, is_at_head)

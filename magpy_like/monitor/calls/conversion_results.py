@@ -9,7 +9,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from magpy_like.bytecode.instruction_facts import current_opname
+from magpy_like.bytecode.instruction_facts import current_opname, formatting
+from magpy_like.monitor.call_operands import without_null
 from magpy_like.native import NULL, lookup_in_type
 
 _REPR = ("__repr__",)
@@ -45,10 +46,12 @@ def _methods_called(
     caller: types.FrameType, operands: tuple[Any, ...], kind: type
 ) -> tuple[tuple[str, ...], Any]:
     instruction, argument = current_opname(caller), caller.f_code.co_code[caller.f_lasti + 1]
-    if instruction == "FORMAT_VALUE" and kind is str and argument < len(_METHODS_OF_CONVERSION):
-        return _METHODS_OF_CONVERSION[argument], operands[-1]
-    if instruction == "CALL" and argument == 1 and len(operands) > 2 and operands[-3] is NULL:
+    field = formatting(instruction, argument) if kind is str else None
+    if field and not field.is_specified and field.conversion < len(_METHODS_OF_CONVERSION):
+        return _METHODS_OF_CONVERSION[field.conversion], operands[-1]
+    if instruction == "CALL" and argument == 1 and len(operands) > 2:
+        called = without_null(operands[-3:-1])
         for function, (names, required) in _CONVERTERS.items():
-            if operands[-2] is function and kind is required:
+            if called is function and kind is required:
                 return names, operands[-1]
     return (), None

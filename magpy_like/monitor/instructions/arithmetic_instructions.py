@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dis
 import opcode
 import operator
-import sys
 import types
 from collections import deque
 from typing import TYPE_CHECKING
@@ -13,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from magpy_like.annotation import ValueRead
+from magpy_like.bytecode.tested_jumps import comparison, tests_result
 from magpy_like.monitor.calls import python_operators, read_calls, special_methods
 from magpy_like.monitor.instructions.step import Step, Token
-from magpy_like.monitor.instructions.truth_tests import merge_identity_test
+from magpy_like.monitor.instructions.truth_tests import merge_identity_test, test_comparison
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.symbolic import tensor_formatting
@@ -46,10 +45,13 @@ def binary(context: Context, step: Step) -> Token:
 
 def compare(context: Context, step: Step) -> Token:
     """A comparison such as ``left < right``."""
-    index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-    return python_operators.operate(
-        context, python_operators.OPERATORS[dis.cmp_op[index]], step.stack[-2:]
-    )
+    operation, operands = python_operators.OPERATORS[comparison(step.oparg)], step.stack[-2:]
+    token = python_operators.operate(context, operation, operands)
+    on_tensors = any(is_instance(operand, torch.Tensor) for operand in operands)
+    if on_tensors and tests_result(opcode.opname[step.opcode], step.oparg):
+        if not python_operators.uses_special_methods(operation, operands):
+            return test_comparison(context, step, operation, token)
+    return token
 
 
 def unary(context: Context, step: Step) -> Token:

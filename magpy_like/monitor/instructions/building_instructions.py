@@ -9,6 +9,7 @@ import opcode
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import ValueRead
+from magpy_like.bytecode.instruction_facts import formatting
 from magpy_like.monitor.calls import native_calls, special_methods
 from magpy_like.monitor.calls.argument_kinds import holds_tensor
 from magpy_like.monitor.instructions.iteration_instructions import iterate
@@ -73,13 +74,16 @@ def build_map(context: Context, step: Step) -> Token:
 
 def format_value(context: Context, step: Step) -> Token:
     """A field of an f-string."""
-    value = step.stack[-2 if step.oparg & 4 else -1]
+    field = formatting(opcode.opname[step.opcode], step.oparg)
+    assert field is not None
+    value = step.stack[-2 if field.is_specified else -1]
     if not is_plain(value):
         if (text := tensor_formatting.format_field(context, step)) is not None:
             return text
         if holds_tensor(value):
             raise Split(SplitReason.TENSOR_VALUE_READ, "formats a tensor as text")
-        if step.oparg < _ASCII and object_addresses.text_shows_address(value):
+        shows_as_str = not field.is_specified and field.conversion < _ASCII
+        if shows_as_str and object_addresses.text_shows_address(value):
             return object_addresses.address_token(context, str, value)
         context.recording.inspections.visit(value, ValueRead.ALL)
         special_methods.read_special_methods(context.recording, value)
@@ -88,7 +92,7 @@ def format_value(context: Context, step: Step) -> Token:
 
 
 _ASCII = 3
-"""The least flag of a field with another text than ``str`` and ``repr``, or a specification."""
+"""The conversion to another text than ``str`` and ``repr``."""
 
 
 def make_function(context: Context, step: Step) -> Token:

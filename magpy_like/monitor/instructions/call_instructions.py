@@ -6,10 +6,12 @@ follows, where the record depends on those calls.
 
 from __future__ import annotations
 
+import opcode
 import types
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import ValueRead, lookup
+from magpy_like.monitor.call_operands import call_operands, spread_callee_depth
 from magpy_like.monitor.calls import (
     call_dispatch,
     compiled_callees,
@@ -40,14 +42,9 @@ if TYPE_CHECKING:
 def call(context: Context, step: Step) -> Token:
     """``function(*args, **kwargs)`` with each argument on the stack."""
     count = step.oparg
-    stack = step.stack
-    first = stack[-count - 2]
-    if first is NULL:
-        function, args = stack[-count - 1], stack[len(stack) - count :]
-    else:
-        function, args = first, stack[len(stack) - count - 1 :]
-    depth = count + (1 if first is NULL else 2)
-    function = _compiled_inside(context, step, depth, function)
+    operands = call_operands(opcode.opname[step.opcode], count, step.stack)
+    depth, args = operands.depth, operands.args
+    function = _compiled_inside(context, step, depth, operands.function)
     if count == 1 and (function is id or function is hash):
         merge_identity_test(context, step, 1)
     if context.lifted and any(function is told for told in DISTINGUISHES_EQUAL_OBJECTS):
@@ -97,9 +94,9 @@ def _call(
 def call_spread(context: Context, step: Step) -> Token:
     """``function(*args, **kwargs)`` with a tuple and a dictionary on the stack."""
     stack = step.stack
-    depth = 3 if step.oparg & 1 else 2
-    function, args, kwargs = stack[-3:] if depth == 3 else (*stack[-2:], {})
-    function = _compiled_inside(context, step, depth, function)
+    depth = spread_callee_depth(step.oparg)
+    args, kwargs = stack[-2:] if step.oparg & 1 else (stack[-1], {})
+    function = _compiled_inside(context, step, depth, stack[-depth])
     plain = is_instance(args, tuple | list) and is_instance(kwargs, dict)
     if not plain or overrides_iteration(args):
         # The instruction iterates over the arguments; a function in between receives them.

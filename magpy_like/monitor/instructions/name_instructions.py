@@ -10,6 +10,7 @@ import opcode
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import RelationKind
+from magpy_like.bytecode.instruction_stream import parts_of
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects.containers import cell_at
 from magpy_like.monitor.symbolic import varying_reads
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 def read_argument(context: Context, step: Step) -> Token:
     """``LOAD_FAST``: the first read of an argument of the compiled function."""
-    context.arguments.read_local(context, step.frame, step.oparg)
+    names, cells = step.code.co_varnames, step.code.co_cellvars
+    for name, slot in parts_of(opcode.opname[step.opcode], step.oparg):
+        # From Python 3.13 on it also loads cells, for closures.
+        if name != "STORE_FAST" and slot < len(names) and names[slot] not in cells:
+            context.arguments.read_local(context, step.frame, slot)
     return None
 
 

@@ -27,6 +27,8 @@ class Step:
     oparg: int
     offset: int
     stack: tuple[Any, ...]
+    comparison: Step | None = None
+    """For the test of a comparison's result by the comparison itself (Python 3.13): that one."""
 
     @property
     def code(self) -> types.CodeType:

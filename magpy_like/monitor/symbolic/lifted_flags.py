@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magpy_like.bytecode.instruction_facts import CALLS
+from magpy_like.bytecode.instruction_stream import instructions, parts_of
 from magpy_like.bytecode.local_uses import local_uses
+from magpy_like.bytecode.tested_jumps import tested_jump
+from magpy_like.monitor.call_operands import call_operands
 from magpy_like.monitor.calls.argument_kinds import is_followed
 from magpy_like.monitor.calls.python_operators import BINARY
 from magpy_like.monitor.recording import Recording
@@ -32,7 +36,7 @@ from magpy_like.monitor.symbolic.expressions import (
     flag_as_tensor,
     is_number,
 )
-from magpy_like.native import NULL, frame_locals, frame_set_operand, lookup_in_type
+from magpy_like.native import frame_locals, frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.split_points import BranchNotMergeable, Split
@@ -147,7 +151,8 @@ class LiftedFlags:
         found = uses.reads.get(step.offset)
         if found is None:
             return None
-        name, argument = opcode.opname[step.code.co_code[found[0]]], step.code.co_code[found[0] + 1]
+        at = instructions(step.code)[found[0]]
+        name, argument = parts_of(at.name, at.arg)[0]
         if name != "STORE_FAST":
             return (*found, None)
         if context.isolation.branch_run is not None or argument not in uses.stored_once:
@@ -320,11 +325,11 @@ class LiftedFlags:
 
     def _consume(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
         name = opcode.opname[step.opcode]
-        if name == "CALL":
+        if name in CALLS:
             return self._pass_to_call(context, step, found)
         if "NONE" in name or (name == "IS_OP" and any(v is None for v in step.stack[-2:])):
             return step  # neither value is None
-        if name.startswith("POP_JUMP"):
+        if tested_jump(step.code, step.offset) is not None and name != "COMPARE_OP":
             try:
                 if context.branching is None:
                     raise BranchNotMergeable("branches do not become operators in this run")
@@ -355,10 +360,9 @@ class LiftedFlags:
         return replace(step, stack=tuple(stack))
 
     def _pass_to_call(self, context: Context, step: Step, found: dict[int, ShadowNode]) -> Step:
-        count, stack = step.oparg, step.stack
-        function, bound = stack[-count - 1], 0
-        if stack[-count - 2] is not NULL:
-            function, bound = stack[-count - 2], 1
+        count = step.oparg
+        operands = call_operands(opcode.opname[step.opcode], count, step.stack)
+        function, bound = operands.function, int(operands.is_method)
         if function in (int, float) and count == 1:
             return self._convert_to_numbers(context, step, found, [1])
         code = None
@@ -368,6 +372,8 @@ class LiftedFlags:
             function, bound = lookup_in_type(type(function), "__call__"), bound + 1
         if type(function) is types.FunctionType and is_followed(function):
             code = function.__code__
+        if opcode.opname[step.opcode] == "CALL_KW":  # the names of the keywords are on top
+            found = {depth - 1: node for depth, node in found.items()}
         if code is None or code.co_flags & _LATER or any(depth > count for depth in found):
             self._specialize(found.values())
             return step

@@ -6,12 +6,14 @@ the text is lifted: the program splits where something inspects the text, and no
 
 from __future__ import annotations
 
+import opcode
 import re
 import string
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magpy_like.bytecode.instruction_facts import formatting
 from magpy_like.monitor.calls.lifted_calls import finish_computed
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.symbolic.lifted_text import formatted, percent
@@ -58,10 +60,11 @@ def _is_seen(context: Context) -> bool:
 
 def format_field(context: Context, step: Step) -> Token | None:
     """The token of an f-string's field; None if it formats no tensor as a number."""
-    specified = bool(step.oparg & 4)
-    depth, specification = (2, step.stack[-1]) if specified else (1, "")
+    field = formatting(opcode.opname[step.opcode], step.oparg)
+    assert field is not None
+    depth, specification = (2, step.stack[-1]) if field.is_specified else (1, "")
     value = step.stack[-depth]
-    if step.oparg & 3 or not _has_number(value) or not _is_seen(context):
+    if field.conversion or not _has_number(value) or not _is_seen(context):
         return None
     number = _number(context, value, torch.Tensor.item)
     frame_set_operand(step.frame, depth, number)

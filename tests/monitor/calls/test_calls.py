@@ -604,11 +604,12 @@ def test_singledispatch_of_methods_follows_the_implementation_of_the_type():
             return x * n
 
     kinds = Kinds()
-    check(
-        lambda x, n: kinds.kind(n, x),
-        lambda: (tensor(1), 3),
-        other=[lambda: (tensor(1), "a"), lambda: (tensor(1), 4)],
-    )
+    calls = [lambda: (tensor(1), 3), lambda: (tensor(1), "a"), lambda: (tensor(1), 4)]
+    if hasattr(Kinds.__dict__["kind"], "_method_cache"):
+        # Python 3.13 looks the method up by a weak reference to the object, which no guard can do.
+        check_results(lambda: lambda x, n: kinds.kind(n, x), *calls, *calls)
+    else:
+        check(lambda x, n: kinds.kind(n, x), calls[0], other=calls[1:])
 
 
 def test_compiled_native_function_guards_its_arguments():

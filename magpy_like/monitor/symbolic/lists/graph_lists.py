@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from magpy_like.bytecode.instruction_facts import CALLS, operand_count
 from magpy_like.graph_operators.node_metadata import TWIN
-from magpy_like.native import NULL
+from magpy_like.monitor.call_operands import call_operands
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import LoopNotMergeable
@@ -208,12 +209,11 @@ def inspected_lists(step: Step, lists: Lists, follows: Callable[[Any], bool]) ->
     name, stack = opcode.opname[step.opcode], step.stack
     depth = step.oparg if name in ("BUILD_LIST", "BUILD_TUPLE") else _DEPTHS.get(name, 3)
     operands, function = stack[max(len(stack) - depth, 0) :], None
-    if name == "CALL":
-        first = len(stack) - step.oparg - 2
-        function = stack[first + 1] if stack[first] is NULL else stack[first]
+    if name in CALLS:
+        function = call_operands(name, step.oparg, stack).function
         if is_instance(function, types.FunctionType | types.MethodType) and follows(function):
             return
-        operands = stack[first:]
+        operands = stack[-operand_count(name, step.oparg) :]
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):
         function = getattr(list, step.name, None)
     elif name == "GET_ITER" and is_instance(lists.get(id(operands[0])), GraphList):
@@ -237,17 +237,21 @@ def inspected_lists(step: Step, lists: Lists, follows: Callable[[Any], bool]) ->
 
 
 _IN_PLACE_ADD = [name for name, _ in opcode._nb_ops].index("NB_INPLACE_ADD")  # type: ignore[attr-defined]
-_TRUTHS = frozenset(name for name in opcode.opmap if "_IF_" in name or name == "UNARY_NOT")
+_TRUTHS = frozenset(
+    name for name in opcode.opmap if "_IF_" in name or name in ("TO_BOOL", "UNARY_NOT")
+)
 ENDS = (0, -1)
 """The elements that exist for every trip count."""
 _DEPTHS = {
     **dict.fromkeys(
         ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FAST", "IMPORT_NAME",
-         "LOAD_FAST_CHECK", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), 0
+         "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "LOAD_FROM_DICT_OR_DEREF",
+         "LOAD_FROM_DICT_OR_GLOBALS"), 0
     ),
     **dict.fromkeys(
-        ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "UNPACK_SEQUENCE", "LIST_APPEND",
-         "MAKE_FUNCTION", *(n for n in opcode.opmap if n.startswith(("UNARY_", "POP_JUMP_")))), 1
+        ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE",
+         "UNPACK_SEQUENCE", "LIST_APPEND", "TO_BOOL", "MAKE_FUNCTION",
+         *(n for n in opcode.opmap if n.startswith(("UNARY_", "POP_JUMP_")))), 1
     ),
     **dict.fromkeys(("BINARY_SUBSCR", "BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2),
 }  # fmt: skip

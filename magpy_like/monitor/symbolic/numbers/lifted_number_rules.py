@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import opcode
 import operator
 import sys
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead
+from magpy_like.bytecode.instruction_facts import FORMATS, formatting
+from magpy_like.bytecode.tested_jumps import CONDITIONAL_JUMPS, comparison
 from magpy_like.monitor import random_draws
 from magpy_like.monitor.calls import python_operators
 from magpy_like.monitor.calls.call_inputs import visit_input
@@ -76,8 +77,7 @@ def _compute_unary(context: Context, step: Step) -> Token:
 
 
 def _compare(context: Context, step: Step) -> Token:
-    index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-    compared = python_operators.OPERATORS[dis.cmp_op[index]]
+    compared = python_operators.OPERATORS[comparison(step.oparg)]
     if context.branching is not None and context.branching.at_comparison(context, step, compared):
         return None
     operands = step.stack[-2:]
@@ -215,8 +215,10 @@ def _finish_item(context: Context, payload: tuple[ShadowNode, Any], result: Any)
 
 
 def _format(context: Context, step: Step) -> Token:
-    value, specification = step.stack[-2:] if step.oparg & 4 else (step.stack[-1], "")
-    operands = (value, step.oparg & 3, specification)
+    field = formatting(opcode.opname[step.opcode], step.oparg)
+    assert field is not None
+    value, specification = step.stack[-2:] if field.is_specified else (step.stack[-1], "")
+    operands = (value, field.conversion, specification)
     if is_plain(value) and context.lifted.any_lifted(operands):
         return finish_computed, (formatted, operands)
     context.lifted.specialize([value, specification])
@@ -282,12 +284,13 @@ def _lifted_number_rules() -> dict[int, Callable[[Context, Step], Token]]:
         "CONTAINS_OP": _contains,
         "IS_OP": _identify,
         "UNARY_NOT": _branch,
+        "TO_BOOL": _branch,
         "BINARY_SUBSCR": _read_item,
         "STORE_SUBSCR": _write_item,
         "DELETE_SUBSCR": _index(2, 1),
         "BINARY_SLICE": _index(3, 2, 1),
         "STORE_SLICE": _index(3, 2, 1),
-        "FORMAT_VALUE": _format,
+        **dict.fromkeys(FORMATS, _format),
         "BUILD_STRING": _join,
         "MATCH_KEYS": _specialize(1),
         "MATCH_CLASS": _specialize(3),
@@ -301,9 +304,8 @@ def _lifted_number_rules() -> dict[int, Callable[[Context, Step], Token]]:
     }
     for name in _ITERATIONS:
         table[name] = _iterate
-    for name in opcode.opmap:
-        if "JUMP" in name and "_IF_" in name and "NONE" not in name:
-            table[name] = _branch
+    for name in CONDITIONAL_JUMPS:
+        table[name] = _branch
     return {
         opcode.opmap[name]: rule
         for name, rule in table.items()
