@@ -1,8 +1,8 @@
-# `make demo` and `make test` work on a fresh machine with Python 3.11 or 3.12.
+# `make demo` and `make test` work on a fresh machine with Python 3.11, 3.12 or 3.13.
 
 # The first interpreter that runs and whose frames are known.
-PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
-    $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; \
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+    $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))' 2>/dev/null && echo $$p && break; \
     done)
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -46,7 +46,7 @@ outputs: $(READY)  ## regenerate the outputs that docs/architecture.md shows
 
 # The environment is rebuilt when what it is made from has changed.
 $(READY): pyproject.toml setup.py constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed: make PYTHON=/path/to/it"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/it"; exit 1; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)

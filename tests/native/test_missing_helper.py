@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from magpy_like.bytecode import supported_versions
 from magpy_like.disk_cache import cache_entries, user_settings
 from magpy_like.native.helper_sources import MODULES
 
@@ -213,14 +214,20 @@ def test_helper_that_cannot_be_used_leaves_programs_native(tmp_path, load, reaso
     check_runs_natively(tmp_path / "c", cxx, reason, remedy, later=later)
 
 
-@pytest.mark.parametrize("version", [(3, 13, 0), (3, 14, 1)])
+@pytest.mark.parametrize("version", [(3, 10, 4), (3, 14, 1)])
 def test_unsupported_python_runs_programs_natively(tmp_path, version):
     text = ".".join(map(str, version))
     cache = user_settings.cache_root()  # with a helper, which must not be used
     # Other libraries, some imported later, must still see the real version.
     preparation = f"import torch._dynamo; real, sys.version_info = sys.version_info, {version}"
-    remedy = "Use CPython 3.11 or 3.12"
+    remedy = "Use CPython 3.11, 3.12 or 3.13"
     check_runs_natively(cache, None, text, remedy, preparation, "sys.version_info = real")
+
+
+def test_free_threaded_python_is_not_supported(monkeypatch):
+    assert supported_versions.obstacle() is None
+    monkeypatch.setattr(sys, "abiflags", "t")
+    assert "(free-threaded). Use CPython 3.11" in str(supported_versions.obstacle())
 
 
 def test_command_line_works_without_the_helper(tmp_path):
