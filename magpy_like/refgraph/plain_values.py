@@ -188,9 +188,9 @@ def is_identity(value: Any) -> bool:
 
 
 def slot_names(cls: type) -> list[str]:
-    """The names of an instance's attribute slots.
+    """The names of an instance's attribute slots, except those that a derived class hides.
 
-    ``copyreg`` finds the same, but caches them on the class, where the program would see them.
+    ``copyreg`` finds these, too, but caches them on the class, where the program would see them.
     """
     names = []
     for base in cls.__mro__:
@@ -198,7 +198,8 @@ def slot_names(cls: type) -> list[str]:
         for name in (slots,) if is_instance(slots, str) else slots:
             if name.startswith("__") and not name.endswith("__"):
                 name = f"_{base.__name__.lstrip('_')}{name}" if base.__name__.strip("_") else name
-            if name not in ("__dict__", "__weakref__"):
+            found_in = next((c for c in cls.__mro__ if name in c.__dict__), None)
+            if name not in ("__dict__", "__weakref__") and found_in is base:
                 names.append(name)
     return names
 

@@ -726,6 +726,34 @@ def test_slots_that_are_filled_and_cleared():
         compiled(tensor(1))
 
 
+def test_slot_that_a_derived_class_hides_by_a_property():
+    """As in the paths of Python 3.13's ``pathlib``."""
+
+    class Base:
+        __slots__ = ("joined",)
+
+    class Derived(Base):
+        __slots__ = ("parts",)
+
+        @property
+        def joined(self):
+            return "/".join(self.parts)
+
+    def program(x):
+        made = Derived()
+        made.parts = ["a", "b"]
+        return x * 2, made.joined, made
+
+    compiled = magpy.compile(program, backend="eager")
+    for value in (1, 2, 3):
+        y, joined, made = compiled(tensor(value))
+        assert_same(y, tensor(2 * value))
+        assert joined == made.joined == "a/b"
+        with pytest.raises(AttributeError):
+            Base.joined.__get__(made)
+    assert magpy.cache_info(compiled).hits == 2
+
+
 def test_attribute_deleted_by_a_descriptor():
     class Deletes:
         def __delete__(self, owner):
