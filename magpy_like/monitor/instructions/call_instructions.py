@@ -128,6 +128,10 @@ def call_spread(context: Context, step: Step) -> Token:
 def _compiled_inside(context: Context, step: Step, depth: int, function: Any) -> Any:
     """The wrapped function of a compiled one, which it replaces on the stack; else ``function``."""
     target = compiled_callees.read_wrapped(context, function)
+    if target is function and type(function) is types.MethodType:
+        inner = compiled_callees.read_wrapped(context, function.__func__)
+        if inner is not function.__func__:
+            target = types.MethodType(inner, function.__self__)
     if target is not function:
         frame_set_operand(step.frame, depth, target)
     return target
