@@ -3,13 +3,7 @@
 //
 // The interpreter does so, and runs pending calls, at the same points: where a function is entered,
 // after a call, and at a jump backwards. A pending call that adds itself again runs at each.
-#define PY_SSIZE_T_CLEAN
-#define Py_BUILD_CORE
-#include <Python.h>
-#undef Py_BUILD_CORE
-#define Py_BUILD_CORE 1
-#include <internal/pycore_frame.h>
-#include <opcode.h>
+#include "interpreter_frame.h"
 
 #include <cstring>
 #include <vector>
@@ -60,9 +54,17 @@ bool enters_traced_function(const _PyInterpreterFrame *frame) {
 #endif
 }
 
+const void *instruction_of(const _PyInterpreterFrame *frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return frame->instr_ptr;
+#else
+  return frame->prev_instr;
+#endif
+}
+
 Point point_of(_PyInterpreterFrame *frame) {
-  PyCodeObject *code = frame ? (PyCodeObject *)frame->f_code : nullptr;
-  int offset = code ? (int)((char *)frame->prev_instr - (char *)_PyCode_CODE(code)) : -1;
+  PyCodeObject *code = frame ? code_of(frame) : nullptr;
+  int offset = code ? (int)((char *)instruction_of(frame) - (char *)_PyCode_CODE(code)) : -1;
   return {code, offset, work->depth ? (long)work->safe_points : -1};
 }
 
@@ -108,8 +110,8 @@ int interrupt() {
 int at_point(void *) {
   state.queued = false;
   if (!state.armed) return 0;
-  _PyInterpreterFrame *frame = PyThreadState_Get()->cframe->current_frame;
-  const void *instruction = frame ? frame->prev_instr : nullptr;
+  _PyInterpreterFrame *frame = *current_frame_of(PyThreadState_Get());
+  const void *instruction = frame ? instruction_of(frame) : nullptr;
   bool is_new = frame != state.frame || instruction != state.instruction;
   if (is_new) {
     state.frame = frame;
