@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import magpy_like as magpy
 from tests.programs import Twins, tensor
 
 
@@ -119,3 +120,13 @@ def test_method_that_is_replaced_must_miss():
     for truth in (True, True, False, True):
         Value.__lt__ = lambda self, other, truth=truth: Truth(truth)
         twins.call(lambda: (tensor(1, 2), value), why=f"{truth}")
+
+
+def test_container_that_a_comparison_returns_must_miss_once_it_is_empty():
+    found = [1]
+    value = Answers(lambda other: found)
+    fast = magpy.compile(lambda x: chooses(x, value, 1), backend="eager")
+    for items in ([1], [1], [], [], [2]):
+        found[:] = items
+        assert torch.equal(fast(tensor(1, 2)), chooses(tensor(1, 2), value, 1)), items
+    assert magpy.cache_info(fast).hits >= 2
