@@ -3,6 +3,7 @@
 - ``api``: the public functions; ``compiled_module``, ``compiled_class``: the results of compiling a
   module or another callable object, and a class
 - ``arguments``: what the arguments of the public functions may be
+- ``integrations``: callbacks for frameworks, imported by programs that use them
 - ``cli``, ``doctor``: the command, and its check of the installation
 - ``config``, ``errors``, ``logs``: limits, exceptions, log topics
 - ``annotation``: operation annotations (MagPy, section 5.2)

@@ -71,6 +71,7 @@ LAYERS = {
     "api": LEAVES
     | {"arguments", "compiled_class", "compiled_module", "compiler", "monitor", "records"},
     "doctor": {"api", "bytecode", "disk_cache", "errors", "native", "torch_compat"},
+    "integrations": {"api"},
     "cli": {"annotation", "api", "config", "disk_cache", "doctor", "errors"},
     "__main__": {"cli"},
     "__init__": {"annotation", "api", "bytecode", "config", "errors", "records", "split_reasons"},

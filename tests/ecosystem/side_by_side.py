@@ -34,22 +34,32 @@ def assert_as_eager(program: Callable[[Wrap], Any], *, hits: int = 1, **toleranc
         compiled.append(magpy.compile(target, **settings))
         return compiled[-1]
 
-    magpy.reset()
-    expected, usual = _run(program, lambda target, **settings: target)
-    actual, messages = _run(program, compile_part)
+    actual = assert_same_runs(
+        program, lambda target, **settings: target, compile_part, **tolerances
+    )
     assert compiled, "the program compiles nothing"
     infos = [magpy.cache_info(part) for part in compiled]
-    assert_same(actual, expected, **tolerances)
-    news = [message for message in messages if message not in usual]
-    assert news == [], "\n".join(news)
     assert all(info.hits >= hits for info in infos), infos
     return actual
 
 
-def _run(program: Callable[[Wrap], Any], wrap: Wrap) -> tuple[Any, list[str]]:
+def assert_same_runs(
+    program: Callable[[Any], Any], eager: Any, compiled: Any, **tolerances: Any
+) -> Any:
+    """The program gives the same for either argument, and no other message for the second."""
+    magpy.reset()
+    expected, usual = _run(program, eager)
+    actual, messages = _run(program, compiled)
+    assert_same(actual, expected, **tolerances)
+    news = [message for message in messages if message not in usual]
+    assert news == [], "\n".join(news)
+    return actual
+
+
+def _run(program: Callable[[Any], Any], argument: Any) -> tuple[Any, list[str]]:
     seed(0)
     with _messages() as messages:
-        return program(wrap), messages
+        return program(argument), messages
 
 
 @contextlib.contextmanager

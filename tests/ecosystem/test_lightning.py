@@ -1,11 +1,14 @@
 """Lightning's Trainer with a compiled ``LightningModule``: fit, validate, test, predict, resume."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import magpy_like as magpy
-from tests.ecosystem.side_by_side import assert_as_eager
+from tests.ecosystem.side_by_side import assert_as_eager, assert_same_runs
 
 lightning = pytest.importorskip("lightning")
 pytestmark = pytest.mark.full
@@ -161,3 +164,109 @@ def test_a_training_step_that_logs_is_one_program(tmp_path):
     model = magpy.compile(Regression())
     trainer(tmp_path, max_epochs=1).fit(model, batches())
     assert magpy.cache_info(model.training_step).hits >= 3
+
+
+# --- a trainer whose callback compiles the module -------------------------------------------------
+
+
+def callback(**settings):
+    from magpy_like.integrations.lightning import MagpyCallback
+
+    return MagpyCallback(**settings)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_callback_compiles_the_module_of_a_trainer(name, tmp_path):
+    infos = []
+
+    def program(callbacks):
+        model = Regression()
+        run = trainer(tmp_path, callbacks=callbacks, **SETTINGS[name])
+        run.fit(model, batches(), batches(8))
+        metrics = {k: v.clone() for k, v in run.callback_metrics.items()}
+        validated = run.validate(model, batches(8), verbose=False)
+        tested = run.test(run.lightning_module, batches(8), verbose=False)
+        predicted = run.predict(model, batches(8))
+        used = run.lightning_module
+        if callbacks:
+            infos.append(magpy.cache_info(used))
+        names = type(used.net).__name__, isinstance(used, Regression), list(used.state_dict())
+        return model.seen, metrics, validated, tested, predicted, model.state_dict(), names
+
+    tolerances = {"rtol": 2e-2, "atol": 2e-2} if name == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
+    assert_same_runs(program, [], [callback()], **tolerances)
+    assert infos[0].hits >= 5
+
+
+def test_a_checkpoint_of_a_trainer_with_the_callback_resumes_and_loads(tmp_path):
+    def program(callbacks):
+        folder = tmp_path / str(len(callbacks))
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, "one", save_last=True)
+        first = trainer(folder, max_epochs=1, callbacks=[*callbacks, saving],
+                        enable_checkpointing=True)  # fmt: skip
+        first.fit(Regression(), batches())
+        best = first.test(
+            ckpt_path="best", dataloaders=batches(8), verbose=False, weights_only=False
+        )
+        model = Regression()
+        second = trainer(folder, max_epochs=2, callbacks=callbacks)
+        second.fit(model, batches(), ckpt_path=folder / "last.ckpt", weights_only=False)
+        loaded = Regression.load_from_checkpoint(folder / "last.ckpt", weights_only=False)
+        saved = torch.load(folder / "last.ckpt", weights_only=False)
+        return best, model.seen, model.state_dict(), loaded.state_dict(), sorted(saved["callbacks"])
+
+    assert_same_runs(program, [], [callback()], rtol=1e-4, atol=1e-5)
+
+
+def test_the_callback_keeps_its_records_for_later_runs_of_a_module(tmp_path):
+    model, run = Regression(), trainer(tmp_path, callbacks=[callback()])
+    run.predict(model, batches(8))
+    used = run.lightning_module
+    hits = magpy.cache_info(used).hits
+    for given in (model, used, model):
+        run.predict(given, batches(8))
+        assert run.lightning_module is used
+    assert magpy.cache_info(used).hits > hits
+    run.predict(other := Regression(), batches(8))
+    assert run.lightning_module._orig_mod is other
+
+
+def test_the_callback_has_the_settings_of_compile(tmp_path):
+    run = trainer(tmp_path, callbacks=[callback(backend="eager", dynamic=True)])
+    run.predict(Regression(), batches(8))
+    assert run.lightning_module._magpy.backend == "eager"
+    assert run.lightning_module._magpy.dynamic is True
+
+
+def test_a_configuration_file_names_the_callback(tmp_path):
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        """
+        trainer:
+          callbacks:
+            - class_path: magpy_like.integrations.lightning.MagpyCallback
+              init_args: {dynamic: true}
+          accelerator: cpu
+          logger: false
+          enable_progress_bar: false
+        """
+    )
+    cli = LightningCLI(
+        Regression, args=["--config", str(file)], run=False, save_config_callback=None
+    )
+    cli.trainer.predict(cli.model, batches(8))
+    assert magpy.cache_info(cli.trainer.lightning_module).hits
+    assert cli.trainer.lightning_module._magpy.dynamic is True
+
+
+def test_the_callback_says_that_lightning_is_missing():
+    program = """
+import sys
+sys.modules["lightning.pytorch"] = sys.modules["pytorch_lightning"] = None
+import magpy_like.integrations.lightning
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "needs Lightning" in run.stderr and "pip install lightning" in run.stderr

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+import magpy_like as magpy
 from tests.compare import assert_same
 from tests.ecosystem import tiny_models
 from tests.ecosystem.side_by_side import assert_as_eager
@@ -114,6 +115,57 @@ def test_a_checkpoint_resumes_and_has_the_keys_of_the_original(tmp_path):
         return losses(first), losses(second), model.state_dict(), loaded.state_dict()
 
     assert_as_eager(program, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_the_trainer_makes_is_compiled_where_it_is_made(tmp_path):
+    """By ``model_init``: at each ``train``, also where it resumes."""
+
+    def program(wrap):
+        made = []
+
+        def make():
+            made.append(tiny_models.classifier())
+            return wrap(made[-1])
+
+        folder = tmp_path / wrap.__name__.strip("<>")
+
+        def run(**settings):
+            return transformers.Trainer(
+                model_init=make,
+                args=arguments(folder, **settings),
+                train_dataset=Sentences(),
+                eval_dataset=Sentences(8),
+                compute_metrics=accuracy,
+            )
+
+        first = run(save_strategy="steps", save_steps=3, max_steps=6)
+        first.train()
+        evaluated = first.evaluate()["eval_loss"]
+        second = run(max_steps=6)
+        second.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
+        second.save_model(str(folder / "final"))
+        loaded = transformers.BertForSequenceClassification.from_pretrained(folder / "final")
+        assert second.accelerator.unwrap_model(second.model) is second.model
+        states = [model.state_dict() for model in (made[1], made[3], loaded)]
+        return losses(first), evaluated, losses(second), states, len(made)
+
+    # Each trainer makes a model that it does not call.
+    assert_as_eager(program, hits=0, rtol=1e-4, atol=1e-5)
+
+
+def test_each_training_compiles_the_model_that_it_makes(tmp_path):
+    """As the trials of a search for hyper-parameters do."""
+    models = []
+
+    def make(trial):
+        models.append(magpy.compile(tiny_models.classifier()))
+        return models[-1]
+
+    run = transformers.Trainer(model_init=make, args=arguments(tmp_path), train_dataset=Sentences())
+    for _ in range(2):
+        run.train()
+    assert run.model is models[2]
+    assert all(magpy.cache_info(model).hits >= 3 for model in models[1:])
 
 
 def test_a_model_that_is_compiled_in_place_trains(tmp_path):
