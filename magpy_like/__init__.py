@@ -4,7 +4,7 @@
   module or another callable object, and a class
 - ``arguments``: what the arguments of the public functions may be
 - ``integrations``: callbacks for frameworks, imported by programs that use them
-- ``cli``, ``doctor``: the command, and its check of the installation
+- ``cli``, ``command_group``, ``doctor``: the command, and its check of the installation
 - ``config``, ``errors``, ``logs``: limits, exceptions, log topics
 - ``annotation``: operation annotations (MagPy, section 5.2)
 - ``bytecode``, ``native``: facts about code objects, and the C++ helper

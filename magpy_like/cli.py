@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import click
 
+from magpy_like.command_group import CommandGroup
 from magpy_like.disk_cache import maintenance, user_settings
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 @click.version_option(package_name="magpy-like", prog_name="magpy")
 def main() -> None:
     """Tools around compiled PyTorch programs."""
@@ -37,7 +38,7 @@ def doctor() -> None:
     sys.exit(1 if faults else 0)
 
 
-@main.group()
+@main.group(cls=CommandGroup)
 def cache() -> None:
     """Compiled kernels and graphs on disk.
 

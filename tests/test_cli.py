@@ -154,3 +154,24 @@ def test_unknown_command_is_rejected():
     result = CliRunner().invoke(main, ["bake"])
     assert result.exit_code == 2
     assert "No such command 'bake'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["annotation"],
+            "there are 'annotations', 'cache', 'doctor' (did you mean 'annotations'?)",
+        ),
+        (["cache", "chek"], "No such command 'chek'; there are 'clear', 'info', 'prune', 'verify'"),
+        (["cache", "inf"], "(did you mean 'info'?)"),
+        (
+            ["annotations", "chek"],
+            "No such command 'chek'; there are 'check' (did you mean 'check'?)",
+        ),
+        (["annotations", "check", "nofile.yaml"], "'nofile.yaml' does not exist"),
+        (["annotations", "check", "."], "'.' is a directory"),
+    ],
+)
+def test_a_wrong_command_names_those_that_exist(arguments, message):
+    assert message in run(*arguments, status=2)

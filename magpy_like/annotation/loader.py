@@ -30,7 +30,7 @@ from typing import Any
 
 import yaml
 
-from magpy_like.annotation.schema import PROPERTIES, Annotation, SchemaError, build
+from magpy_like.annotation.schema import PROPERTIES, Annotation, SchemaError, build, listed
 from magpy_like.errors import AnnotationError
 
 KINDS = ("native", "class", "property", "function", "instance")
@@ -128,14 +128,13 @@ class _FileReader:
     def read(self) -> tuple[list[Rule], dict[str, Any]]:
         document = self._parse()
         if document is None:
-            return [], {}
+            raise self.error("the file is empty; expected sets and operations", 1, "file")
         if not isinstance(document, Entries):
             raise self.error("expected a mapping with sets and operations", 1, "file")
         for key in document:
             if key not in ("sets", "operations"):
-                raise self.error(
-                    "unknown key; known are operations, sets", document.lines[key], key
-                )
+                known = listed(("operations", "sets"), key)
+                raise self.error(f"unknown key; known are {known}", document.lines[key], key)
         for name, properties in self._mapping(document, "sets").items():
             line = document["sets"].lines[name]
             if name in self.sets:
@@ -231,7 +230,7 @@ class _FileReader:
         for kind in kinds:
             if kind not in KINDS:
                 raise self.error(
-                    f"{kind!r} is no kind; known are {', '.join(KINDS)}",
+                    f"{kind!r} is no kind; known are {listed(KINDS, kind)}",
                     raw.lines["kinds"],
                     "kinds",
                 )
@@ -250,7 +249,10 @@ class _FileReader:
         if "is" in raw:
             base = self.sets.get(raw["is"]) if isinstance(raw["is"], str) else None
             if base is None:
-                raise self.error(f"{raw['is']!r} is no set", raw.lines["is"], "is")
+                known = listed(self.sets, raw["is"]) or "none"
+                raise self.error(
+                    f"{raw['is']!r} is no set; known are {known}", raw.lines["is"], "is"
+                )
             merged.update(base)
         for key, value in raw.items():
             if key not in PROPERTIES:
@@ -277,7 +279,7 @@ class _FileReader:
         for key in entries:
             if key not in known:
                 raise self.error(
-                    f"unknown key; known are {', '.join(sorted(known))}", entries.lines[key], key
+                    f"unknown key; known are {listed(known, key)}", entries.lines[key], key
                 )
 
     def _mapping(self, entries: Entries, key: str) -> Any:

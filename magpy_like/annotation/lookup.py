@@ -22,7 +22,7 @@ from typing import Any, Final
 from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.loader import Rule, is_pattern, read_rules
 from magpy_like.annotation.schema import Annotation, SchemaError, build
-from magpy_like.errors import AnnotationError
+from magpy_like.errors import AnnotationError, closest_name
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_patches import no_garbage_collection
 
@@ -128,7 +128,7 @@ class Table:
             try:
                 for rule in rules:
                     if not self._bind(rule):
-                        raise rule.error("no such module is imported", *_first(rule))
+                        raise rule.error(_not_imported(rule), *_first(rule))
             finally:
                 replaced.update(self._bound)
                 self._bound, self._strict, self._replaced = files, strict, replaced
@@ -175,7 +175,8 @@ class Table:
             if owner is not _ABSENT:
                 owners.append((path.rstrip("?"), owner))
             elif not path.endswith("?"):
-                self._unknown(rule.error("no such namespace", path, _first(rule)[1]))
+                fault = f"no such namespace{_closest(path)}"
+                self._unknown(rule.error(fault, path, _first(rule)[1]))
         for name, line in rule.names:
             if is_pattern(name):
                 self._bind_pattern(rule, owners, name, line)
@@ -191,7 +192,7 @@ class Table:
             if is_instance(kind, type):
                 self._instances[kind] = rule.annotation(name.rstrip("?"), line)
             elif not name.endswith("?"):
-                self._unknown(rule.error("no such type", name, line))
+                self._unknown(rule.error(f"no such type{_closest(name)}", name, line))
         return True
 
     def _bind_name(
@@ -208,9 +209,9 @@ class Table:
             found = True
             self._put(rule, f"{path}.{name}", operation, write, line, exact=True)
         if owners and not found and not written.endswith("?"):
-            self._unknown(
-                rule.error(f"unknown function: {owners[0][0]} has no {name}", written, line)
-            )
+            path, owner = owners[0]
+            fault = f"unknown function: {path} has no {name}{closest_name(name, dir(owner))}"
+            self._unknown(rule.error(fault, written, line))
 
     def _bind_pattern(
         self, rule: Rule, owners: list[tuple[str, object]], pattern: str, line: int
@@ -386,6 +387,22 @@ def _locate(path: str) -> object:
                 return _ABSENT
         return owner
     return _UNIMPORTED
+
+
+def _closest(path: str) -> str:
+    """The closest path to one that does not exist, or ``""``."""
+    owner = path.rpartition(".")[0]
+    found = _locate(owner)
+    if found is _ABSENT:
+        return _closest(owner)
+    return closest_name(path, [f"{owner}.{member}" for member in dir(found)])
+
+
+def _not_imported(rule: Rule) -> str:
+    """Which module of a rule that could not be bound is missing."""
+    paths = rule.namespaces or [name for name, _ in rule.names]
+    missing = next(path for path in paths if _locate(path.rstrip("?")) is _UNIMPORTED)
+    return f"no module {missing} is imported{closest_name(missing, sys.modules)}"
 
 
 def _member(owner: object, name: str) -> object:

@@ -17,6 +17,7 @@ from typing import Any
 
 from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.loader import is_pattern, read_mapping
+from magpy_like.annotation.schema import listed
 from magpy_like.errors import AnnotationError
 
 FILE = "operators.yaml"
@@ -105,7 +106,7 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
         declared = {key: value for key, value in raw.items() if key != "names"}
         for key, value in declared.items():
             if key not in _PROPERTIES:
-                raise error(key, f"unknown property; known are {', '.join(sorted(_PROPERTIES))}")
+                raise error(key, f"unknown property; known are {listed(_PROPERTIES, key)}")
             if key in _ENUMS:
                 if value not in _ENUMS[key].__members__:
                     raise error(key, f"expected one of {', '.join(_ENUMS[key].__members__)}")

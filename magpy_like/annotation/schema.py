@@ -15,11 +15,12 @@ phrase that ``explain`` shows, such as ``reads the clock``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
+from magpy_like.errors import closest_name
 from magpy_like.split_reasons import SplitCause, SplitReason
 
 
@@ -177,6 +178,7 @@ PROPERTIES = frozenset(
     (*FLAGS, "inputs", "default_input", "output", "reason", "detail", "calls", "changes_if")
 )
 
+_OF_RELATIONS = ("kind", "of", "key", "default", "value", "access")
 _VALUE_READS = {read.name: read for read in ValueRead}
 _DATA_SHAPES = {shape.name: shape for shape in DataShape}
 _RELATION_KINDS = {kind.name: kind for kind in RelationKind}
@@ -200,7 +202,7 @@ def build(operation: str, raw: Mapping[str, Any], source: str) -> Annotation:
     """
     for key in raw:
         if key not in PROPERTIES:
-            raise SchemaError((key,), f"unknown property; known are {_listed(PROPERTIES)}")
+            raise SchemaError((key,), f"unknown property; known are {listed(PROPERTIES, key)}")
     flags = {name: _typed(raw, name, bool, default=False) for name in FLAGS}
     if "pure_closure" not in raw:
         flags["pure_closure"] = flags["as_op_node"]
@@ -255,7 +257,7 @@ def _reason(raw: Mapping[str, Any]) -> SplitReason | None:
         return cast(SplitReason, raw["reason"])
     name = _typed(raw, "reason", str, default=None)
     if name is not None and name not in _REASONS:
-        raise SchemaError(("reason",), f"unknown reason; known are {_listed(_REASONS)}")
+        raise SchemaError(("reason",), f"unknown reason; known are {listed(_REASONS, name)}")
     return None if name is None else _REASONS[name]
 
 
@@ -286,7 +288,8 @@ def _input(raw: Any, path: tuple[Any, ...]) -> InputProperty:
         raise SchemaError(path, f"expected a mapping or words, not {_kind(raw)}")
     for key in raw:
         if key not in ("value_read", "in_place"):
-            raise SchemaError((*path, key), "unknown property; known are in_place, value_read")
+            known = listed(("in_place", "value_read"), key)
+            raise SchemaError((*path, key), f"unknown property; known are {known}")
     read = raw.get("value_read", ValueRead.ALL)
     return InputProperty(
         read if isinstance(read, ValueRead) else _value_read(read, (*path, "value_read")),
@@ -298,7 +301,7 @@ def _value_read(raw: Any, path: tuple[Any, ...]) -> ValueRead:
     if raw is True or raw is False:  # the paper's form
         return ValueRead.ALL if raw else ValueRead.NONE
     if not isinstance(raw, str) or raw not in _VALUE_READS:
-        raise SchemaError(path, f"{raw!r} is no value_read; known are {_listed(_VALUE_READS)}")
+        raise SchemaError(path, f"{raw!r} is no value_read; known are {listed(_VALUE_READS, raw)}")
     return _VALUE_READS[raw]
 
 
@@ -309,16 +312,15 @@ def _output(raw: Any, path: tuple[Any, ...]) -> OutputProperty:
         raise SchemaError(path, f"expected a mapping, not {_kind(raw)}")
     for key in raw:
         if key not in ("in_place", "relation", "shape_from_data"):
-            raise SchemaError(
-                (*path, key), "unknown property; known are in_place, relation, shape_from_data"
-            )
+            known = listed(("in_place", "relation", "shape_from_data"), key)
+            raise SchemaError((*path, key), f"unknown property; known are {known}")
     relation = raw.get("relation")
     shape = raw.get("shape_from_data", DataShape.NEVER)
     if not isinstance(shape, DataShape):
         if shape not in _DATA_SHAPES:
             raise SchemaError(
                 (*path, "shape_from_data"),
-                f"{shape!r} is not known; known are {_listed(_DATA_SHAPES)}",
+                f"{shape!r} is not known; known are {listed(_DATA_SHAPES, shape)}",
             )
         shape = _DATA_SHAPES[shape]
     return OutputProperty(
@@ -338,15 +340,18 @@ def _relation(raw: Any, path: tuple[Any, ...]) -> RelationProperty:
     if not isinstance(raw, dict):
         raise SchemaError(path, f"expected a mapping or a kind, not {_kind(raw)}")
     for key in raw:
-        if key not in ("kind", "of", "key", "default", "value", "access"):
-            raise SchemaError((*path, key), "unknown property of a relation")
+        if key not in _OF_RELATIONS:
+            raise SchemaError(
+                (*path, key),
+                f"unknown property of a relation; known are {listed(_OF_RELATIONS, key)}",
+            )
     kind = raw.get("kind")
     if isinstance(kind, str):
         kind = _RELATION_KINDS.get(kind)
     if not isinstance(kind, RelationKind):
-        raise SchemaError(
-            (*path, "kind"), f"{raw.get('kind')!r} is no kind; known are {_listed(_RELATION_KINDS)}"
-        )
+        given = raw.get("kind")
+        known = listed(_RELATION_KINDS, given)
+        raise SchemaError((*path, "kind"), f"{given!r} is no kind; known are {known}")
     access = raw.get("access", "read")
     if access not in ("read", "write"):
         raise SchemaError((*path, "access"), f"expected read or write, not {access!r}")
@@ -394,5 +399,6 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-def _listed(names: Any) -> str:
-    return ", ".join(sorted(names))
+def listed(names: Iterable[str], given: object) -> str:
+    """The names that may be written, and the closest of them to the one that was."""
+    return f"{', '.join(sorted(names))}{closest_name(given, names)}"

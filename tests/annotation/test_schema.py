@@ -101,6 +101,85 @@ def test_error_names_file_line_and_key(case: str, tmp_path: Path) -> None:
     assert isinstance(caught.value, MagpyError)
 
 
+NEAR = {
+    "property": ("      - {names: [sin], pure_closur: true}\n", "'pure_closure'"),
+    "kind of a relation": (
+        "      - {names: [sin], pure_closure: true, output: {relation: ARGUMENTS}}\n",
+        "'ARGUMENT'",
+    ),
+    "property of a relation": (
+        "      - {names: [sin], pure_closure: true, output: {relation: {kind: ITEM, off: 1}}}\n",
+        "'of'",
+    ),
+    "property of an output": (
+        "      - {names: [sin], pure_closure: true, output: {in_plac: true}}\n",
+        "'in_place'",
+    ),
+    "property of an input": (
+        "      - {names: [sin], pure_closure: true, inputs: {0: {value_rea: ALL}}}\n",
+        "'value_read'",
+    ),
+    "value_read": (
+        "      - {names: [sin], pure_closure: true, inputs: {0: ELEMENT}}\n",
+        "'ELEMENTS'",
+    ),
+    "shape": (
+        "      - {names: [sin], as_op_node: true, output: {shape_from_data: ALWAYSS}}\n",
+        "'ALWAYS'",
+    ),
+    "reason": (
+        "      - {names: [sin], pure_closure: false, reason: WEAK_REFERENC}\n",
+        "'WEAK_REFERENCE'",
+    ),
+    "kind": ("      - {names: ['*'], kinds: [clas]}\n", "'class'"),
+    "function": ("      - {names: [sinn], pure_closure: true}\n", "'sin'"),
+}
+
+
+@pytest.mark.parametrize("case", NEAR)
+def test_error_names_what_exists_and_is_closest(case: str, tmp_path: Path) -> None:
+    rule, closest = NEAR[case]
+    with pytest.raises(AnnotationError) as caught:
+        load(tmp_path / "bad.yaml", rule)
+    assert str(caught.value).endswith(f" (did you mean {closest}?)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("# nothing\n", "the file is empty"),
+        ("operation: []\n", "did you mean 'operations'"),
+        ("sets: {quiet: {pure_closure: true}}\noperations:\n  - namespace: math\n"
+         "    rules: [{names: [sin], is: quite}]\n", "known are quiet (did you mean 'quiet'?)"),
+        ("operations:\n  - namespace: math\n    rules: [{names: [sin], is: quite}]\n",
+         "known are none"),
+    ],
+)  # fmt: skip
+def test_error_of_a_file(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(AnnotationError) as caught:
+        Table().load_directory(tmp_path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "message"),
+    [
+        ("torch.functionl", "no such namespace (did you mean 'torch.functional'?)"),
+        ("torch.functionl.deeper", "no such namespace (did you mean 'torch.functional'?)"),
+        ("mth", "no module mth is imported (did you mean 'math'?)"),
+    ],
+)
+def test_error_names_the_closest_namespace(namespace: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    rules = "[{names: [a], pure_closure: true}]"
+    path.write_text(f"operations:\n  - namespace: {namespace}\n    rules: {rules}\n")
+    with pytest.raises(AnnotationError) as caught:
+        Table().load(path)
+    assert message in str(caught.value)
+
+
 def test_contradicting_rules_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(

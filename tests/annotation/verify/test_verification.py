@@ -190,6 +190,7 @@ def test_some_shipped_annotations_hold(pattern: str, monkeypatch: pytest.MonkeyP
 def test_all_shipped_annotations_hold() -> None:
     answer = click.testing.CliRunner().invoke(annotations, ["check"])
     assert answer.exit_code == 0, answer.output
+    assert "takes minutes" in answer.output
 
 
 def test_command_fails_if_a_claim_is_refuted(tmp_path: Path) -> None:
@@ -211,3 +212,32 @@ def test_command_reports_the_line_of_an_error(tmp_path: Path) -> None:
     answer = click.testing.CliRunner().invoke(annotations, ["check", str(path)])
     assert answer.exit_code == 1
     assert f"{path}:4: no_such: unknown function" in answer.output
+
+
+SIMILAR = {
+    "math.sinn": "'math.sin'",
+    "torch.relu": "'torch._C._VariableFunctionsClass.relu'",
+    "maths.*": "'math.*'",
+    "rellu": "'relu'",
+}
+
+
+@pytest.mark.parametrize("name", SIMILAR)
+def test_command_lists_similar_names_where_no_operation_has_the_name(name: str) -> None:
+    answer = click.testing.CliRunner().invoke(annotations, ["check", "--only", name])
+    assert answer.exit_code == 2
+    assert f"no operation is named {name!r}; similar are " in answer.output
+    assert SIMILAR[name] in answer.output
+
+
+def test_command_without_a_similar_name_says_so() -> None:
+    answer = click.testing.CliRunner().invoke(annotations, ["check", "--only", "Xyzzyx"])
+    assert answer.exit_code == 2
+    assert answer.output.endswith("no operation is named 'Xyzzyx'\n")
+
+
+def test_command_without_a_file_says_what_it_verifies() -> None:
+    answer = click.testing.CliRunner().invoke(annotations, ["check", "--only", "math.sin"])
+    assert answer.exit_code == 0
+    assert "no file is given: verifies the annotations of magpy_like\n" in answer.stderr
+    assert answer.stdout.startswith("1 operations")
