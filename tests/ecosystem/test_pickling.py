@@ -11,7 +11,7 @@ from torch import nn
 import magpy_like as magpy
 from tests.compare import assert_same
 from tests.ecosystem import worker_functions
-from tests.ecosystem.worker_functions import Crop
+from tests.ecosystem.worker_functions import Crop, Scale
 
 
 def saved_and_loaded(value):
@@ -62,6 +62,21 @@ def test_settings_survive_a_pickle():
 def test_a_compiled_function_is_pickled_by_its_name():
     for function in (worker_functions.normalised, worker_functions.stacked):
         assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_a_compiled_function_under_another_name_is_not_pickled():
+    """So that the guide is right: ``pickle`` asks no function how, and no table of reducers."""
+    other = magpy.compile(worker_functions.plain_normalised)
+    with pytest.raises(pickle.PicklingError, match="not the same object"):
+        pickle.dumps(other)
+
+
+def test_a_compiled_callable_object_is_pickled_under_any_name():
+    scaled = magpy.compile(Scale(3), backend="eager", dynamic=True)
+    other, x = pickle.loads(pickle.dumps(scaled)), torch.randn(4)
+    assert_same([other(x) for _ in range(3)], [x * 3 for _ in range(3)])
+    assert (magpy.cache_info(other).hits, other._magpy.backend) == (2, "eager")
+    assert type(other._orig_mod) is Scale and other._magpy.dynamic is True
 
 
 def test_an_averaged_model_of_a_compiled_one_follows_it():

@@ -29,6 +29,16 @@ class Crop(torch.nn.Module):
         return x[:, 1:-1, 1:-1].flip(-1)
 
 
+class Scale:
+    """A transform that is a callable object."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+
 class Images(Dataset):
     """Random images, transformed, with the hits of the transform."""
 
