@@ -137,7 +137,8 @@ class _MagpyCompiled:
         return self._compiled(*args, **kwargs)
 
     def hits(self) -> int:
-        return int(self._magpy.cache_info(self._compiled).hits)
+        info = self._magpy.cache_info(self._compiled)
+        return int(info.hits + info.uncompiled)
 
 
 class Dynamo:

@@ -91,7 +91,8 @@ class Twins:
             _gradients(actual, args, self.target), _gradients(eager, eager_args, self.eager)
         )
         if hit is not None:
-            was = magpy.cache_info(self.compiled).hits > before.hits
+            now = magpy.cache_info(self.compiled)
+            was = now.hits + now.uncompiled > before.hits + before.uncompiled
             assert was == hit, f"{why}: {self._why_not() if hit else 'no guard missed'}"
         return eager
 

@@ -193,7 +193,7 @@ class Dispatcher:
             profiled = is_profiled()
         dispatcher, match = self, self.cache.match(args, kwargs)
         misspeculated: tuple[Record, ...] = ()
-        has_graph = False
+        compiled = interpreted = False
         while match is not None:
             record, found = match
             result = run_in_region(dispatcher, record, found) if profiled else record.mock(*found)
@@ -208,7 +208,8 @@ class Dispatcher:
             if record.layout is None:
                 return result
             layout, args, kwargs, misspeculated = record.layout, (), {}, ()
-            has_graph |= record.is_compiled
+            compiled |= record.is_compiled
+            interpreted |= record.is_interpreted
             del match, record, found  # finalizers of objects that the segment releases run here
             observers = frame_observers()
             following, args = self.program.run_dynamic_instruction(layout, result)
@@ -225,7 +226,8 @@ class Dispatcher:
             dispatcher = following
             match = dispatcher.cache.match(args, kwargs)
             if match is not None and match[0].layout is None:
-                self.cache.uncompiled += not (has_graph or match[0].is_compiled)
+                interpreted |= match[0].is_interpreted
+                self.cache.uncompiled += interpreted and not (compiled or match[0].is_compiled)
         return dispatcher._miss(args, kwargs)
 
     def _run_observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -278,7 +280,8 @@ class Dispatcher:
 
     def _report_misses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Report that no call of the program has hit, if it is so."""
-        if self.program.entry.cache_info().hits:
+        info = self.program.entry.cache_info()
+        if info.hits or info.uncompiled:
             return
         why = next(iter(self.why_missed(args, kwargs)), self._obstacle or "there is no record")
         self.program.reports.note(
@@ -453,13 +456,15 @@ class Dispatcher:
         # A call whose later segment was monitored is a miss after all.
         monitored = min(self.hits, sum(d.cache.misses for d in continuations))
         native = min(self.hits - monitored, sum(d.cache.native for d in continuations))
+        served = self.hits - monitored - native
+        uncompiled = min(self.cache.uncompiled, served)
         return CacheInfo(
-            hits=self.hits - monitored - native,
+            hits=served - uncompiled,
             misses=self.cache.misses + monitored,
             records=len(records),
             graphs=graphs,
             native=self.cache.native + native,
-            uncompiled=min(self.cache.uncompiled, self.hits - monitored - native),
+            uncompiled=uncompiled,
         )
 
     def explain(

@@ -21,13 +21,13 @@ class CacheInfo(NamedTuple):
     """Counters of a compiled function, like those of ``functools.lru_cache``.
 
     Attributes:
-        hits: calls that records served, without a monitor run.
+        hits: calls that records served, without a monitor run, by compiled graphs; programs without
+            operators have none to compile.
         misses: calls with a monitor run.
         records: the records kept.
         graphs: the distinct operator graphs; a backend may compile one for several sizes.
         native: calls that ran the program as it is, without a monitor.
-        uncompiled: those of the hits that ran no compiled graph: the program has no operators, or
-            its graph runs operator by operator.
+        uncompiled: calls that records served, whose graphs ran operator by operator.
     """
 
     hits: int

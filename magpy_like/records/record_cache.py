@@ -87,7 +87,7 @@ class RecordCache:
 
     def insert(self, record: Record) -> None:
         """Add a record as the first, and drop those that it covers."""
-        if record.layout is None and not record.is_compiled:
+        if record.layout is None and record.is_interpreted:
             record.mock = self._counting(record.mock)
         with self.lock:
             kept = tuple(r for r in self.records if not record.covers(r))

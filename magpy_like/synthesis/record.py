@@ -81,6 +81,11 @@ class Record:
         return self.compiled is not None and self.compiled.is_compiled
 
     @property
+    def is_interpreted(self) -> bool:
+        """True if it runs a graph operator by operator, which the backend has not compiled."""
+        return self.compiled is not None and not self.compiled.is_compiled
+
+    @property
     def guards(self) -> list[str]:
         """The conditions as text."""
         return [sentence for condition in self.conditions for sentence in condition.sentences]

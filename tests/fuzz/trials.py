@@ -129,7 +129,8 @@ def _check(loaded: Loaded, calls: int, dtype: str, backend: str) -> Verdict:
 def _count(verdict: Verdict, compiled: Any) -> None:
     info = magpy.cache_info(compiled)
     dispatcher = magpy.api._dispatcher(compiled)
-    verdict.hits, verdict.misses, verdict.graphs = info.hits, info.misses, info.graphs
+    verdict.hits, verdict.misses = info.hits + info.uncompiled, info.misses
+    verdict.graphs = info.graphs
     verdict.splits = len(dispatcher.split_points)
     verdict.native = bool(info.misses) and not info.records
 

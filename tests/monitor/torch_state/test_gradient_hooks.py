@@ -65,7 +65,10 @@ def check(forward, prepare=lambda net: None, *, backend="aot_eager", whole=True,
     for i in (0, 1, 2, 3):
         expected, actual = run_backward(eager, eager, i), run_backward(net, fast, i)
         assert_same(actual, expected)
-    assert magpy.cache_info(fast).hits >= hits
+    info = magpy.cache_info(
+        fast
+    )  # graphs whose autograd nodes are exposed run operator by operator
+    assert info.hits + info.uncompiled >= hits
 
 
 def plain(net, x):
