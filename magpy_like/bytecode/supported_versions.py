@@ -15,7 +15,7 @@ def obstacle() -> str | None:
     if implementation == "CPython" and not is_free_threaded and sys.version_info[:2] in SUPPORTED:
         return None
     *others, newest = (".".join(map(str, version)) for version in SUPPORTED)
-    versions = f"{', '.join(others)} or {newest}"
+    versions = " or ".join([*filter(None, [", ".join(others)]), newest])
     own = ".".join(map(str, sys.version_info[:3])) + " (free-threaded)" * is_free_threaded
     return (
         f"magpy_like reads the interpreter's own frames and does not know those of "

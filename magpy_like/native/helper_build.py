@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -29,7 +30,7 @@ class HelperBuild:
         self._result: Future[Paths] = Future()
         arguments = (compile_modules,)
         threading.Thread(target=self._run, args=arguments, name="magpy-helper", daemon=True).start()
-        atexit.register(self._end)
+        weakref.finalize(self, _end, os.getpid(), self._stop, self._result)  # or at the exit
 
     def _run(self, compile_modules: Callable[..., Paths]) -> None:
         try:
@@ -41,10 +42,6 @@ class HelperBuild:
 
     def _count(self) -> None:
         self._finished += 1
-
-    def _end(self) -> None:
-        self._stop.set()
-        wait([self._result], _EXIT)
 
     def result(self) -> Paths:
         """Wait for the libraries, with a line of progress on standard error.
@@ -70,3 +67,10 @@ class HelperBuild:
     def _is_done_within(self, seconds: float) -> bool:
         process_runner.attend()
         return not wait([self._result], seconds).not_done
+
+
+def _end(process: int, stop: threading.Event, result: Future[Paths]) -> None:
+    """End the compilers of this process; a forked one has none."""
+    if process == os.getpid():
+        stop.set()
+        wait([result], _EXIT)

@@ -115,12 +115,14 @@ _FULLY_SHARDED = (
 )
 
 
+_mro_of = type.__dict__["__mro__"].__get__
+
+
 def _is_fully_sharded(target: Any) -> bool:
     """True for a module that ``fully_shard`` has given a class with hooks."""
-    return any(
-        cls.__name__ == "FSDPModule" and cls.__module__.startswith("torch.distributed.fsdp")
-        for cls in type(target).__mro__
-    )
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    # Without the code of a metaclass.
+    return fsdp is not None and any(cls is fsdp.FSDPModule for cls in _mro_of(type(target)))
 
 
 _NOT_THE_USERS = (str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent))

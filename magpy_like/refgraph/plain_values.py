@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.native.instance_checks import is_instance
+from magpy_like.native.instance_checks import answers_in_python, is_instance
 from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
 
 HEAP_TYPE = 1 << 9
@@ -100,8 +100,15 @@ def class_name(cls: type) -> str:
 
 
 def callable_name(target: Any) -> str:
-    """The qualified name of a function, or of the class of another callable, for people."""
-    if not is_instance(target, torch.nn.Module):  # which would search its parameters
+    """The qualified name of a function or class, or of the class of another callable, for people.
+
+    No code of the program runs.
+    """
+    if type(target) is types.MethodType:
+        return callable_name(target.__func__)
+    if is_instance(target, type):
+        return class_name(target)
+    if not answers_in_python(target):
         named = getattr(target, "__qualname__", None)
         if is_instance(named, str):
             return str(named)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+__all__ = ["NEWEST", "OLDEST", "RANGE", "difference"]
+
 OLDEST, NEWEST = (2, 11), (2, 15)
 RANGE = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
 
