@@ -69,11 +69,8 @@ def _warn_once(text: str) -> None:
         warnings.warn_explicit(text, MagpyWarning, where.filename, where.lineno)
 
 
-class DeferredDispatcher:
-    """The dispatcher of a compiled function while the native helper is compiled.
-
-    The first use that needs records waits for the helper.
-    """
+class _CheckedSettings:
+    """A target and the arguments of ``compile``, checked without the helper."""
 
     def __init__(
         self,
@@ -90,12 +87,23 @@ class DeferredDispatcher:
         Raises:
             TypeError, ValueError: see ``compile``.
         """
-        check_settings(backend, mode, options)
+        _check(backend, mode, options)
         self.target = target
         self.fullgraph, self.dynamic = fullgraph, dynamic
         self.backend, self.mode, self.options = backend, mode, options
         self.on_miss: Callable[[], Callable[..., Any]] | None = None
         """See ``native_call``."""
+
+
+class DeferredDispatcher(_CheckedSettings):
+    """The dispatcher of a compiled function while the native helper is compiled.
+
+    The first use that needs records waits for the helper.
+    """
+
+    def __init__(self, target: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(target, **settings)
+        self._settings = settings
         self._lock = threading.RLock()
         self._made: Any = None
 
@@ -115,40 +123,20 @@ class DeferredDispatcher:
     def _dispatcher(self) -> Any:
         with self._lock:
             if self._made is None:
-                names = ("fullgraph", "dynamic", "backend", "mode", "options")
-                settings = {name: getattr(self, name) for name in names}
-                made = _dispatcher_of_process(self.target, settings)
+                made = _dispatcher_of_process(self.target, self._settings)
                 made.on_miss = self.on_miss
                 self._made, self.call = made, made.call  # type: ignore[method-assign]
         return self._made
 
 
-class UncompiledProgram:
+class UncompiledProgram(_CheckedSettings):
     """The dispatcher's interface where the native helper cannot be used: calls run the program."""
 
-    def __init__(
-        self,
-        target: Callable[..., Any],
-        reason: str,
-        *,
-        fullgraph: bool = False,
-        dynamic: bool | None = None,
-        backend: str | Callable[..., Any] = "magpy",
-        mode: str | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """Takes the arguments of ``compile``, and the reason why nothing can be monitored.
-
-        Raises:
-            TypeError, ValueError: see ``compile``.
-        """
-        check_settings(backend, mode, options)
-        self.target, self.reason = target, reason
-        self.fullgraph, self.dynamic = fullgraph, dynamic
-        self.backend, self.mode, self.options = backend, mode, options
+    def __init__(self, target: Callable[..., Any], reason: str, **settings: Any) -> None:
+        """``reason``: why nothing can be monitored."""
+        super().__init__(target, **settings)
+        self.reason = reason
         self.native = 0
-        self.on_miss: Callable[[], Callable[..., Any]] | None = None
-        """See ``native_call``."""
         dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -171,7 +159,7 @@ class UncompiledProgram:
         self.native = 0
 
 
-def check_settings(
+def _check(
     backend: str | Callable[..., Any], mode: str | None, options: dict[str, Any] | None
 ) -> None:
     """Check these arguments of ``compile`` without the helper.
