@@ -11,6 +11,7 @@ from torch import nn
 
 import magpy_like as magpy
 from magpy_like.monitor.calls import torch_wrappers
+from magpy_like.monitor.symbolic.dynamic_marks import may_have_marks
 from magpy_like.native import is_unusual
 from magpy_like.split_reasons import SplitReason
 from tests.compare import assert_same
@@ -293,6 +294,25 @@ def test_marks_inside_containers_count():
     fast((first, 1), {"x": second})
     fast((batch(7), 1), {"x": batch(7)})
     assert magpy.cache_info(fast)[:3] == (1, 1, 1)
+
+
+def test_containers_in_themselves_are_searched_for_marks():
+    """A first call does not look for marks: nothing varies yet."""
+
+    def arguments(n):
+        values, named = [batch(n)], {}
+        values.append((values, named))
+        named["values"] = values
+        return values, named
+
+    fast = compiled(lambda values, named: named["values"][0] * 2)
+    for n in (4, 4, 5, 6):
+        values, named = arguments(n)
+        assert torch.equal(fast(values, named), values[0] * 2)
+    torch._dynamo.mark_dynamic(marked := batch(7), 0)
+    values, named = arguments(4)
+    named["marked"] = marked
+    assert may_have_marks([values])
 
 
 @pytest.mark.parametrize("strict", [True, False])

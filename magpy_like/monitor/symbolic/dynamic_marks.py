@@ -69,14 +69,18 @@ def _marks_of_torch(tensor: torch.Tensor, names: tuple[str, ...]) -> set[int]:
 def may_have_marks(values: Iterable[object]) -> bool:
     """True if ``mark_dimension`` has marked a live tensor, or torch one of these or one in them.
 
-    Lists, tuples and dictionaries are looked into.
+    Lists, tuples and dictionaries are looked into; they may contain themselves.
     """
-    return bool(_marks) or any(_is_marked(value) for value in values)
-
-
-def _is_marked(value: object) -> bool:
-    if is_instance(value, torch.Tensor):
-        return any(name in value.__dict__ for name in (*_STRICT, *_WEAK, *_STATIC))
-    if type(value) is dict:
-        return any(_is_marked(item) for item in value.values())
-    return type(value) in (list, tuple) and any(_is_marked(item) for item in cast(Any, value))
+    if _marks:
+        return True
+    pending, seen = [*values], set[int]()
+    while pending:
+        value = pending.pop()
+        if is_instance(value, torch.Tensor):
+            if any(name in value.__dict__ for name in (*_STRICT, *_WEAK, *_STATIC)):
+                return True
+        elif type(value) in (list, tuple, dict) and id(value) not in seen:
+            seen.add(id(value))
+            items = cast(Any, value)
+            pending += items.values() if type(value) is dict else items
+    return False
