@@ -362,7 +362,9 @@ def compile_aten(
 def _first_line(error: Exception) -> str:
     """The reason of a fallback as text: the first line of an error, or of its compiler's error."""
     if isinstance(error, Unsupported):
-        return error.reason if error.subject == "a graph" else str(error)
+        # Not the error's text: `fx.Interpreter` appends the node and a traceback to it.
+        is_graph = error.subject == "a graph"
+        return error.reason if is_graph else f"{error.subject}: {error.reason}"
     if isinstance(error, cpp_compiler.CppCompileError):
         return error.summary
     return in_words(error)

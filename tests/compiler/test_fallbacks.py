@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler import compile_fx
-from magpy_like.compiler.compiler_errors import CompileError, MagpyWarning, _warned
+from magpy_like.compiler.compiler_errors import CompileError, MagpyWarning, Unsupported, _warned
 from magpy_like.disk_cache import cache_location, claims
 
 
@@ -95,6 +95,20 @@ def test_unsupported_weight_layout_falls_back_to_aten():
             return (self.weight @ x).relu()
 
     assert_equals_eager_with_one_warning("torch.sparse_csr", Product(), X)
+
+
+def test_reason_that_is_met_while_tracing_is_one_line():
+    def layer(x):
+        if type(x) is not torch.Tensor:
+            raise Unsupported("a layer", "it is refused")
+        return x * 2
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(layer, (graph.placeholder("x"),)))
+    with pytest.warns(MagpyWarning, match="runs through ATen: a layer: it is refused") as caught:
+        fast = compile_fx(fx.GraphModule({}, graph), [X])
+    assert "\n" not in str(caught[0].message)
+    assert torch.equal(fast(X), X * 2)
 
 
 @pytest.mark.usefixtures("empty_cache")
