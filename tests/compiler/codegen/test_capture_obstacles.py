@@ -117,6 +117,7 @@ def test_a_graph_without_a_gpu_has_none():
     assert facts_of(on_devices(lambda x: x * 2, "cpu")).gpu is None
 
 
+@pytest.mark.cpu  # with a GPU, fake tensors need one of that number
 def test_the_gpu_is_that_of_the_tensors():
     assert facts_of(on_devices(lambda x: x * 2, "cuda:3")).gpu == 3
 

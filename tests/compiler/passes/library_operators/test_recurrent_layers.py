@@ -74,5 +74,8 @@ def assert_equals_eager(layer, x, train, caplog, *arguments):
                 for results in (actual, expected)
             )
             torch.testing.assert_close(actual_gradients, expected_gradients)
-    assert magpy.cache_info(fast).hits == 1
+    # On a GPU, dropout between layers runs as it is: cuDNN draws its numbers.
+    info = magpy.cache_info(fast)
+    drawn_by_cudnn = x.is_cuda and train and getattr(layer, "dropout", 0) > 0
+    assert (info.hits, info.uncompiled) == ((0, 1) if drawn_by_cudnn else (1, 0))
     assert "raised" not in caplog.text
