@@ -31,6 +31,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.fake_tensors import ATTRIBUTES_IN_PYTHON
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -53,13 +54,18 @@ _FORGETTING = {
 }
 """Callbacks of weak containers at the destruction of objects, which may happen during any
 operation. They hash the keys of torch's weak containers in Python."""
-_HIDDEN_CODE = _FORGETTING | {
-    torch.nn.Module.__getattr__.__code__,
-    copyreg._slotnames.__code__,  # type: ignore[attr-defined]
-    MODE_CODE,
-}
+_HIDDEN_CODE = (
+    _FORGETTING
+    | ATTRIBUTES_IN_PYTHON
+    | {
+        torch.nn.Module.__getattr__.__code__,
+        copyreg._slotnames.__code__,  # type: ignore[attr-defined]
+        MODE_CODE,
+    }
+)
 """Code that is not followed: the monitor records its reads itself, or the code caches facts of a
-class for copying, is a callback of a weak container, or applies a default device to an operator."""
+class for copying, is a callback of a weak container, applies a default device to an operator, or
+stands in for native code of tensors."""
 
 
 class Entering:

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 __all__ = [
+    "ATTRIBUTES_IN_PYTHON",
     "FAKE_TENSOR_LOGGER",
     "META_KERNELS_MODULE",
     "DataDependentOutputException",
@@ -37,3 +38,7 @@ FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
 """Logger that reports each operator that raises on fake tensors."""
 META_KERNELS_MODULE = "torch._subclasses.fake_impls"
 """Module of the operators' special implementations on fake tensors."""
+ATTRIBUTES_IN_PYTHON = frozenset(
+    found.fget.__code__ for found in vars(FakeTensor).values() if isinstance(found, property)
+)
+"""Code of attributes that native code computes for other tensors: `device`; `layout` since 2.14."""
