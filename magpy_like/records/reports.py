@@ -76,10 +76,15 @@ class Reports:
 
     def note_split(self, kind: Kind, point: SplitPoint) -> None:
         """Note a report whose cause is a split that no segment ends at."""
-        if _is_fully_sharded(self._target):
+        if _is_instance_of("torch.distributed.fsdp", "FSDPModule", self._target):
             self.note(kind, *_FULLY_SHARDED)
-        else:
-            self.note(kind, point.detail, point.cause.remedy, Location.of_split(point))
+            return
+        remedy = point.cause.remedy
+        if _is_instance_of(
+            "torch.nn.parallel.distributed", "DistributedDataParallel", self._target
+        ):
+            remedy = _INSIDE_OF_DDP
+        self.note(kind, point.detail, remedy, Location.of_split(point))
 
     def note_torch_compile_around(self) -> None:
         """Note that code which torch.compile has compiled calls the function."""
@@ -113,16 +118,21 @@ _FULLY_SHARDED = (
     "native code",
     "compile what runs between the hooks: module.forward = magpy_like.compile(module.forward)",
 )
-
+_INSIDE_OF_DDP = (
+    "compile the module inside: DistributedDataParallel(magpy_like.compile(module)); the wrapper's "
+    "own code is for the exchange between processes"
+)
 
 _mro_of = type.__dict__["__mro__"].__get__
 
 
-def _is_fully_sharded(target: Any) -> bool:
-    """True for a module that ``fully_shard`` has given a class with hooks."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    # Without the code of a metaclass.
-    return fsdp is not None and any(cls is fsdp.FSDPModule for cls in _mro_of(type(target)))
+def _is_instance_of(module: str, name: str, target: Any) -> bool:
+    """True for an instance of a class of a module of torch, which may not be imported yet.
+
+    ``fully_shard`` gives a module such a class. No code of a metaclass runs.
+    """
+    found = getattr(sys.modules.get(module), name, None)
+    return found is not None and any(cls is found for cls in _mro_of(type(target)))
 
 
 _NOT_THE_USERS = (str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent))
