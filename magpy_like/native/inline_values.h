@@ -48,10 +48,19 @@ struct InlineSlots {
            (one && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0);
   }
 
-  PyObject *value(PyObject *dict, size_t i) const {
-    return slots[i] < 0 ? nullptr : ((PyDictObject *)dict)->ma_values->values[slots[i]];
+  // The memory of a value; null if no object of the class has the key.
+  PyObject *const *address(PyObject *dict, size_t i) const {
+    return slots[i] < 0 ? nullptr : &((PyDictObject *)dict)->ma_values->values[slots[i]];
   }
+
+  PyObject *value(PyObject *dict, size_t i) const { return slots[i] < 0 ? nullptr : *address(dict, i); }
 };
+
+// The address of the pointer to a dictionary's values: it changes when they leave the object.
+const void *values_address(PyObject *dict) { return &((PyDictObject *)dict)->ma_values; }
+
+// The address of the number of keys that objects of the class have had.
+const void *key_count_address(PyObject *dict) { return &((PyDictObject *)dict)->ma_keys->dk_nentries; }
 
 #else
 
@@ -60,8 +69,12 @@ bool has_inline_values(PyObject *) { return false; }
 struct InlineSlots {
   template <typename Locations>
   void update(PyObject *, const Locations &) {}
+  PyObject *const *address(PyObject *, size_t) const { return nullptr; }
   PyObject *value(PyObject *, size_t) const { return nullptr; }
 };
+
+const void *values_address(PyObject *) { return nullptr; }
+const void *key_count_address(PyObject *) { return nullptr; }
 
 #endif
 

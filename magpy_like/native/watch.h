@@ -24,6 +24,7 @@ void add_instance(Watch *w, PyObject *instance, const void *slot, PyObject *expe
 }
 
 WatchedObject *get_or_add_object(Watch *w, WatchKind kind, PyObject *object) {
+  w->inline_words->is_current = false;
   PyObject *id = PyLong_FromVoidPtr(object);
   if (!id) return nullptr;
   PyObject *index = PyDict_GetItemWithError(w->index, id);
@@ -36,7 +37,7 @@ WatchedObject *get_or_add_object(Watch *w, WatchKind kind, PyObject *object) {
     }
     Py_DECREF(index);
     w->objects->push_back({kind, Py_NewRef(object)});
-    if (kind == DICT && has_inline_values(object)) w->inline_dicts->push_back(w->objects->size() - 1);
+    if (kind == DICT && has_inline_values(object)) w->inline_words->dicts.push_back(w->objects->size() - 1);
     if (kind == DICT)
       add_word(w, version_address(object), 0, DICT_VERSION, w->objects->size() - 1);
     else if (kind != FUNCTION)
@@ -178,7 +179,7 @@ PyObject *watch_new(PyTypeObject *type, PyObject *, PyObject *) {
   w->owners = new std::vector<WordOwner>();
   w->instances = new std::vector<WatchedInstance>();
   w->others = new std::vector<size_t>();
-  w->inline_dicts = new std::vector<size_t>();
+  w->inline_words = new InlineWords();
   w->failed = new std::string();
   w->index = PyDict_New();
   w->call = watch_call;
@@ -214,7 +215,7 @@ int watch_clear(PyObject *self) {
   w->words->clear();
   w->owners->clear();
   w->others->clear();
-  w->inline_dicts->clear();
+  *w->inline_words = InlineWords();
   for (WatchedObject &o : objects) {
     Py_DECREF(o.object);
     for (Location &p : o.locations) {
@@ -242,7 +243,7 @@ void watch_dealloc(PyObject *self) {
   delete w->owners;
   delete w->instances;
   delete w->others;
-  delete w->inline_dicts;
+  delete w->inline_words;
   delete w->failed;
   Py_TYPE(self)->tp_free(self);
 }

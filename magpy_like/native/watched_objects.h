@@ -54,6 +54,19 @@ struct WatchedInstance {
   PyObject *expected;  // owned: its class or its dictionary
 };
 
+// The dictionaries whose version does not tell, and their values as words.
+//
+// The values lie in objects that the watch does not own: they may be read while the dictionaries use
+// them, which `places` tells.
+struct InlineWords {
+  std::vector<size_t> dicts;      // indices of the dictionaries
+  std::vector<Word> places;       // of each dictionary: where its values are
+  std::vector<Word> values;       // expected values, and numbers of keys
+  std::vector<size_t> owners;     // of the values: indices of the dictionaries
+  std::vector<size_t> not_words;  // dictionaries that no words describe
+  bool is_current = false;        // whether the words are those of the dictionaries
+};
+
 // Most of what a record watches are unmodified dictionaries, instances and tensors. Each dictionary and
 // instance costs the comparison of one word, in the order of addresses.
 struct Watch {
@@ -63,7 +76,7 @@ struct Watch {
   std::vector<WatchedInstance> *instances;
   std::vector<WatchedObject> *objects;
   std::vector<size_t> *others;  // indices of the objects without a word
-  std::vector<size_t> *inline_dicts;  // indices of the dictionaries whose version does not tell
+  InlineWords *inline_words;
   std::vector<WatchedTensor> *tensors;
   std::vector<Metadata> *expected;  // of the tensors
   PyObject *index;  // id of a watched object -> its index in `objects`
@@ -327,14 +340,81 @@ bool check_inline_values(Watch *w, WatchedObject &o) {
   return true;
 }
 
-// From the end of the list, from which dictionaries that have values of their own by now are removed.
+// Appends the words of a dictionary; false if words cannot express what is expected.
+bool append_inline_words(InlineWords &words, WatchedObject &o, size_t index) {
+  if (o.length >= 0 || o.ordered_keys) return false;
+  o.inline_slots.update(o.object, o.locations);
+  bool needs_keys = false;
+  for (size_t i = 0; i < o.locations.size(); i++) {
+    const Location &p = o.locations[i];
+    if (!p.expected) return false;  // any value
+    PyObject *const *address = o.inline_slots.address(o.object, i);
+    if (!address) {
+      needs_keys = true;
+      continue;
+    }
+    const uint64_t expected = p.expected == absent ? 0 : (uint64_t)p.expected;
+    words.values.push_back({(const uint64_t *)address, expected});
+    words.owners.push_back(index);
+  }
+  if (needs_keys) {
+    const uint64_t *address = (const uint64_t *)key_count_address(o.object);
+    words.values.push_back({address, *address});
+    words.owners.push_back(index);
+  }
+  return true;
+}
+
+// Dictionaries that have values of their own by now are removed.
+void collect_inline_words(Watch *w) {
+  InlineWords found;
+  for (size_t index : w->inline_words->dicts) {
+    WatchedObject &o = (*w->objects)[index];
+    if (!has_inline_values(o.object)) continue;
+    found.dicts.push_back(index);
+    const uint64_t *place = (const uint64_t *)values_address(o.object);
+    found.places.push_back({place, *place});
+    const size_t count = found.values.size();
+    if (append_inline_words(found, o, index)) continue;
+    found.values.resize(count);
+    found.owners.resize(count);
+    found.not_words.push_back(index);
+  }
+  found.is_current = true;
+  *w->inline_words = std::move(found);
+}
+
+// Compares without a branch, so that the loads overlap.
+bool are_as_expected(const std::vector<Word> &words) {
+  uint64_t difference = 0;
+#pragma GCC unroll 16
+  for (size_t i = 0; i < words.size(); i++) difference |= *words[i].address ^ words[i].expected;
+  return !difference;
+}
+
 bool check_inline_dicts(Watch *w) {
-  std::vector<size_t> &indices = *w->inline_dicts;
-  for (size_t i = indices.size(); i-- > 0;) {
-    WatchedObject &o = (*w->objects)[indices[i]];
-    const bool stays = has_inline_values(o.object);
-    if (!check_inline_values(w, o)) return false;
-    if (!stays) indices.erase(indices.begin() + i);
+  InlineWords &words = *w->inline_words;
+  if (!words.is_current || !are_as_expected(words.places)) {
+    // A dictionary that has just left its object is checked once more: its version is that of before.
+    for (size_t index : words.dicts)
+      if (!check_inline_values(w, (*w->objects)[index])) return false;
+    collect_inline_words(w);
+    return true;
+  }
+  for (size_t index : words.not_words)
+    if (!check_inline_values(w, (*w->objects)[index])) return false;
+  // Comparisons may have run code that ends an object.
+  if (!words.not_words.empty() && !are_as_expected(words.places)) return check_inline_dicts(w);
+  if (are_as_expected(words.values)) return true;
+  size_t checked = SIZE_MAX;
+  for (size_t i = 0; i < words.values.size(); i++) {
+    const Word &word = words.values[i];
+    if (*word.address == word.expected || words.owners[i] == checked) continue;
+    checked = words.owners[i];
+    if (!check_inline_values(w, (*w->objects)[checked])) return false;
+    if (!words.is_current || !are_as_expected(words.places)) return check_inline_dicts(w);
+    // With a new key, a location that had no memory may have some: the words are collected again.
+    if (word.address == key_count_address((*w->objects)[checked].object)) words.is_current = false;
   }
   return true;
 }

@@ -178,6 +178,48 @@ def test_attributes_of_an_instance_are_watched(store, has_own_values):
     assert not watch()
 
 
+def test_each_of_many_instances_is_watched():
+    """Their values are compared together; one that dies, or has a new dictionary, leaves them."""
+    instances, watch = [Instance() for _ in range(20)], Watch()
+
+    def add(one, i):
+        one.first = i
+        watch.location(one.__dict__, "first", i, True)
+        watch.location(one.__dict__, "third", ABSENT, False)
+
+    for i, one in enumerate(instances[:10]):
+        add(one, i)
+    assert watch() and watch()
+    for i, one in enumerate(instances[10:], 10):
+        add(one, i)
+    assert watch() and watch(), "locations that were added after a check"
+    for i, one in enumerate(instances):
+        one.first = -1
+        assert not watch()
+        one.first = i
+        assert watch()
+        one.third = 1
+        assert not watch()
+        del one.third
+        setattr(one, f"new{i}", 1)
+        assert watch()
+    kept = instances[3].__dict__
+    instances[3] = None
+    assert watch() and watch()
+    kept["first"] = -1
+    assert not watch()
+    kept["first"] = 3
+    former = instances[5].__dict__
+    instances[5].__dict__ = {"first": -1}
+    assert watch(), "the dictionary that is watched is as it was"
+    former["third"] = 1
+    assert not watch()
+    del former["third"]
+    assert watch() and watch()
+    instances[7].first = -1
+    assert not watch()
+
+
 def test_order_of_an_instance_s_attributes_is_watched():
     one, watch = Instance(), Watch()
     one.first, one.second = 1, 2
