@@ -79,11 +79,10 @@ class Reports:
         if _is_instance_of("torch.distributed.fsdp", "FSDPModule", self._target):
             self.note(kind, *_FULLY_SHARDED)
             return
-        remedy = point.cause.remedy
-        if _is_instance_of(
+        is_in_ddp = point.filename.startswith(_NOT_THE_USERS) and _is_instance_of(
             "torch.nn.parallel.distributed", "DistributedDataParallel", self._target
-        ):
-            remedy = _INSIDE_OF_DDP
+        )
+        remedy = _INSIDE_OF_DDP if is_in_ddp else point.cause.remedy
         self.note(kind, point.detail, remedy, Location.of_split(point))
 
     def note_torch_compile_around(self) -> None:

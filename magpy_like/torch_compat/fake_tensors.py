@@ -39,6 +39,8 @@ FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
 META_KERNELS_MODULE = "torch._subclasses.fake_impls"
 """Module of the operators' special implementations on fake tensors."""
 ATTRIBUTES_IN_PYTHON = frozenset(
-    found.fget.__code__ for found in vars(FakeTensor).values() if isinstance(found, property)
+    found.fget.__code__
+    for found in vars(FakeTensor).values()
+    if isinstance(found, property) and found.fget is not None
 )
 """Code of attributes that native code computes for other tensors: `device`; `layout` since 2.14."""
