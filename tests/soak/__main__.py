@@ -22,7 +22,8 @@ from magpy_like.disk_cache.user_settings import cache_root
 from tests.soak.activities import Activities
 from tests.soak.resources import Resources, growing
 
-CACHE_SIZE = "3MB"
+CACHE_SIZE = 3
+"""MiB."""
 _ROW = "{:>7} {:>9} {:>9} {:>9} {:>9} {:>6} {:>7} {:>9} {:>9} {:>9}"
 
 
@@ -36,9 +37,9 @@ def main(minutes: float, device: str, backend: str, seed: int, samples: int) -> 
     """Prints a row per sample, and the resources that grow."""
     warnings.filterwarnings("ignore", message=".*runs eagerly from now on")
     with tempfile.TemporaryDirectory() as cache:
-        os.environ |= {"MAGPY_CACHE_DIR": cache, "MAGPY_CACHE_SIZE": CACHE_SIZE}
+        os.environ |= {"MAGPY_CACHE_DIR": cache, "MAGPY_CACHE_SIZE": f"{CACHE_SIZE}MiB"}
         taken = _run(Activities(seed, device, backend), minutes * 60, samples, device)
-    found = growing(taken)
+    found = growing(taken, CACHE_SIZE)
     print("\n".join(found) or "nothing grows")
     sys.exit(bool(found))
 

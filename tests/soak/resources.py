@@ -48,10 +48,11 @@ TOLERATED = Resources(0.05, 0.02, 2, 2, 0.05, 0.05, 0.10)  # type: ignore[arg-ty
 """Growth that does not count: a share, but a number of descriptors and threads."""
 
 
-def growing(samples: Sequence[Resources]) -> list[str]:
+def growing(samples: Sequence[Resources], disk_bound: float = 0.0) -> list[str]:
     """Resources whose median of the last third exceeds that of the middle third.
 
-    The first third is the warm-up: caches of bounded size fill.
+    The first third is the warm-up: caches of bounded size fill. ``disk_bound`` is the size in MiB
+    up to which the disk cache may grow at any time: it is emptied in steps.
     """
     third = len(samples) // 3
     found = []
@@ -61,7 +62,8 @@ def growing(samples: Sequence[Resources]) -> list[str]:
             for part in (samples[third : 2 * third], samples[-third:])
         )
         limit = astuple(TOLERATED)[k]
-        allowed = limit if name in ("descriptors", "threads") else limit * max(middle, 1)
-        if last - middle > allowed:
+        before = max(middle, disk_bound) if name == "disk" else middle
+        allowed = limit if name in ("descriptors", "threads") else limit * max(before, 1)
+        if last - before > allowed:
             found.append(f"{name} grows from {middle:,.1f} to {last:,.1f}")
     return found

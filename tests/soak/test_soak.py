@@ -30,6 +30,13 @@ def test_growth_after_warm_up_is_named(name):
     assert found.startswith(f"{name} grows from")
 
 
+def test_disk_cache_may_grow_up_to_its_bound():
+    fuller = [dataclasses.replace(FLAT, disk=size) for size in (4.0, 5.0, 8.0)]
+    samples = [sample for sample in fuller for _ in range(3)]
+    assert growing(samples, disk_bound=8.0) == []
+    assert growing(samples, disk_bound=7.0) == ["disk grows from 5.0 to 8.0"]
+
+
 def test_many_random_calls_equal_eager_and_leave_no_descriptor_or_thread():
     activities = Activities(0, "cpu", "eager")
     samples = []
