@@ -323,16 +323,33 @@ class _Moments:
 
         def squares(value: Value, flat: Expr) -> Sequence[Value]:
             v, s = self._spread(ops.reduction("sum", ops.mul(value, value)))
-            return [{"v": v, "s": s}[w] for w in want if w != "m"]
+            spread = [{"v": v, "s": s}[w] for w in want if w != "m"]
+            return [*spread, self._mean_of_shifted(value)] if self._normalises else spread
 
         dtypes = [self.dtype] * (len(want) - ("m" in want))
-        results = reduce(graph, shifted, self.axes, self.keepdim, dtypes, squares)
+        if self._normalises:
+            *results, rest = reduce(
+                graph, shifted, self.axes, True, [*dtypes, center.dtype], squares
+            )
+            center = elementwise(graph, [center, rest], Kind.DEFAULT, lambda m, r: ops.add(m, r))
+        else:
+            results = reduce(graph, shifted, self.axes, self.keepdim, dtypes, squares)
         if "m" in want:
             mean_box = to_dtype(graph, center, self.dtype)
             if not self.keepdim:
                 mean_box = squeeze(graph, mean_box, list(self.axes))
             results.insert(want.index("m"), mean_box)
         return results
+
+    def _mean_of_shifted(self, value: Value) -> Value:
+        """The mean of what remains when the mean is subtracted: the error of that.
+
+        Without it, a row of equal elements is not 0 when it is normalised: a rounding error of the
+        mean, divided by the root of a small epsilon. It is 0 in eager's recurrence.
+        """
+        total = ops.reduction("sum", value)
+        rest = ops.truediv(total, ops.constant(self._count, total.dtype))
+        return ops.where(ops.eq(rest, rest), rest, ops.constant(0, rest.dtype))  # NaN: of infinity
 
     def _spread(self, m2: Value) -> tuple[Value, Value]:
         """(variance, standard deviation) of a sum of squared differences."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import same
+from tests.compiler.programs import compiled, same
 
 # Short rows, medium rows, rows longer than a block, columns, both; last, a whole tensor.
 SHAPES = [((6, 8), 1), ((6, 1000), 1), ((3, 9000), 1), ((200, 24), 0), ((6, 40, 32), (0, 2)),
@@ -65,3 +65,23 @@ def test_batch_norm_with_an_infinite_element_equals_eager():
 
     same(normalised, x, rtol=1e-4, atol=1e-4)
     same(normalised, x.to(memory_format=torch.channels_last), rtol=1e-4, atol=1e-4)
+
+
+NORMALISATIONS = {
+    "layer": lambda x: F.layer_norm(x, x.shape[1:]),
+    "group": lambda x: F.group_norm(x, 1),
+    "instance": lambda x: F.instance_norm(x[:, None]),
+    "batch": lambda x: F.batch_norm(x.t(), None, None, training=True),
+    "root mean square": lambda x: F.rms_norm(x - x.mean(1, keepdim=True), x.shape[1:]),
+}
+
+
+@pytest.mark.cpu  # kernels on a GPU add in another order
+@pytest.mark.parametrize("normalise", NORMALISATIONS.values(), ids=NORMALISATIONS)
+@pytest.mark.parametrize("columns", [3, 5, 7, 77, 1000, 9001])
+def test_equal_values_are_zero_where_they_are_in_eager(normalise, columns):
+    """A rounding error of the mean would be divided by the root of a small epsilon."""
+    values = torch.randn(100, 1, generator=torch.Generator().manual_seed(0)) * 8
+    x = values.expand(100, columns).contiguous()
+    expected, actual = normalise(x), compiled(normalise)(x)
+    assert actual.abs().max() <= expected.abs().max()
