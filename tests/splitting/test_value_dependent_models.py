@@ -107,9 +107,10 @@ def test_value_dependent_model_equals_eager(name, backend, order):
         for args in inputs:
             compare(args)
     info, dispatcher = magpy.cache_info(fast), magpy.api._dispatcher(fast)
-    # A size of 0 may have one more: torch 2.14 knows that a mask of no elements selects none, so
-    # the loop of the detection model ends there without a split.
-    assert 1 <= info.graphs <= len(splits_of(dispatcher)) + 2
+    # Torch 2.14 knows that a mask of no elements selects none: the loop of the detection model may
+    # end without a split, in a graph of its own.
+    further = int(name == "detection" and torch.__version__ >= (2, 14))
+    assert 1 <= info.graphs <= len(splits_of(dispatcher)) + 1 + further
     # A value that was misspeculated takes one run, and so does one that could not be speculated on.
     value_dependent_runs = len(dispatcher.program.misspeculations) + (
         not dispatcher.fast_paths.speculates
