@@ -324,16 +324,14 @@ class _Moments:
         def squares(value: Value, flat: Expr) -> Sequence[Value]:
             v, s = self._spread(ops.reduction("sum", ops.mul(value, value)))
             spread = [{"v": v, "s": s}[w] for w in want if w != "m"]
-            return [*spread, self._mean_of_shifted(value)] if self._normalises else spread
+            return [*spread, self._error_of_mean(value)] if self._normalises else spread
 
         dtypes = [self.dtype] * (len(want) - ("m" in want))
+        dtypes += [center.dtype] * self._normalises
+        results = reduce(graph, shifted, self.axes, self.keepdim, dtypes, squares)
         if self._normalises:
-            *results, rest = reduce(
-                graph, shifted, self.axes, True, [*dtypes, center.dtype], squares
-            )
-            center = elementwise(graph, [center, rest], Kind.DEFAULT, lambda m, r: ops.add(m, r))
-        else:
-            results = reduce(graph, shifted, self.axes, self.keepdim, dtypes, squares)
+            parts = [center, results.pop()]
+            center = elementwise(graph, parts, Kind.DEFAULT, lambda m, e: ops.add(m, e))
         if "m" in want:
             mean_box = to_dtype(graph, center, self.dtype)
             if not self.keepdim:
@@ -341,15 +339,15 @@ class _Moments:
             results.insert(want.index("m"), mean_box)
         return results
 
-    def _mean_of_shifted(self, value: Value) -> Value:
-        """The mean of what remains when the mean is subtracted: the error of that.
+    def _error_of_mean(self, difference: Value) -> Value:
+        """The rounding error of a row's mean: the mean of the elements' differences from it.
 
-        Without it, a row of equal elements is not 0 when it is normalised: a rounding error of the
-        mean, divided by the root of a small epsilon. It is 0 in eager's recurrence.
+        A normalisation divides it by the root of a small epsilon where the elements are equal. In
+        eager's recurrence it is 0 there. An infinite mean has none: the differences are NaN.
         """
-        total = ops.reduction("sum", value)
-        rest = ops.truediv(total, ops.constant(self._count, total.dtype))
-        return ops.where(ops.eq(rest, rest), rest, ops.constant(0, rest.dtype))  # NaN: of infinity
+        total = ops.reduction("sum", difference)
+        error = ops.truediv(total, ops.constant(self._count, total.dtype))
+        return ops.where(ops.eq(error, error), error, ops.constant(0, error.dtype))
 
     def _spread(self, m2: Value) -> tuple[Value, Value]:
         """(variance, standard deviation) of a sum of squared differences."""
