@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from magpy_like.compiler.autograd.absent_gradients import AbsentGradients, tangents
 from magpy_like.compiler.autograd.autograd_node import Program, make_autograd_node
@@ -20,6 +21,7 @@ from magpy_like.compiler.autograd.conjugate_gradients import (
     take_resolved_gradients,
 )
 from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
+from magpy_like.compiler.autograd.outside_writes import is_backward, save_results_of_visible_memory
 from magpy_like.compiler.autograd.saved_values import clone_before_mutation, save_gradient_sizes
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
@@ -164,6 +166,7 @@ class _AotCompilation:
 
     def _partition(self, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         forward_outputs = kwargs["num_fwd_outputs"]
+        save_results_of_visible_memory(joint, forward_outputs)
         keep_integers_exact(joint)
         use_channels_last(joint)
         if self._deferred.has_auxiliary_inputs or any(map(_draws, joint.graph.nodes)):
@@ -283,11 +286,11 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """
     _check_sizes(joint)
     _check_draws(joint)
-    saves_memory = any("recompute" in node.meta for node in joint.graph.nodes)
+    saves_memory = any(map(_is_checkpointed, joint.graph.nodes))
     if saves_memory:
         _keep_results(joint)
     for node in filter(_draws, joint.graph.nodes):
-        if node.meta.get("partitioner_tag") == "is_backward":
+        if is_backward(node):
             node.meta["partitioner_tag"] = "must_be_in_backward"
     # A checkpointed function trades time for memory: recompute values even where the backward pass
     # has to store them, rather than save them as well.
@@ -309,8 +312,12 @@ def _keep_results(joint: fx.GraphModule) -> None:
         small = _is_small(node)
         if small or _draws(node):
             elements = node.users if not small or _is_tuple(node) else ()
-            for result in (node, *elements):
-                result.meta.pop("recompute", None)
+            for result in filter(_is_checkpointed, (node, *elements)):
+                del result.meta["recompute"]
+
+
+def _is_checkpointed(node: fx.Node) -> bool:
+    return node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _needs_no_wrapper(

@@ -1,0 +1,51 @@
+"""Writes to a graph's arguments and results between its forward and its backward pass.
+
+Eager mode refuses a backward pass only if a written tensor is one that a gradient formula reads. A
+partition may save other tensors, to compute anew from them what the formulas read: then it would
+refuse what eager mode computes. So nothing is computed anew from an argument or a result that no
+formula reads.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from magpy_like.compiler.passes.alias_analysis import Aliases
+from magpy_like.compiler.passes.graph_queries import is_view
+
+
+def is_backward(node: fx.Node) -> bool:
+    """True if AOTAutograd has traced the node of a joint graph in the backward pass."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def save_results_of_visible_memory(joint: fx.GraphModule, forward_outputs: int) -> None:
+    """Mark the results of operators on memory that the program can write to later, and that no
+    gradient formula reads, as not to be computed anew.
+
+    ``joint`` is a graph as AOTAutograd has traced it, ``forward_outputs`` the number of its results
+    that are no gradients. Checkpointed functions are computed anew in eager mode too.
+    """
+    graph, aliases = joint.graph, Aliases(joint.graph)
+    reads = [node for node in graph.nodes if node.op == "call_function" and not _is_view(node)]
+    formulas = [node for node in reads if is_backward(node)]
+    if not formulas:
+        return
+    returned = graph.output_node().args[0][:forward_outputs]
+    visible = {*graph.find_nodes(op="placeholder")}.union(
+        *(aliases.roots[node] for node in returned if isinstance(node, fx.Node))
+    ).difference(*(_memory_read(node, aliases) for node in formulas))
+    for node in reads:
+        if not is_backward(node) and not visible.isdisjoint(_memory_read(node, aliases)):
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.target is operator.getitem or is_view(node)
+
+
+def _memory_read(node: fx.Node, aliases: Aliases) -> frozenset[fx.Node]:
+    return frozenset().union(*(aliases.roots[n] for n in node.all_input_nodes))
