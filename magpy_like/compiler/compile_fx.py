@@ -244,7 +244,8 @@ def _compile_captured(
     def count_as_eager(call: Callable[..., Any]) -> Callable[..., Any]:
         call = keep_versions(call, find_uncounted(whole))
         call = set_result_versions(call, find_result_versions(captured))
-        return count_further_writes(call, find_further_writes(captured))
+        unwritten = passes.find_restored_arguments(captured, example_inputs)
+        return count_further_writes(call, find_further_writes(captured, unwritten))
 
     if cached is not None:
         launchers.add(cached, "inference")

@@ -9,7 +9,7 @@ see :mod:`.writes_of_parts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +26,11 @@ Numbers = list[tuple[int, int]]
 Tensors that share memory share a counter, which is then set to the largest of their numbers."""
 
 
-def find_further_writes(gm: fx.GraphModule) -> Numbers:
+def find_further_writes(gm: fx.GraphModule, unwritten: Collection[fx.Node] = ()) -> Numbers:
     """The indices of inputs that the program writes to several times, each with the number of
-    writes that a compiled graph does not make."""
+    writes that a compiled graph does not make: all of them for the inputs ``unwritten``."""
     inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
-    counts = [(k, node.meta.get(INPUT_WRITES, 1) - 1) for k, node in inputs]
+    counts = [(k, node.meta.get(INPUT_WRITES, 1) - (node not in unwritten)) for k, node in inputs]
     return _ascending(counts)
 
 

@@ -293,9 +293,13 @@ def _drop_arguments(node: fx.Node, dropped: set[fx.Node]) -> None:
 
 
 def _reads_only_metadata(node: fx.Node) -> bool:
-    """True if the node reads the sizes and dtype of its arguments, and not their elements."""
+    """True if the node reads the sizes and dtype of its arguments, and not their elements.
+
+    Zeros are no such result: they are the gradient of a tensor that is overwritten as a whole.
+    """
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    return name.endswith("_like") or name.startswith(("new_", "sym_"))
+    is_other = name.endswith("_like") or name.startswith(("new_", "sym_"))
+    return is_other and name not in ("zeros_like", "new_zeros")
 
 
 def _zeros(node: fx.Node, like: fx.Node, dropped: set[fx.Node]) -> fx.Node:

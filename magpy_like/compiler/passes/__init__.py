@@ -56,14 +56,18 @@ from magpy_like.compiler.passes.mutations.detached_writes import (
 )
 from magpy_like.compiler.passes.mutations.early_writes import write_inputs_early
 from magpy_like.compiler.passes.mutations.metadata_mutations import (
+    find_restored_arguments,
     find_returned_object,
-    reject_metadata_mutations,
+    replace_metadata_mutations,
 )
 from magpy_like.compiler.passes.mutations.overlapping_writes import reject_overlapping_writes
 from magpy_like.compiler.passes.mutations.tensor_subscripts import index_by_tensors
 from magpy_like.interruption import check_interruption
 
-__all__ = ["ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object", "run", "run_captured"]
+__all__ = [
+    "ATEN_PASSES", "CAPTURED_PASSES", "find_restored_arguments", "find_returned_object", "run",
+    "run_captured",
+]  # fmt: skip
 
 # Each iteration can open opportunities for the next; real graphs converge in two or three.
 MAX_ITERATIONS = 4
@@ -79,7 +83,7 @@ class CapturedPass(NamedTuple):
 
 CAPTURED_PASSES = (
     # Leaves to eager: resized arguments that are written to, results of another size in ``out=``.
-    CapturedPass("metadata mutations", reject_metadata_mutations),
+    CapturedPass("metadata mutations", replace_metadata_mutations, needs_examples=True),
     # Made traceable: calls that torch would decompose, specialize or refuse in AOTAutograd.
     CapturedPass("recurrent layers", keep_recurrent_layers),
     CapturedPass("inner gradients", retain_inner_graphs),

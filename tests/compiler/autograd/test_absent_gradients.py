@@ -55,6 +55,26 @@ def test_inputs_of_unused_results_only_have_no_gradient(used, dynamic):
     torch.testing.assert_close(gradients(compiled(function, dynamic=dynamic)), gradients(function))
 
 
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize(
+    "overwrite",
+    [lambda y, x: y.copy_(x), lambda y, x: y.zero_(), lambda y, x: y.fill_(2.0).mul_(x)],
+    ids=["copy", "zeros", "product"],
+)
+def test_overwritten_argument_has_no_gradient_unless_its_new_value_has(used, overwrite):
+    def function(x, y):
+        overwrite(y, x)
+        return x.exp(), y
+
+    def gradients(call):
+        leaves = [torch.full((3, 4), 0.5, requires_grad=True) for _ in range(2)]
+        results = call(*(leaf * 1 for leaf in leaves))
+        sum(results[k].sum() for k in used if results[k].requires_grad).backward()
+        return [leaf.grad for leaf in leaves]
+
+    torch.testing.assert_close(gradients(compiled(function)), gradients(function))
+
+
 def test_each_result_has_its_gradients_in_successive_backward_passes():
     def function(x, y):
         return x.exp(), y.exp()

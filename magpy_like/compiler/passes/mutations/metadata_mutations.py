@@ -2,11 +2,14 @@
 
 AOTAutograd sets an argument's new sizes and strides after the call. If the argument was written to
 as well, they are those of the computed value, which may not fit the argument's memory; and a value
-written to ``out=`` it broadcasts to the old sizes.
+written to ``out=`` it broadcasts to the old sizes. Mutations that restore the sizes and strides it
+does not see: it takes the gradient of the mutated tensor for the argument's, without the uses
+before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.passes.graph_queries import have_same_sizes
 from magpy_like.torch_compat.operators import OpOverload, find_packet
 
 _DRAWS = torch.Tag.nondeterministic_seeded
@@ -25,20 +29,34 @@ _MUTATING_OPERATORS = frozenset(
 )  # fmt: skip
 
 
-def reject_metadata_mutations(gm: GraphModule) -> None:
+_DIMENSION_CHANGES = frozenset(
+    ("squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
+)
+
+
+def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> None:
     """Leave metadata mutations to eager where AOTAutograd's functional form would differ.
 
-    Calls with ``out=`` are replaced, in place, by ones that check the sizes when they are traced.
+    Those that restore an argument are replaced, in place, by views of it; calls with ``out=`` by
+    ones that check the sizes when they are traced.
 
     Raises:
-        Unsupported: an argument's metadata is mutated, and a tensor is written to.
+        Unsupported: an argument's metadata is mutated, and a tensor is written to; or a gradient
+            would pass a mutation other than a known change of dimensions, such as ``detach_``.
     """
     written = [node for node in gm.graph.nodes if is_mutating(node)]
     reshaped = [node for node in written if _is_inplace_view(node)]
-    if len(written) > len(reshaped) and any(map(_is_external, reshaped)):
+    if len(written) > len(reshaped) and any(_argument(n) is not None for n in reshaped):
         raise Unsupported(
             "a graph", "it resizes or transposes an argument in place, and writes to a tensor"
         )
+    examples = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
+    for node in reshaped:
+        example = examples.get(_argument(node))
+        if example is not None and example.requires_grad and not _is_known_change(node):
+            raise Unsupported("a graph", f"it calls `{_name(node)}` on an argument")
+    for argument in find_restored_arguments(gm, example_inputs):
+        _replace_by_views(gm, argument)
     for node in written:
         if node.op == "call_function" and isinstance(node.kwargs.get("out"), Node):
             if _DRAWS not in _tags(node):
@@ -59,7 +77,7 @@ def may_change_metadata(node: Node) -> bool:
     """True if a node that writes to a tensor may change its sizes, strides or storage, judged by
     the operator's name: so may unknown functions.
 
-    Calls with ``out=`` do not: see :func:`reject_metadata_mutations`."""
+    Calls with ``out=`` do not: see :func:`replace_metadata_mutations`."""
     known = isinstance(node.target, OpOverload) or _name(node).strip("_") in _MUTATING_OPERATORS
     return _is_inplace_view(node) or not (known or _tags(node))
 
@@ -94,11 +112,64 @@ def _tags(node: Node) -> set[Any]:
     return {tag for overload in overloads for tag in getattr(packet, overload).tags}
 
 
-def _is_external(node: Node) -> bool:
-    """True if an in-place method returns an input or attribute of the graph."""
+def _argument(node: Node) -> Node | None:
+    """The input or attribute of the graph that an in-place method returns; None for another
+    tensor."""
     while is_mutating(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
-    return node.op in ("placeholder", "get_attr")
+    return node if node.op in ("placeholder", "get_attr") else None
+
+
+def find_restored_arguments(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Node]:
+    """The inputs of a graph whose dimensions it changes in place, and restores."""
+    changes: dict[Node, list[Node]] = {}
+    for node in gm.graph.nodes:
+        if is_mutating(node) and _is_inplace_view(node) and (argument := _argument(node)):
+            changes.setdefault(argument, []).append(node)
+    examples = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
+    return [node for node, example in examples if _are_restoring(changes.get(node, ()), example)]
+
+
+def _are_restoring(changes: Sequence[Node], example: Any) -> bool:
+    """True if the calls end with the sizes and strides of ``example``, to which they apply."""
+    if not changes:
+        return False
+    changed = example.detach()
+    for node in changes:
+        if not _is_known_change(node):
+            return False
+        changed = getattr(changed, _name(node)[:-1])(*node.args[1:], **node.kwargs)
+    return all(
+        have_same_sizes(*pair)
+        for pair in ((changed.shape, example.shape), (changed.stride(), example.stride()))
+    )
+
+
+def _is_known_change(node: Node) -> bool:
+    """True for a change of dimensions by numbers that the graph has as constants."""
+    arguments = (*node.args[1:], *node.kwargs.values())
+    return _name(node) in _DIMENSION_CHANGES and not any(isinstance(a, Node) for a in arguments)
+
+
+def _replace_by_views(gm: GraphModule, argument: Node) -> None:
+    """Replace the in-place changes of an argument by views, and the last, which restores it, by the
+    argument itself."""
+    graph, current = gm.graph, argument
+    changes = [n for n in graph.nodes if is_mutating(n) and _argument(n) is argument]
+    for node in list(graph.nodes):
+        node.replace_input_with(argument, current)
+        if node not in changes:
+            continue
+        if node is changes[-1]:
+            current = argument
+        else:
+            with graph.inserting_before(node):
+                arguments = (current, *node.args[1:])
+                current = graph.call_method(_name(node)[:-1], arguments, node.kwargs)
+            current.meta = dict(node.meta)
+        node.replace_all_uses_with(current)
+        graph.erase_node(node)
+    gm.recompile()
 
 
 def _with_checked_out(function: Any) -> Any:
