@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes.graph_queries import have_same_sizes
+from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.operators import OpOverload, find_packet
 
 _DRAWS = torch.Tag.nondeterministic_seeded
@@ -41,8 +42,9 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
     ones that check the sizes when they are traced.
 
     Raises:
-        Unsupported: an argument's metadata is mutated, and a tensor is written to; or a gradient
-            would pass a mutation other than a known change of dimensions, such as ``detach_``.
+        Unsupported: an argument's metadata is mutated, and a tensor is written to; a gradient would
+            pass a mutation other than a known change of dimensions, such as ``detach_``; or the
+            program mutates an argument under ``no_grad`` and AOTAutograd would record that.
     """
     written = [node for node in gm.graph.nodes if is_mutating(node)]
     reshaped = [node for node in written if _is_inplace_view(node)]
@@ -50,12 +52,18 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
         raise Unsupported(
             "a graph", "it resizes or transposes an argument in place, and writes to a tensor"
         )
+    restored = find_restored_arguments(gm, example_inputs)
     examples = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
-    for node in reshaped:
-        example = examples.get(_argument(node))
-        if example is not None and example.requires_grad and not _is_known_change(node):
+    records_gradients = True
+    for node in gm.graph.nodes:
+        if node.target is set_grad_enabled:
+            records_gradients = node.args[0]
+        argument = _argument(node) if node in reshaped else None
+        if argument in restored or getattr(examples.get(argument), "requires_grad", False) is False:
+            continue
+        if not records_gradients or not _is_known_change(node):
             raise Unsupported("a graph", f"it calls `{_name(node)}` on an argument")
-    for argument in find_restored_arguments(gm, example_inputs):
+    for argument in restored:
         _replace_by_views(gm, argument)
     for node in written:
         if node.op == "call_function" and isinstance(node.kwargs.get("out"), Node):

@@ -127,3 +127,17 @@ def test_squeezed_dimension_of_varying_size():
             call(x).backward()
             gradients.append(leaf.grad)
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs operator by operator")
+def test_leaf_is_transposed_without_gradients():
+    def function(x):
+        with torch.no_grad():
+            x.t_()
+        return x * 2
+
+    fast = magpy.compile(function)
+    for call in (function, fast, fast):
+        x = seeded(4, 4).requires_grad_()
+        call(x).sum().backward()
+        assert (x.stride(), x.grad.shape) == ((1, 4), (4, 4))

@@ -1,0 +1,62 @@
+"""``tensor.data = value``: the tensor keeps its place in autograd's graph."""
+
+import pytest
+import torch
+from torch import nn
+
+import magpy_like as magpy
+
+
+def replaced(x):
+    x.data = x.data * 2
+    return x.sin()
+
+
+def replaced_without_gradients(x):
+    before = x * 3
+    with torch.no_grad():
+        x.data = x * 2
+        unrecorded = x * 2
+    return x.sin() + before, unrecorded
+
+
+class Clamped(nn.Module):
+    """Keeps its weights in a range, as in training of quantised networks."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4.0) - 1)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.data = self.weight.clamp(-0.5, 1)
+        return x * self.weight
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("function", [replaced, replaced_without_gradients])
+def test_gradients_flow_to_what_the_tensor_was_computed_from(function, backend):
+    fast, seen = magpy.compile(function, backend=backend), []
+    for call in (function, fast, fast):
+        leaf = torch.linspace(-1, 1, 4, requires_grad=True)
+        results = call(leaf * 1)
+        results = results if isinstance(results, tuple) else (results,)
+        results[0].sum().backward()
+        seen.append((leaf.grad, *(result.detach() for result in results)))
+        assert [result.requires_grad for result in results] == [True, False][: len(results)]
+    torch.testing.assert_close(seen[1:], seen[:1] * 2)
+    assert magpy.cache_info(fast).hits == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_replaced_weights_are_trained(backend):
+    seen = []
+    for wrap in (lambda model: model, lambda model: magpy.compile(model, backend=backend)):
+        call = wrap(model := Clamped())
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        for _ in range(4):
+            optimizer.zero_grad()
+            call(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+        seen.append(model.weight.detach().clone())
+    torch.testing.assert_close(*seen)
