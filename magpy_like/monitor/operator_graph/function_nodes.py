@@ -64,7 +64,7 @@ class _ReplaceData(torch.autograd.Function):
 
 
 def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """``tensor`` after ``tensor.data = value``: its gradients still flow to its inputs, whatever the
-    gradient mode at the assignment."""
+    """``tensor`` after ``tensor.data = value``: its gradients still flow to its inputs, also if the
+    program assigns under ``no_grad``."""
     with torch.enable_grad():
         return _ReplaceData.apply(tensor, value.detach())

@@ -42,9 +42,9 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
     ones that check the sizes when they are traced.
 
     Raises:
-        Unsupported: an argument's metadata is mutated, and a tensor is written to; a gradient would
-            pass a mutation other than a known change of dimensions, such as ``detach_``; or the
-            program mutates an argument under ``no_grad`` and AOTAutograd would record that.
+        Unsupported: an argument's metadata is mutated, and a tensor is written to; or a gradient
+            would pass a mutation under ``no_grad``, which autograd does not record, or one of an
+            argument other than a known change of dimensions, such as ``detach_``.
     """
     written = [node for node in gm.graph.nodes if is_mutating(node)]
     reshaped = [node for node in written if _is_inplace_view(node)]
@@ -52,24 +52,35 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
         raise Unsupported(
             "a graph", "it resizes or transposes an argument in place, and writes to a tensor"
         )
-    restored = find_restored_arguments(gm, example_inputs)
-    examples = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
-    records_gradients = True
-    for node in gm.graph.nodes:
-        if node.target is set_grad_enabled:
-            records_gradients = node.args[0]
-        argument = _argument(node) if node in reshaped else None
-        if argument in restored or getattr(examples.get(argument), "requires_grad", False) is False:
-            continue
-        if not records_gradients or not _is_known_change(node):
-            raise Unsupported("a graph", f"it calls `{_name(node)}` on an argument")
-    for argument in restored:
+    if any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs):
+        _check_gradients(gm, reshaped, example_inputs)
+    for argument in find_restored_arguments(gm, example_inputs):
         _replace_by_views(gm, argument)
     for node in written:
         if node.op == "call_function" and isinstance(node.kwargs.get("out"), Node):
             if _DRAWS not in _tags(node):
                 node.target = _with_checked_out(node.target)
                 gm.recompile()
+
+
+def _check_gradients(
+    gm: GraphModule, reshaped: Sequence[Node], example_inputs: Sequence[Any]
+) -> None:
+    """Raises Unsupported if AOTAutograd would compute another gradient of a reshaped tensor."""
+    examples = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
+    trained = {node for node, example in examples if getattr(example, "requires_grad", False)}
+    records, recorded = True, {*trained}
+    for node in gm.graph.nodes:
+        if node.target is set_grad_enabled:
+            records = node.args[0]
+        elif records:
+            recorded.add(node)
+        if node not in reshaped:
+            continue
+        changed = _changed(node)
+        unrecorded = not records and changed in recorded
+        if unrecorded or (changed in trained and not _is_known_change(node)):
+            raise Unsupported("a graph", f"its gradients pass `{_name(node)}`")
 
 
 def is_mutating(node: Node) -> bool:
@@ -120,12 +131,18 @@ def _tags(node: Node) -> set[Any]:
     return {tag for overload in overloads for tag in getattr(packet, overload).tags}
 
 
-def _argument(node: Node) -> Node | None:
-    """The input or attribute of the graph that an in-place method returns; None for another
-    tensor."""
+def _changed(node: Node) -> Node:
+    """The node that makes the tensor to which an in-place call applies."""
     while is_mutating(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
-    return node if node.op in ("placeholder", "get_attr") else None
+    return node
+
+
+def _argument(node: Node) -> Node | None:
+    """The input or attribute of the graph to which an in-place call applies; None for another
+    tensor."""
+    changed = _changed(node)
+    return changed if changed.op in ("placeholder", "get_attr") else None
 
 
 def find_restored_arguments(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Node]:

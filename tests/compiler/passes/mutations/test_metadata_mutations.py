@@ -62,11 +62,30 @@ def detached(x):
     return before * x
 
 
+def transposed_without_gradients(x):
+    made = x * x
+    with torch.no_grad():
+        made.t_()
+    return made.sin()
+
+
+def restored_without_gradients(x):
+    with torch.no_grad():
+        x.t_()
+    made = x * torch.arange(4.0)
+    with torch.no_grad():
+        x.t_()
+    return made
+
+
 RESTORED = (
     transposed_twice, used_between, used_before_only, unsqueezed_and_squeezed,
     squeezed_without_effect, returned,
 )  # fmt: skip
-OTHERS = (strided_without_effect, transposed, detached)
+OTHERS = (
+    strided_without_effect, transposed, detached, transposed_without_gradients,
+    restored_without_gradients,
+)  # fmt: skip
 
 
 def observe(call):
