@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -50,6 +51,12 @@ def _to_copy(
 
 @lower(aten.clone.default, aten.lift_fresh_copy.default)
 def clone(graph: Graph, a: Box, *, memory_format: Any = None) -> Box:
+    return to_dtype(graph, a, a.dtype)
+
+
+@lower(prims.copy_strided.default)
+def copy_strided(graph: Graph, a: Box, stride: Sequence[Any]) -> Box:
+    """The strides are those of the fake result."""
     return to_dtype(graph, a, a.dtype)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import aten_fallbacks, same, same_gradients, seeded
+from tests.compiler.programs import aten_fallbacks, compiled, same, same_gradients, seeded
 
 pytestmark = pytest.mark.cpu  # lowerings and results for special values depend on the device
 
@@ -252,3 +252,16 @@ def test_linspace_and_logspace_equal_eager_exactly(first, last, count, steps, dt
 
 def test_linspace_counts_the_middle_step_from_the_end():
     same(lambda: torch.linspace(0, torch.inf, 3))
+
+
+# --- strides --------------------------------------------------------------------------------------
+
+
+def test_strides_that_a_decomposition_does_not_give_are_those_of_the_kernel():
+    def function(a, b):
+        return b.lerp(a, 0.3), torch.addcdiv(b, a, a)
+
+    a, b = seeded(4, 6) + 3, seeded(6, 4).t()
+    assert not aten_fallbacks(function, a, b)
+    same(function, a, b)
+    assert function(a, b)[0].stride() == compiled(function)(a, b)[0].stride() == (1, 4)
