@@ -10,7 +10,7 @@ from tests.fuzz.arguments import PLAIN, draw_argument
 from tests.fuzz.expressions import EXPRESSIONS, LEAVES
 from tests.fuzz.fragments import Block, Expansion, Fragment, Production, Scope
 from tests.fuzz.prelude import CLASSES, IMPORTS, MAKERS, STATE
-from tests.fuzz.statements import CHANGES, PARAMETERS, SIGNATURES, STATEMENTS
+from tests.fuzz.statements import CHANGES, PARAMETERS, SIGNATURES, STATEMENTS, WRITES
 
 MODULES = """
 net = make_net(1)
@@ -54,11 +54,13 @@ class Function:
 
 @dataclass
 class Call:
-    """The arguments of a call as assignments, and a change of state before it."""
+    """The arguments of a call as assignments, a change of state before it, and a write between it
+    and its backward pass."""
 
     arguments: dict[str, str]
     passed: str
     change: str = "pass"
+    write: str = "pass"
 
     def text(self, number: int) -> str:
         lines = [f"{name} = {value}" for name, value in self.arguments.items()]
@@ -83,9 +85,11 @@ class Program:
         functions = "\n".join(f.text() for f in self.functions)
         calls = "\n".join(call.text(k) for k, call in enumerate(self.calls))
         changes = [call.change for call in self.calls]
+        writes = [call.write for call in self.calls]
         return (
             f"{IMPORTS.format(dtype=self.dtype)}{STATE}{CLASSES}{MAKERS}{MODULES}\n{functions}\n"
-            f"{self.main.text()}\n{calls}\nCHANGES = {changes!r}\nBACKWARD = {self.backward!r}\n"
+            f"{self.main.text()}\n{calls}\nCHANGES = {changes!r}\nWRITES = {writes!r}\n"
+            f"BACKWARD = {self.backward!r}\n"
         )
 
 
@@ -162,9 +166,10 @@ def _draw_call(
     n = rng.choice((4, 4, 4, 3, 5, 1))
     before = program.calls[-1] if program.calls else None
     change = rng.choice(CHANGES) if rng.random() < 0.12 and before else "pass"
-    if before is not None and rng.random() < 0.55:
-        return Call(dict(before.arguments), before.passed, change)
     gradients = program.backward != "none"
+    write = rng.choice(WRITES) if gradients and rng.random() < 0.2 else "pass"
+    if before is not None and rng.random() < 0.55:
+        return Call(dict(before.arguments), before.passed, change, write)
     arguments: dict[str, str] = {}
     for name, kind in kinds.items():
         earlier = {k: v for k, v in kinds.items() if k in arguments}
@@ -177,4 +182,4 @@ def _draw_call(
         [f"{name}={name}" for name in keywords] + ([more] if more and rng.random() < 0.5 else [])
     )
     rest = ["x, 3"] if extra == "*rest" and len(given) == len(kinds) and rng.random() < 0.5 else []
-    return Call(arguments, f"({', '.join([*given, *rest])},), dict({named})", change)
+    return Call(arguments, f"({', '.join([*given, *rest])},), dict({named})", change, write)

@@ -54,11 +54,23 @@ def observe(
         "result": result, "arguments": (args, kwargs), "globals": state, "versions": versions,
     }  # fmt: skip
     if names["BACKWARD"] != "none":
+        found["write"] = _write(names, [result, args, kwargs], number)
         found["backward"] = _backward(names, [result, args, kwargs], exact)
         # One that raises has given some leaves their gradients, by the order of autograd's nodes.
         raised = isinstance(found["backward"], tuple)
         found["gradients"] = [] if raised else [leaf.grad for leaf in names["leaves"]]
     return found
+
+
+def _write(names: dict[str, Any], roots: list[Any], number: int) -> Any:
+    """Write to tensors between the call and its backward pass; returns the kind of error."""
+    tensors = [tensor for tensor in tensors_in(roots) if tensor.is_floating_point()]
+    try:
+        with torch.no_grad():
+            exec(_compiled(names["WRITES"][number]), names | {"tensors": tensors})
+    except (IndexError, RuntimeError) as error:  # no tensors, or elements that share memory
+        return type(error)
+    return None
 
 
 @functools.cache
@@ -69,7 +81,7 @@ def _compiled(change: str) -> types.CodeType:
 
 def _state(names: dict[str, Any]) -> dict[str, Any]:
     """The globals of a program that it may change."""
-    own = ("program", "CHANGES", "BACKWARD")
+    own = ("program", "CHANGES", "WRITES", "BACKWARD")
     return {
         name: value
         for name, value in names.items()
@@ -138,11 +150,19 @@ def _backward(names: dict[str, Any], roots: list[Any], exact: bool) -> Any:
         text = str(error)
         if any(known in text for known in _DOCUMENTED):
             raise Unsupported(text) from error
-        return (type(error), text if exact else None)
+        return (type(error), text if exact else _OVERWRITTEN in text)
     return None
 
 
+_OVERWRITTEN = "modified by an inplace operation"
 _DOCUMENTED = ("no double backward through this", "a compiled backward pass cannot run for a batch")
+
+
+def saves_less(actual: Observation, expected: Observation) -> bool:
+    """True if eager mode alone refuses the backward pass, as a saved tensor was written to. A
+    compiled graph saves what its gradients need, as is documented."""
+    refusal = expected.get("backward") == (RuntimeError, True)
+    return refusal and not isinstance(actual.get("backward"), tuple)
 
 
 class Unsupported(Exception):
@@ -164,7 +184,7 @@ def find_difference(
             [actual[name] for name in together], [expected[name] for name in together],
             what="call", **tolerance,
         )  # fmt: skip
-        for name in ("backward", "gradients", "versions"):
+        for name in ("write", "backward", "gradients", "versions"):
             if name in expected:
                 assert_same(actual.get(name), expected[name], **tolerance, what=name)
     except AssertionError as error:

@@ -39,8 +39,9 @@ def _calls(program: Program) -> Iterator[Callable[[], object]]:
         if len(program.calls) > 1:
             yield lambda k=k: program.calls.pop(k)
     for call in program.calls:
-        if call.change != "pass":
-            yield lambda call=call: setattr(call, "change", "pass")
+        for name in ("change", "write"):
+            if getattr(call, name) != "pass":
+                yield lambda call=call, name=name: setattr(call, name, "pass")
     for lower in {"second": ("none", "first"), "first": ("none",)}.get(program.backward, ()):
         yield lambda lower=lower: setattr(program, "backward", lower)
     for function in program.functions:

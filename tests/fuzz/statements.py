@@ -68,6 +68,15 @@ TENSOR_CHANGES: list[Production] = [
     (0.5, "<vec!>.requires_grad_(False)"),
     (0.5, "<mat!>.relu_()"),
     (0.5, "<vec!>.mul_(<vec>).add_(1)"),
+    (0.5, "<sq!>.t_()"),
+    (0.5, "<sq!>.transpose_(0, 1).t_()"),
+    (0.5, "<vec!>.squeeze_()"),
+    (0.5, "<vec!>.unsqueeze_(0).squeeze_(0)"),
+    (0.5, "<vec!>.detach_()"),
+    (0.5, "state.data = state.data * 2"),
+    (0.5, "scaled.total.data = scaled.total + 1"),
+    (0.5, "<vec!>.fill_(<flt>).mul_(<vec>)"),
+    (0.5, "<mat!>.lerp_(<mat>, 0.5)"),
 ]
 CONTAINER_CHANGES: list[Production] = [
     (2, "<tl!>.append(<vec>)"),
@@ -276,3 +285,12 @@ CHANGES = [
     "Net.forward = Scaled.forward if False else Net.forward",
 ]
 """Changes of the module's state between two calls."""
+
+WRITES = [
+    "tensors[0].add_(1)",
+    "tensors[-1].mul_(2)",
+    "tensors[len(tensors) // 2][:1].zero_()",
+    "[tensor.mul_(2) for tensor in tensors]",
+    "[parameter.add_(1) for parameter in net.parameters()]",
+]
+"""Writes to results, arguments and weights between a call and its backward pass."""

@@ -134,6 +134,33 @@ def test_views_without_gradients_and_empty_cells_are_compared():
     assert verdict.kind == "same", verdict.detail
 
 
+@pytest.mark.parametrize(("body", "eager_refuses"), [("x = x.sin()", True), ("x = x + 1", False)])
+def test_tensors_are_written_to_before_the_backward_pass(body, eager_refuses):
+    from tests.fuzz.observations import observe
+    from tests.fuzz.trials import Loaded
+
+    program = program_of(
+        body, arguments=["leaf(1, 4) * 1"], backward="first", write="tensors[-1].add_(1)"
+    )
+    loaded = Loaded(program.text())
+    try:
+        module = loaded.load()
+        found = observe(module, module.program, 0, exact=False)
+    finally:
+        loaded.remove()
+    assert found["backward"] == ((RuntimeError, True) if eager_refuses else None)
+    assert check(program, "magpy").kind == "same"
+
+
+def test_only_refusals_for_overwritten_tensors_may_be_missing():
+    from tests.fuzz.observations import saves_less
+
+    refused = {"backward": (RuntimeError, True)}
+    assert saves_less({"backward": None}, refused)
+    assert not saves_less({"backward": None}, {"backward": (RuntimeError, False)})
+    assert not saves_less({"backward": (RuntimeError, False)}, refused)
+
+
 def test_shrinking_keeps_what_fails():
     program = generate(3)
     wrong = Fragment("", ["log.append('wrong')"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import magpy_like as magpy
 from tests.fuzz.generation import Program
-from tests.fuzz.observations import Unsupported, find_difference, kind_of, observe
+from tests.fuzz.observations import Unsupported, find_difference, kind_of, observe, saves_less
 from tests.fuzz.overlapping_writes import has_overlapping_writes
 
 MODULE = "generated_program"
@@ -108,6 +108,8 @@ def _check(loaded: Loaded, calls: int, dtype: str, backend: str) -> Verdict:
         difference: str | None
         try:
             actual = observe(target, compiled, number, exact=exact)
+            if not exact and saves_less(actual, expected):
+                actual |= {"backward": expected["backward"], "gradients": []}
             difference = find_difference(actual, expected, EXACT if exact else TOLERANCE[dtype])
         except Unsupported as error:
             verdict.kind, verdict.detail = "unsupported gradient", str(error)

@@ -241,6 +241,20 @@ def _check_operation(
         special_methods.read_class_checks(rec, operation, args)
     if operation in _SIGNATURE_READERS and args:
         attributes.read_signature(rec, args[0])
+    if rec.writes.data_replaced:
+        _check_written_tensors(rec, annotation, args, kwargs)
+
+
+def _check_written_tensors(
+    rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises Split for a write to a tensor whose data the program has set: the record sets the data
+    once, at its end, and autograd and version counters would miss the write."""
+    for position, value in inputs_of(args, kwargs):
+        if annotation.writes_to(position, args) and any(
+            map(rec.writes.shares_replaced_data, tensors_in(value))
+        ):
+            raise Split(SplitReason.TENSOR_INTERNALS, "writes to a tensor after setting its data")
 
 
 _SIGNATURE_READERS = {inspect.signature, inspect.getfullargspec, typing.get_type_hints}

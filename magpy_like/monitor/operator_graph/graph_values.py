@@ -142,11 +142,15 @@ class GraphValues:
         """Record ``tensor.data = value``: the tensor is another value of the graph from now on.
 
         Raises:
-            Split: the tensor is one of the program's own intermediate values.
+            Split: the tensor is one of the program's own intermediate values, or was written to.
         """
         node = self._variables.node(tensor)
         if node is None:
             raise Split(SplitReason.TENSOR_INTERNALS, "sets the data of an intermediate tensor")
+        if self._writes.has_written(node):
+            raise Split(
+                SplitReason.TENSOR_INTERNALS, "sets the data of a tensor after a write to it"
+            )
         if self._running.depth:
             raise EffectInsideOperator(
                 SplitReason.EFFECT_IN_OPERATOR, "sets the data of a tensor inside an operator"

@@ -59,12 +59,20 @@ class TensorWrites:
 
     def is_written(self, node: ShadowNode) -> bool:
         """True if the program has changed the contents of an external tensor."""
+        return node.node_id in self.data_replaced or self.has_written(node)
+
+    def has_written(self, node: ShadowNode) -> bool:
+        """True if operators have written to an external tensor."""
         tensor = node.variable
-        return (
-            node.node_id in self.data_replaced
-            or tensor_version(tensor) != self.versions.get(node.node_id)
-            or (bool(self.written_memory) and storage_of(tensor) in self.written_memory)
+        return tensor_version(tensor) != self.versions.get(node.node_id) or (
+            bool(self.written_memory) and storage_of(tensor) in self.written_memory
         )
+
+    def shares_replaced_data(self, tensor: torch.Tensor) -> bool:
+        """True if the program has set an external tensor's data to the memory of ``tensor``."""
+        memory = storage_of(tensor)
+        replaced = (self._refs.get_node_by_id(number).variable for number in self.data_replaced)
+        return any(storage_of(other) == memory for other in replaced)
 
     def count(self, node: ShadowNode) -> int:
         """The number of writes to an external tensor that its version counter has counted."""

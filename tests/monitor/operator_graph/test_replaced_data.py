@@ -60,3 +60,35 @@ def test_replaced_weights_are_trained(backend):
             optimizer.step()
         seen.append(model.weight.detach().clone())
     torch.testing.assert_close(*seen)
+
+
+def written_after(x):
+    x.data = x.data * 2
+    x.add_(1)
+    return x * 3
+
+
+def written_before(x):
+    x.add_(1)
+    x.data = x.data * 2
+    return x * 3
+
+
+def written_through_the_value(x):
+    value = x.detach() * 2
+    x.data = value
+    value.add_(1)
+    return x * 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("function", [written_after, written_before, written_through_the_value])
+def test_writes_are_counted_and_recorded_by_autograd(function, backend):
+    fast, seen = magpy.compile(function, backend=backend), []
+    for call in (function, fast, fast):
+        leaf = torch.linspace(-1, 1, 4, requires_grad=True)
+        x = leaf * 1
+        result = call(x)
+        (result * x).sum().backward()
+        seen.append((leaf.grad, result.detach(), x.detach(), torch.tensor(x._version)))
+    torch.testing.assert_close(seen[1:], seen[:1] * 2)
