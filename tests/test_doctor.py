@@ -37,7 +37,7 @@ def wrong_results(model=None, **_):
 
 
 FAULTS = {
-    "versions": (torch, "__version__", "2.10.1+cu130", "Install torch 2.11 to 2.13"),
+    "versions": (torch, "__version__", "2.10.1+cu130", "Install torch 2.11 to 2.14"),
     "Python": (doctor.supported_versions, "SUPPORTED", ((3, 9),), "Use CPython 3.9"),
     "C++ compiler": (cpp_compiler, "cxx", absent, "no C++ compiler: install one"),
     "native helper": (doctor.helper_status, "obstacle", lambda: "it is broken", "it is broken"),

@@ -95,4 +95,4 @@ def test_a_failed_installation_is_told_and_other_pairs_go_on(monkeypatch, tmp_pa
 
 
 def test_the_default_pairs_are_all_that_are_supported():
-    assert set(PYTHONS) >= {"3.11", "3.12"} and TORCHES[0] == "2.11" and TORCHES[-1] == "2.13"
+    assert set(PYTHONS) >= {"3.11", "3.12"} and TORCHES[0] == "2.11" and TORCHES[-1] == "2.14"

@@ -6,7 +6,7 @@ import torch
 
 __all__ = ["NEWEST", "OLDEST", "RANGE", "difference"]
 
-OLDEST, NEWEST = (2, 11), (2, 13)
+OLDEST, NEWEST = (2, 11), (2, 14)
 RANGE = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
 
 

@@ -24,6 +24,7 @@ from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.data_dependent_sizes import depends_on_data
 from magpy_like.annotation.lookup import Table, load_annotations
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.autograd import custom_function_calls
 
 ITEMS = [1]
 TENSOR = torch.ones(2)
@@ -118,7 +119,7 @@ def test_output_relation_names_the_access_path() -> None:
     "operation",
     [torch.relu, torch.Tensor.relu, torch.cat, torch.zeros, torch._C._nn.linear,
      torch.ops.aten.relu.default, torch.ops.aten.relu, torch.Tensor.T, torch.Tensor.__getitem__,
-     operator.add, torch.autograd.Function.apply.__func__],
+     operator.add, custom_function_calls[0]],
 )  # fmt: skip
 def test_tensor_operators_are_nodes(operation) -> None:
     assert lookup(operation).as_op_node
@@ -350,20 +351,24 @@ def test_every_native_operation_of_a_namespace_is_annotated(namespace) -> None:
     assert set(missing) <= known | {"__class_getitem__"}
 
 
-def test_loading_all_annotations_takes_less_than_150_ms() -> None:
+def test_loading_all_annotations_takes_a_small_part_of_importing_torch() -> None:
     program = (
-        "import time, torch, magpy_like.annotation.loader\n"
+        "import time\n"
+        "begin = time.process_time()\n"
+        "import torch\n"
+        "imported = time.process_time() - begin\n"
+        "import magpy_like.annotation.loader\n"
         "from magpy_like.annotation.annotation_files import annotations_dir\n"
         "from magpy_like.annotation.lookup import Table\n"
-        "start = time.process_time()\n"
+        "begin = time.process_time()\n"
         "Table().load_directory(annotations_dir())\n"
-        "print(time.process_time() - start)\n"
+        "print((time.process_time() - begin) / imported)\n"
     )
     answer = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert float(answer.stdout) < 0.150
+    assert float(answer.stdout) < 0.15
 
 
 @pytest.mark.parametrize("training", [False, True])
