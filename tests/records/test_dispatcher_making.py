@@ -46,7 +46,7 @@ def test_tested_torch_is_used_without_a_word(version):
     ("version", "words"),
     [
         ("2.10.1", "is older than the versions"),
-        ("2.16.0a0+git1234567", "Install torch 2.11 to 2.13, or a newer magpy_like"),
+        ("2.16.0a0+git1234567", "Install torch 2.11 to 2.14, or a newer magpy_like"),
     ],
 )
 def test_another_torch_is_used_with_one_warning(version, words):
