@@ -241,7 +241,7 @@ def _check_operation(
         special_methods.read_class_checks(rec, operation, args)
     if operation in _SIGNATURE_READERS and args:
         attributes.read_signature(rec, args[0])
-    if rec.writes.data_replaced:
+    if rec.writes.data_replaced and annotation.as_op_node:
         _check_written_tensors(rec, annotation, args, kwargs)
 
 
