@@ -5,7 +5,7 @@
 ``autograd_node``: the ``autograd.Function`` around a compiled forward and backward pass
 ``saved_values``: saved tensors, copied before they are mutated
 ``overwritten_saved_values``: writes of one part of a graph to another part's saved tensors
-``outside_writes``: what the backward pass may compute anew, as the program may write to the rest
+``outside_writes``: no recomputation from memory that the program may write to between the passes
 ``absent_gradients``: backward passes for results without a gradient
 ``conjugate_gradients``: incoming gradients that are conjugate or negative views
 ``double_backward``: ``create_graph`` and batched gradients, by the program in eager mode

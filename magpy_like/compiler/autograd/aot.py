@@ -21,7 +21,10 @@ from magpy_like.compiler.autograd.conjugate_gradients import (
     take_resolved_gradients,
 )
 from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
-from magpy_like.compiler.autograd.outside_writes import is_backward, save_results_of_visible_memory
+from magpy_like.compiler.autograd.outside_writes import (
+    forbid_recomputation_from_visible_memory,
+    is_backward,
+)
 from magpy_like.compiler.autograd.saved_values import clone_before_mutation, save_gradient_sizes
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
@@ -166,7 +169,7 @@ class _AotCompilation:
 
     def _partition(self, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         forward_outputs = kwargs["num_fwd_outputs"]
-        save_results_of_visible_memory(joint, forward_outputs)
+        forbid_recomputation_from_visible_memory(joint, forward_outputs)
         keep_integers_exact(joint)
         use_channels_last(joint)
         if self._deferred.has_auxiliary_inputs or any(map(_draws, joint.graph.nodes)):

@@ -1,9 +1,8 @@
 """Writes to a graph's arguments and results between its forward and its backward pass.
 
 Eager mode refuses a backward pass only if a written tensor is one that a gradient formula reads. A
-partition may save other tensors, to compute anew from them what the formulas read: then it would
-refuse what eager mode computes. So nothing is computed anew from an argument or a result that no
-formula reads.
+partition may save other tensors and recompute the operands of the formulas: a write to those would
+be refused, too. So nothing is recomputed from an argument or a result that no formula reads.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ def is_backward(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
-def save_results_of_visible_memory(joint: fx.GraphModule, forward_outputs: int) -> None:
-    """Mark the results of operators on memory that the program can write to later, and that no
-    gradient formula reads, as not to be computed anew.
+def forbid_recomputation_from_visible_memory(joint: fx.GraphModule, forward_outputs: int) -> None:
+    """Forbid the recomputation of operators on memory that the program can write to later, and that
+    no gradient formula reads.
 
     ``joint`` is a graph as AOTAutograd has traced it, ``forward_outputs`` the number of its results
-    that are no gradients. Checkpointed functions are computed anew in eager mode too.
+    that are no gradients. Checkpointed functions are recomputed in eager mode too.
     """
     graph, aliases = joint.graph, Aliases(joint.graph)
     reads = [node for node in graph.nodes if node.op == "call_function" and not _is_view(node)]

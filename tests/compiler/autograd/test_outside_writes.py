@@ -7,9 +7,8 @@ from torch.nn import functional as F
 from tests.compiler.programs import compiled, seeded
 
 
-def runs(function, x, write):
-    """The gradient of the results of ``function(x)``, of which ``write`` changes some before the
-    backward pass."""
+def gradient(function, x, write):
+    """The gradient of ``x``, with ``write`` between the forward and the backward pass."""
     leaf = x.clone().requires_grad_()
     argument = leaf * 1
     results = function(argument)
@@ -53,7 +52,7 @@ NO_FORMULA_READS_THE_RESULT = {
 def test_what_no_formula_reads_may_be_written_to(function, write):
     x, call = seeded(4, 4), compiled(function)
     for _ in range(2):
-        torch.testing.assert_close(runs(call, x, write), runs(function, x, write))
+        torch.testing.assert_close(gradient(call, x, write), gradient(function, x, write))
 
 
 @pytest.mark.parametrize(
@@ -66,4 +65,4 @@ def test_writes_to_what_a_formula_reads_are_refused(function, write):
     x, call = seeded(4, 4), compiled(function)
     for run in (function, call, call):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            runs(run, x, write)
+            gradient(run, x, write)

@@ -28,8 +28,6 @@ _MUTATING_OPERATORS = frozenset(
         "irshift", "isub", "itruediv", "ixor",
     )
 )  # fmt: skip
-
-
 _DIMENSION_CHANGES = frozenset(
     ("squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
 )
@@ -52,10 +50,10 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
         raise Unsupported(
             "a graph", "it resizes or transposes an argument in place, and writes to a tensor"
         )
-    if any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs):
+    if reshaped and any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs):
         _check_gradients(gm, reshaped, example_inputs)
-    for argument in find_restored_arguments(gm, example_inputs):
-        _replace_by_views(gm, argument)
+    for argument, changes in find_restored_arguments(gm, example_inputs).items():
+        _replace_by_views(gm, argument, changes)
     for node in written:
         if node.op == "call_function" and isinstance(node.kwargs.get("out"), Node):
             if _DRAWS not in _tags(node):
@@ -145,20 +143,24 @@ def _argument(node: Node) -> Node | None:
     return changed if changed.op in ("placeholder", "get_attr") else None
 
 
-def find_restored_arguments(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Node]:
-    """The inputs of a graph whose dimensions it changes in place, and restores."""
+def find_restored_arguments(
+    gm: GraphModule, example_inputs: Sequence[Any]
+) -> dict[Node, list[Node]]:
+    """The inputs of a graph whose dimensions it changes in place and restores, with the changes."""
     changes: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
         if is_mutating(node) and _is_inplace_view(node) and (argument := _argument(node)):
             changes.setdefault(argument, []).append(node)
     examples = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
-    return [node for node, example in examples if _are_restoring(changes.get(node, ()), example)]
+    return {
+        node: changes[node]
+        for node, example in examples
+        if node in changes and _are_restoring(changes[node], example)
+    }
 
 
 def _are_restoring(changes: Sequence[Node], example: Any) -> bool:
     """True if the calls end with the sizes and strides of ``example``, to which they apply."""
-    if not changes:
-        return False
     changed = example.detach()
     for node in changes:
         if not _is_known_change(node):
@@ -176,11 +178,10 @@ def _is_known_change(node: Node) -> bool:
     return _name(node) in _DIMENSION_CHANGES and not any(isinstance(a, Node) for a in arguments)
 
 
-def _replace_by_views(gm: GraphModule, argument: Node) -> None:
+def _replace_by_views(gm: GraphModule, argument: Node, changes: Sequence[Node]) -> None:
     """Replace the in-place changes of an argument by views, and the last, which restores it, by the
     argument itself."""
     graph, current = gm.graph, argument
-    changes = [n for n in graph.nodes if is_mutating(n) and _argument(n) is argument]
     for node in list(graph.nodes):
         node.replace_input_with(argument, current)
         if node not in changes:
