@@ -71,6 +71,8 @@ def compile_graph(
         raise Split(
             SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"
         )
+    if rec.writes.data_replaced:
+        _check_views_of_replaced_data(rec, outputs)
     operators.nodes.erase_unused(rec.lifted.arithmetic.in_python, outputs)
     graph = operators.nodes.finish(outputs)
     _note_versions(rec, graph, changed)
@@ -112,6 +114,23 @@ def _write_conditions_on_memory(
     if changed:
         guard.distinctness.write_shared_memory(inputs, changed)
         guard.distinctness.write_writability(changed)
+
+
+def _check_views_of_replaced_data(rec: Recording, outputs: Sequence[fx.Node]) -> None:
+    """Raises Split if a view outlives the record that was made of a tensor after its data was set:
+    it has the version counter of the tensor, and the graph's view that of the new data."""
+    nodes = rec.operators.nodes
+    replaced = [rec.refs.get_node_by_id(number).variable for number in rec.writes.data_replaced]
+    data = {nodes.node_of(tensor): storage_of(tensor) for tensor in replaced}
+    kept = {node: storage_of(tensor) for tensor, node in nodes.live_tensors() if node in outputs}
+    set_before: set[int] = set()
+    for node in nodes.graph.nodes:
+        if node in data:
+            set_before.add(data[node])
+        elif kept.get(node) in set_before:
+            raise Split(
+                SplitReason.TENSOR_INTERNALS, "keeps a view of a tensor after setting its data"
+            )
 
 
 def _note_versions(rec: Recording, graph: fx.GraphModule, changed: Sequence[ShadowNode]) -> None:

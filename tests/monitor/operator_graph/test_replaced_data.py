@@ -92,3 +92,35 @@ def test_writes_are_counted_and_recorded_by_autograd(function, backend):
         (result * x).sum().backward()
         seen.append((leaf.grad, result.detach(), x.detach(), torch.tensor(x._version)))
     torch.testing.assert_close(seen[1:], seen[:1] * 2)
+
+
+def kept_view(state):
+    def function(x):
+        state.data = state.data * 2
+        return x + 1, state.detach()
+
+    return function
+
+
+def kept_value(state):
+    def function(x):
+        value = state.data * 2
+        state.data = value
+        return x + 1, value
+
+    return function
+
+
+@pytest.mark.parametrize("make", [kept_view, kept_value])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_kept_tensor_shares_the_version_counter_of_the_one_it_is_a_view_of(make, requires_grad):
+    seen = []
+    for compiled in (False, True):
+        state = torch.arange(3.0).requires_grad_(requires_grad)
+        function = make(state)
+        call = magpy.compile(function, backend="eager") if compiled else function
+        _, *kept = call(torch.ones(3)), call(torch.ones(3))[1]
+        with torch.no_grad():
+            state.mul_(3)
+        seen.append([(state._version, kept[0]._version), kept[0]])
+    torch.testing.assert_close(*seen)
