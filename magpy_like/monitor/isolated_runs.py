@@ -360,8 +360,8 @@ def finish_isolated(
 
 _TYPE_CALL = lookup_in_type(type, "__call__")
 _DISTINGUISHES_FAKE = (type, id)
-_CHANGES_OBJECTS = (torch.Tensor.requires_grad_,)
-"""Methods that change a tensor without an operator that `TensorEffects` sees."""
+_CHANGES_OBJECTS = (torch.Tensor.requires_grad_, torch.Tensor.detach_, torch.detach_)
+"""Operations that change a tensor without an operator that `TensorEffects` sees."""
 _ITEM_SETTERS = (operator.setitem,)
 """Functions that are operators for tensors, which `TensorEffects` sees, and change containers."""
 _COMPARES_IDENTITY = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})

@@ -4,6 +4,7 @@ import copy
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -668,6 +669,53 @@ def requires_grad_on_one_branch(x):
     y = x * 1
     z = y.requires_grad_() * 2 if x.sum() > 0 else (y * 3).clone()
     return y, z
+
+
+def detaches_in_a_branch(x):
+    if x.sum() > 0:
+        x.detach_()
+    return x * 1
+
+
+def detaches_in_an_iteration(x):
+    for i in range(3):
+        if x.sum() > i:
+            break
+        torch.detach_(x)
+    return x * 1
+
+
+@pytest.mark.parametrize("program", [detaches_in_a_branch, detaches_in_an_iteration])
+def test_argument_is_detached_only_where_the_program_does_it(program):
+    fast = magpy.compile(program, backend="eager")
+    for start in (0.3, -1.0, 2.0, -2.0, 0.3, -1.0):
+        leaves = [torch.full((3,), start, requires_grad=True) for _ in range(2)]
+        found, expected = leaves[0] * 1, leaves[1] * 1
+        assert_same(fast(found), program(expected))
+        assert found.requires_grad is expected.requires_grad
+
+
+def adds_an_array_in_a_branch(x):
+    if x.sum() > 0:
+        x = x + torch.from_numpy(np.arange(3.0)).float() + torch.tensor(np.ones(3)).float()
+    return x
+
+
+def adds_an_array_in_an_iteration(x):
+    for i in range(3):
+        if x.sum() > i:
+            break
+        x = x + torch.as_tensor(np.arange(3.0)).float()
+    return x
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("program", [adds_an_array_in_a_branch, adds_an_array_in_an_iteration])
+def test_tensor_made_from_an_array_in_a_branch_has_its_values(program, backend):
+    fast = magpy.compile(program, backend=backend, fullgraph=True)
+    for start in (0.3, -1.0, 2.0, -2.0):
+        assert_same(fast(torch.full((3,), start)), program(torch.full((3,), start)))
+    assert magpy.cache_info(fast).hits == 3
 
 
 @pytest.mark.parametrize("program", [gradients_inside_an_iteration, requires_grad_on_one_branch])

@@ -48,6 +48,8 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.dispatch import disable_current_modes
+from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.operators import TensorBase
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -99,7 +101,7 @@ class OperatorGraph:
         if is_instance(operation, types.ClassMethodDescriptorType):
             operation, args = operation.__get__(None, args[0]), args[1:]
         if is_made_of_arrays(args, kwargs, result):
-            return self._add_array(args, result)
+            return self._add_array(operation, args, kwargs, result)
         args = without_size_argument(operation, args)
         if operation in _CREATE_SAME_SCALAR and len(args) == 1 and is_number(args[0]):
             if self.numbers.number_node(args[0]) is not None:
@@ -253,13 +255,20 @@ class OperatorGraph:
                         self._data_shapes.add(part)
                     self._register(part, item)
 
-    def _add_array(self, args: Sequence[Any], result: torch.Tensor) -> fx.Node:
+    def _add_array(
+        self,
+        operation: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: torch.Tensor,
+    ) -> fx.Node:
         """A tensor created from a NumPy array: a constant, as the array is, cloned in each run."""
         self.nodes.operator_count += 1
         self.shared_arrays += [(arg, arg.copy()) for arg in args if is_instance(arg, np.ndarray)]
-        node = self.nodes.graph.call_method(
-            "clone", (self.nodes.add_constant(result.detach().clone()),)
-        )
+        with disable_current_modes():  # those of a branch create tensors without data
+            data = operation(*args, **kwargs) if is_instance(result, FakeTensor) else result
+            constant = data.detach().clone()
+        node = self.nodes.graph.call_method("clone", (self.nodes.add_constant(constant),))
         self.nodes.set_node(result, node)
         return node
 

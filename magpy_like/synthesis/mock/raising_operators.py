@@ -67,6 +67,8 @@ def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
     if name in _SUBSCRIPTS:
         given = any(is_instance(index, fx.Node) for index in node.all_input_nodes[1:])
         return given and not _is_on_gpu(node)
+    if name == "detach":
+        return _is_in_place(node)  # for a view
     facts = operator_facts(name)
     numbers = [source for source in node.all_input_nodes if source.meta.get(NUMBER)]
     if numbers:
@@ -82,6 +84,10 @@ def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
             return not _is_on_gpu(node)
         case Raises.MAYBE:
             return True
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    return str(getattr(node.target, "__name__", node.target)).endswith("_")
 
 
 def _is_on_gpu(node: fx.Node) -> bool:

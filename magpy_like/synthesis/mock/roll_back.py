@@ -77,6 +77,7 @@ class TensorSnapshot:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor, tensor_version(tensor)
         self._grad_fn = None if tensor.is_leaf else tensor.grad_fn
+        self._requires_grad = tensor.requires_grad
         self._form: Any = None
         if tensor.layout is torch.strided:
             self._form = tensor.size(), tensor.stride(), tensor.storage_offset()
@@ -99,6 +100,8 @@ class TensorSnapshot:
         if tensor.grad_fn is not self._grad_fn:
             with torch.enable_grad():
                 tensor.copy_(self._values)  # gradients flow to the same node again
+        elif tensor.requires_grad is not self._requires_grad:
+            tensor.requires_grad_(self._requires_grad)
         if self._version >= 0:
             set_version((tensor,), (self._version,))
 

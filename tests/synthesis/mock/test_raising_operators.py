@@ -7,6 +7,7 @@ import itertools
 import logging
 import operator
 import random
+import traceback
 import warnings
 
 import pytest
@@ -328,6 +329,71 @@ def test_roll_back_restores_a_view_without_gradients():
         else:
             assert_same(fast(x, i).detach(), (TABLE[i] + x).detach())
         assert_same(x.detach(), tensor(1, 4, 9))
+
+
+def _detaches(x, i):
+    x.detach_()
+    return x * 2, i
+
+
+def _detaches_after_a_write(x, i):
+    x.mul_(2)
+    x.detach_()
+    return x, i
+
+
+def _detaches_before_a_subscript(x, i):
+    x.detach_()
+    return TABLE[i] + x
+
+
+def _view(values):
+    return torch.cat([tensor(0), values])[1:]
+
+
+def _leaf(values):
+    return values.detach().requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("program", "given", "index", "line"),
+    [
+        (_detaches, _view, 1, 1),
+        (_detaches_after_a_write, _leaf, 1, 1),
+        (_detaches_before_a_subscript, torch.clone, 9, 2),
+        (_detaches_before_a_subscript, _leaf, 9, 2),
+    ],
+)
+def test_error_of_a_record_that_detaches_names_the_line_of_the_program(program, given, index, line):
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(2):
+        fast(tensor(1, 2, 3).requires_grad_() * 1, torch.tensor([0, 1]))
+    assert magpy.cache_info(fast).hits == 1
+    values, i = tensor(1, 2, 3).requires_grad_() * 1, torch.tensor([0, index])
+    with pytest.raises((RuntimeError, IndexError)) as error:
+        fast(given(values), i)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.tb)]
+    assert program.__code__.co_firstlineno + line in lines
+
+
+@pytest.mark.parametrize("given", [torch.clone, _leaf])
+def test_roll_back_restores_whether_a_tensor_requires_gradients(given):
+    def program(x, i):
+        seen.append(x.requires_grad)
+        x.detach_()
+        return TABLE[i] + x
+
+    seen = []
+    fast = magpy.compile(program, backend="eager")
+    for index in (1, 2, 9):
+        x, i = given(tensor(1, 2, 3).requires_grad_() * 1), torch.tensor([0, index])
+        if index == 9:
+            with pytest.raises(IndexError):
+                fast(x, i)
+        else:
+            fast(x, i)
+        assert not x.requires_grad
+    assert seen == [True, True, True]
 
 
 def _interrupted(graph, inputs):
