@@ -31,6 +31,7 @@ from torch.fx import GraphModule
 
 from magpy_like.compiler.passes.attention.attention_masks import drop_constant_masks
 from magpy_like.compiler.passes.attention.attention_rewrite import rewrite_attention
+from magpy_like.compiler.passes.attention.grouped_queries import fold_groups_into_queries
 from magpy_like.compiler.passes.cleanup.boolean_shifts import shift_booleans
 from magpy_like.compiler.passes.cleanup.constant_folding import fold_constants
 from magpy_like.compiler.passes.cleanup.dead_code import (
@@ -95,6 +96,7 @@ CAPTURED_PASSES = (
     CapturedPass("image resizing", match_eager_resizing),
     # Optimisations whose backward pass is the library's.
     CapturedPass("attention", rewrite_attention, needs_examples=True),
+    CapturedPass("grouped queries", fold_groups_into_queries, needs_examples=True),
     CapturedPass("constant attention masks", drop_constant_masks, needs_examples=True),
     # As eager lays out tensors that are written to.
     CapturedPass("layouts of writes", keep_layouts_of_writes),

@@ -68,7 +68,7 @@ def rewrite_attention(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
     float32 and float64 only: in lower precisions eager rounds the scores, the library does not,
     and the results differ by more than rounding.
     """
-    softmaxes = [node for node in gm.graph.nodes if _called_name(node) in _SOFTMAX]
+    softmaxes = [node for node in gm.graph.nodes if called_name(node) in _SOFTMAX]
     if not softmaxes:
         return gm
     vals = compute_fake_values(gm, example_inputs)
@@ -104,7 +104,7 @@ def _erase_unused_identities(gm: GraphModule, vals: dict[Node, Any]) -> bool:
 # --- reading the graph -------------------------------------------------------------------------
 
 
-def _called_name(node: Any) -> str | None:
+def called_name(node: Any) -> str | None:
     """The name of the torch function, method or operator that a node calls; None for others."""
     if not isinstance(node, Node):
         return None
@@ -183,7 +183,7 @@ class _Attention:
         return self._path(self.product)
 
     def _path(self, node: Node) -> list[Node] | None:
-        if _called_name(node) in _MATMUL and _operands(node) == (self.q, self.k_transposed):
+        if called_name(node) in _MATMUL and _operands(node) == (self.q, self.k_transposed):
             return [node]
         for below in node.all_input_nodes:
             outside = below in (self.mask, self.bias, self.v)
@@ -220,7 +220,7 @@ def _forward_to_product(node: Node, vals: dict[Node, Any]) -> Node | None:
     """The product with ``v``, following single users through identities from ``node``."""
     while len(node.users) == 1:
         (user,) = node.users
-        if _called_name(user) in _MATMUL:
+        if called_name(user) in _MATMUL:
             return user
         if not _is_identity(user, vals):
             return None
@@ -236,7 +236,7 @@ def _skip_identities(node: Any, vals: dict[Node, Any]) -> Any:
 
 def _is_identity(node: Node, vals: dict[Node, Any]) -> bool:
     """True if the node returns the values of its first argument, in the same sizes and dtype."""
-    name = _called_name(node)
+    name = called_name(node)
     source = _argument(node, 0, "input", "self")
     before, after = vals.get(source), vals.get(node)
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
@@ -267,7 +267,7 @@ def _match_scores(scores: Any, found: _Attention, vals: dict[Node, Any]) -> _Att
         if added is not None and added[2] == "add":
             scores, found.bias, *_ = added
             scores = _skip_sole_identities(scores, vals)
-    if scores is not None and _called_name(scores) in _SCALE:
+    if scores is not None and called_name(scores) in _SCALE:
         factor = _factor(scores)
         if factor is None:
             return None
@@ -275,7 +275,7 @@ def _match_scores(scores: Any, found: _Attention, vals: dict[Node, Any]) -> _Att
             factor,
             _skip_sole_identities(_argument(scores, 0, "input", "self"), vals),
         )
-    if scores is None or _called_name(scores) not in _MATMUL:
+    if scores is None or called_name(scores) not in _MATMUL:
         return None
     found.q, found.k_transposed = _operands(scores)
     return found if _is_supported(found, vals) else None
@@ -294,14 +294,14 @@ def _factor(node: Node) -> float | None:
     other = _argument(node, 1, "other", "value")
     if type(other) not in (int, float) or "rounding_mode" in node.kwargs:
         return None
-    if "mul" in str(_called_name(node)):
+    if "mul" in str(called_name(node)):
         return float(other)
     return 1.0 / other if other else None
 
 
 def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, float] | None:
     """(scores, mask, kind, fill) of a node that masks scores; None for any other."""
-    name = _called_name(node)
+    name = called_name(node)
     if name in _FILL:
         fill = _constant_number(_argument(node, 2, "value"))
         mask = _argument(node, 1, "mask")
@@ -323,9 +323,9 @@ def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, floa
             inner = _skip_sole_identities(scores, vals)
             if inner is None:
                 continue
-            biased = _match_mask(inner, vals) if _called_name(inner) in _ADD else None
+            biased = _match_mask(inner, vals) if called_name(inner) in _ADD else None
             if (
-                _called_name(inner) in _MATMUL
+                called_name(inner) in _MATMUL
                 or _is_scaled_product(inner, vals)
                 or biased is not None
             ):
@@ -334,9 +334,9 @@ def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, floa
 
 
 def _is_scaled_product(node: Node, vals: dict[Node, Any]) -> bool:
-    if _called_name(node) not in _SCALE or _factor(node) is None:
+    if called_name(node) not in _SCALE or _factor(node) is None:
         return False
-    return _called_name(_skip_sole_identities(_argument(node, 0, "input", "self"), vals)) in _MATMUL
+    return called_name(_skip_sole_identities(_argument(node, 0, "input", "self"), vals)) in _MATMUL
 
 
 def _is_masking_fill(fill: float | None) -> bool:
@@ -347,7 +347,7 @@ def _constant_number(operand: Any) -> float | None:
     """The value of a number, or of a 0-d tensor that the graph itself makes of a number."""
     if type(operand) in (int, float):
         return float(operand)
-    name = _called_name(operand)
+    name = called_name(operand)
     if name in ("full", "tensor", "scalar_tensor"):
         inner = operand.args[1 if name == "full" else 0] if operand.args else None
         size = operand.args[0] if name == "full" else ()
@@ -406,11 +406,11 @@ def _has_no_writes_between(gm: GraphModule, chain: list[Node]) -> bool:
     """True if the first product may move to the second: no node in between writes to memory."""
     nodes = list(gm.graph.nodes)
     between = nodes[nodes.index(chain[-1]) : nodes.index(chain[0])]
-    return not any(_may_write(node) for node in between if node not in chain)
+    return not any(may_write(node) for node in between if node not in chain)
 
 
-def _may_write(node: Node) -> bool:
-    name = _called_name(node)
+def may_write(node: Node) -> bool:
+    name = called_name(node)
     if node.op in ("placeholder", "get_attr"):
         return False
     if name is None or "out" in node.kwargs:
@@ -462,12 +462,12 @@ def is_layout_hidden(result: Node) -> bool:
     All users copy it to row-major order, directly or as ``result.transpose(1, 2)``.
     """
     for user in result.users:
-        if _called_name(user) == "contiguous" and len(user.args) == 1 and not user.kwargs:
+        if called_name(user) == "contiguous" and len(user.args) == 1 and not user.kwargs:
             continue
-        if _called_name(user) != "transpose" or sorted(map(str, user.args[1:])) != ["1", "2"]:
+        if called_name(user) != "transpose" or sorted(map(str, user.args[1:])) != ["1", "2"]:
             return False
         if not user.users or any(
-            _called_name(u) not in ("reshape", "contiguous") for u in user.users
+            called_name(u) not in ("reshape", "contiguous") for u in user.users
         ):
             return False
     return bool(result.users)

@@ -1,0 +1,176 @@
+"""Attention of a single position whose keys and values were repeated for groups of heads.
+
+Heads of a group share keys and values (grouped-query attention). Programs repeat these for each
+head, which copies the whole cache of a decoder for each token. With one query a head, the heads of
+a group are as well several queries of one head: the same attention, without copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule, Node
+
+from magpy_like.compiler.passes.attention.attention_rewrite import (
+    called_name,
+    compute_fake_values,
+    may_write,
+)
+from magpy_like.compiler.passes.graph_queries import argument, have_same_sizes
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_OPTIONS = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5, "scale": 6, "enable_gqa": 7}
+_RESHAPES = {"reshape", "view", "flatten"}
+
+
+class _Repeated(NamedTuple):
+    """A tensor (batch, heads, length, width) of which ``group`` neighbouring heads are one head of
+    ``source``."""
+
+    source: Node
+    group: int
+
+
+def fold_groups_into_queries(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Have attention read keys and values that are repeated for a single position where they are,
+    in place; True if the graph changed."""
+    calls = gm.graph.find_nodes(op="call_function", target=_ATTENTION)
+    calls = [node for node in calls if list(map(_may_repeat, node.args[1:3])) == [True, True]]
+    vals = compute_fake_values(gm, example_inputs) if calls else None
+    if vals is None:
+        return False
+    changed = sum(_fold(node, vals) for node in calls) > 0
+    if changed:
+        gm.recompile()
+    return changed
+
+
+def _may_repeat(node: Any) -> bool:
+    return called_name(node) in _RESHAPES | {"repeat_interleave"}
+
+
+def _fold(node: Node, vals: dict[Node, Any]) -> bool:
+    q, *others = node.args[:3]
+    options = {name: argument(node, at, name) for name, at in _OPTIONS.items()}
+    repeated = [_find_repeated(other, vals) for other in others]
+    k, v = repeated
+    if k is None or v is None or k.group != v.group or not _has_one_query(q, vals):
+        return False
+    if options["is_causal"] or options["dropout_p"] or options["enable_gqa"]:
+        return False
+    mask = options["attn_mask"]
+    if mask is not None and not _is_same_for_heads(vals.get(mask)):
+        return False
+    if any(user.op == "output" for user in node.users) or _is_written_before(node, others):
+        return False
+    if vals[node].requires_grad:  # gradients would have other strides than eager mode's
+        return False
+    heads = vals[k.source].shape[1]
+    with node.graph.inserting_before(node):
+
+        def call(method: str, *args: Any) -> Node:
+            return node.graph.call_method(method, args)
+
+        queries = call("unflatten", call("squeeze", q, 2), 1, (heads, k.group))
+        if mask is not None:
+            mask = call("expand", mask, -1, -1, k.group, -1)
+        given = {"attn_mask": mask, "scale": options["scale"]}
+        result = node.graph.call_function(_ATTENTION, (queries, k.source, v.source), given)
+        result = call("flatten", result, 1, 2)
+        _, between_heads, between_positions, _ = vals[node].stride()
+        if have_same_sizes([between_heads], [between_positions]):
+            result = call("unsqueeze", result, 2)
+        else:  # positions come before heads in memory
+            result = call("transpose", call("unsqueeze", result, 1), 1, 2)
+    result.meta.update(node.meta)
+    node.replace_all_uses_with(result)
+    for unused in dict.fromkeys((node, *others)):
+        _erase_views(unused)
+    return True
+
+
+def _is_written_before(node: Node, copies: Sequence[Node]) -> bool:
+    """True if memory may be written to after it was copied, and before ``node`` reads the copy."""
+    nodes = list(node.graph.nodes)
+    between = nodes[min(map(nodes.index, copies)) : nodes.index(node)]
+    return any(map(may_write, between))
+
+
+def _erase_views(node: Node) -> None:
+    """Erase a node without users, and the views that only it reads."""
+    while not node.users:
+        source = node.args[0]
+        node.graph.erase_node(node)
+        if not isinstance(source, Node) or called_name(source) not in _VIEWS:
+            return
+        node = source
+
+
+_VIEWS = {*_RESHAPES, "repeat_interleave", "expand", "getitem", "unsqueeze"}
+
+
+def _has_one_query(q: Any, vals: dict[Node, Any]) -> bool:
+    value = vals.get(q)
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and _is_one(value.shape[2])
+
+
+def _is_one(size: Any) -> bool:
+    return type(size) is int and size == 1
+
+
+def _is_same_for_heads(mask: Any) -> bool:
+    """True for a mask of one row for all heads, which needs no gradient."""
+    if not isinstance(mask, torch.Tensor) or mask.requires_grad or mask.dim() != 4:
+        return False
+    return _is_one(mask.shape[1]) and _is_one(mask.shape[2])
+
+
+def _find_repeated(node: Any, vals: dict[Node, Any]) -> _Repeated | None:
+    """The tensor of which the node repeats each head, next to each other."""
+    result = vals.get(node)
+    if not isinstance(result, torch.Tensor) or result.dim() != 4:
+        return None
+    if called_name(node) == "repeat_interleave":
+        source, group = node.args[0], argument(node, 1, "repeats")
+        if argument(node, 2, "dim") not in (1, -3) or type(group) is not int:
+            return None
+    else:
+        source, group = _find_expanded(argument(node, 0, "input"), vals)
+    before = vals.get(source)
+    if not isinstance(before, torch.Tensor) or before.dim() != 4 or type(group) is not int:
+        return None
+    batch, heads, *rest = before.shape
+    if type(heads) is not int or group < 2:
+        return None
+    if not have_same_sizes(result.shape, [batch, heads * group, *rest]):
+        return None
+    return _Repeated(source, group)
+
+
+def _find_expanded(node: Any, vals: dict[Node, Any]) -> tuple[Any, Any]:
+    """The source and the group of ``source[:, :, None].expand(-1, -1, group, -1, -1)``."""
+    expanded, inner = vals.get(node), argument(node, 0, "input") if _is_call(node) else None
+    if called_name(node) != "expand" or not isinstance(inner, Node) or not inner.args:
+        return None, None
+    source = inner.args[0]
+    if called_name(inner) == "unsqueeze":
+        found = argument(inner, 1, "dim") in (2, -3)
+    else:
+        found = called_name(inner) == "getitem" and _inserts_third(inner.args[1])
+    if not found or not isinstance(expanded, torch.Tensor) or expanded.dim() != 5:
+        return None, None
+    return source, expanded.shape[2]
+
+
+def _is_call(node: Any) -> bool:
+    return isinstance(node, Node) and node.op in ("call_function", "call_method")
+
+
+def _inserts_third(subscript: Any) -> bool:
+    """True for ``[:, :, None]`` with or without full slices behind."""
+    whole = slice(None, None, None)
+    return isinstance(subscript, tuple) and subscript in [
+        (whole, whole, None, *([whole] * more)) for more in range(3)
+    ]
