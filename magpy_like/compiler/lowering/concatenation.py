@@ -3,6 +3,8 @@ result."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from magpy_like.compiler.lowering.aten_graph_properties import dense_stride
 from magpy_like.compiler.lowering.conversions import clone, full, to_dtype
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
+    LOWERINGS,
     aten,
     canonical_dim,
     common_device,
@@ -24,6 +27,11 @@ from magpy_like.compiler.lowering.lowering_table import (
     sizes,
 )
 from magpy_like.compiler.lowering.views import from_end, reshape, slice_box, slice_start
+from magpy_like.compiler.passes.graph_queries import consumers
+
+MAX_SELECTED_PARTS = 4
+"""Parts of a concatenation up to which its reader selects among them."""
+_PRODUCTS = {aten.mm.default, aten.addmm.default}
 
 
 @lower(aten.cat.default)
@@ -34,6 +42,8 @@ def cat(graph: Graph, tensors: Sequence[Box], dim: int = 0) -> Box:
     parts = [t for t in tensors if not (len(t.size) == 1 and t.size[0] == 0 and meta.dim() != 1)]
     common_device(list(tensors))
     dim = canonical_dim(dim, meta.dim())
+    if _is_selected_by_reader(graph, parts):
+        return _selection(graph, [_converted(graph, p, meta.dtype) for p in parts], dim)
     buffer = graph.new_buffer(meta.dtype, tensors[0].device, sizes(meta.shape), dense_stride(meta))
     graph.concatenated.add(buffer.name)
     whole = graph.box(buffer)
@@ -41,10 +51,55 @@ def cat(graph: Graph, tensors: Sequence[Box], dim: int = 0) -> Box:
     for part in parts:
         length = part.size[dim]
         target = slice_box(whole, dim, start, sympy.S.One, length)
-        source = part if part.dtype == meta.dtype else to_dtype(graph, part, meta.dtype)
-        graph.store_into(source, target)
+        graph.store_into(_converted(graph, part, meta.dtype), target)
         start = start + length
     return whole
+
+
+def _converted(graph: Graph, part: Box, dtype: torch.dtype) -> Box:
+    return part if part.dtype == dtype else to_dtype(graph, part, dtype)
+
+
+def _is_selected_by_reader(graph: Graph, parts: Sequence[Box]) -> bool:
+    """True if the one reader of a concatenation selects each element's part: on a GPU a kernel
+    less, such as for the halves of a rotary embedding."""
+    assert graph.origin is not None
+    if parts[0].device.type != "cuda" or not 2 <= len(parts) <= MAX_SELECTED_PARTS:
+        return False
+    readers = {node.target for node in consumers(graph.origin)}
+    if len(graph.origin.users) != 1 or len(readers) != 1:
+        return False
+    if not readers <= LOWERINGS.keys() - _PRODUCTS:
+        return False
+    return not any(0 in part.size or part.cost().is_expensive for part in parts)
+
+
+def _selection(graph: Graph, parts: Sequence[Box], dim: int) -> Box:
+    """The concatenation as a choice for each element; it reads its own part alone."""
+    size = list(parts[0].size)
+    size[dim] = sum((part.size[dim] for part in parts), sympy.S.Zero)
+
+    def inner(index: Index) -> Value:
+        position = ops.index_expr(index[dim], torch.int64)
+        ends = list(itertools.accumulate(part.size[dim] for part in parts))
+        value = None
+        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
+            tests = []
+            if part is not parts[0]:
+                tests.append(ops.ge(position, ops.index_expr(start, torch.int64)))
+            if part is not parts[-1]:
+                tests.append(ops.lt(position, ops.index_expr(end, torch.int64)))
+            at = [*index[:dim], index[dim] - start, *index[dim + 1 :]]
+            inside = functools.reduce(ops.logical_and, tests)
+            chosen = ops.masked(inside, functools.partial(part.load, at), 0)
+            value = chosen if value is None else ops.where(inside, chosen, value)
+        assert value is not None
+        return value
+
+    first = parts[0]
+    return pointwise(
+        graph, first.device, first.dtype, size, inner, parts, operations=4 * len(parts)
+    )
 
 
 @lower(aten.constant_pad_nd.default)

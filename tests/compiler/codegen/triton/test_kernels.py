@@ -307,3 +307,42 @@ def test_repeated_indices_accumulate():
     same(lambda x, at: torch.zeros(4).index_add(0, at, x), torch.randn(50), at)
     same(lambda x, at: torch.zeros(4, dtype=torch.int64).scatter_add(0, at, x), at * 3, at)
     same(lambda x, at: x.index_put((at,), torch.ones(()), accumulate=True), torch.randn(4, 3), at)
+
+
+@pytest.mark.parametrize("lengths", [(3, 5), (4, 1, 2), (1, 2, 3, 4)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_reader_of_a_concatenation_selects_its_parts_in_one_kernel(lengths, dim):
+    def function(*parts):
+        return torch.cat([parts[0] * -2, *parts[1:]], dim).exp()
+
+    shapes = [(n, 6) if dim == 0 else (6, n) for n in lengths]
+    parts = [torch.randn(s, device="cpu") for s in shapes]
+    (source,) = sources(function, *shapes)
+    expected = function(*parts)
+    result = torch.empty_like(expected)
+    run(source, *parts, result)
+    torch.testing.assert_close(result, expected)
+
+
+def test_rotary_embedding_is_one_kernel():
+    def rotate(q, cos, sin):
+        q = q.view(1, 1, 32, 64).transpose(1, 2)
+        turned = torch.cat((-q.narrow(-1, 32, 32), q.narrow(-1, 0, 32)), -1)
+        return q * cos + turned * sin
+
+    assert len(sources(rotate, (1, 2048), (1, 1, 1, 64), (1, 1, 1, 64), dtype=torch.bfloat16)) == 1
+
+
+STORED = {
+    "many parts": (lambda *p: torch.cat(p).exp(), 5),
+    "several readers": (lambda *p: ((c := torch.cat(p)).exp(), c.sum(1)), 2),
+    "returned": (lambda *p: torch.cat(p), 2),
+    "the library reads it": (lambda *p: torch.cat(p) @ torch.cat(p).t(), 2),
+    "dear to compute": (lambda *p: torch.cat([x.erfinv().tan() for x in p]).exp(), 2),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_other_concatenations_are_stored_part_by_part(name):
+    function, count = STORED[name]
+    assert lowered(function, *[(3, 6)] * count).concatenated
