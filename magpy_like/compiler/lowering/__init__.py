@@ -20,6 +20,7 @@
 ``random_numbers``: dropout
 ``complex_memory``: complex tensors as pairs of reals
 ``value_checks``: range checks of indices and probabilities
+``vector_products``: products of a matrix and a vector on a GPU
 """
 
 from magpy_like.compiler.lowering import (  # noqa: F401 (each module adds to the table)
@@ -39,6 +40,7 @@ from magpy_like.compiler.lowering import (  # noqa: F401 (each module adds to th
     sorted_search,
     special_math,
     value_checks,
+    vector_products,
     views,
 )
 from magpy_like.compiler.lowering.lowering_table import LOWERINGS
