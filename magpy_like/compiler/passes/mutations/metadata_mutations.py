@@ -160,10 +160,15 @@ def find_restored_arguments(
 
 
 def _are_restoring(changes: Sequence[Node], example: Any) -> bool:
-    """True if the calls end with the sizes and strides of ``example``, to which they apply."""
+    """True if the calls end with the sizes and strides of ``example``, to which they apply.
+
+    ``detach_`` may be among them: it changes nothing in a tensor that requires no gradient.
+    """
+    if not any(map(_is_known_change, changes)):
+        return False
     changed = example.detach()
     for node in changes:
-        if not _is_known_change(node):
+        if not _is_known_change(node) and _name(node) != "detach_":
             return False
         changed = getattr(changed, _name(node)[:-1])(*node.args[1:], **node.kwargs)
     return all(

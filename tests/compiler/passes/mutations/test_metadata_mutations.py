@@ -160,3 +160,27 @@ def test_leaf_is_transposed_without_gradients():
         x = seeded(4, 4).requires_grad_()
         call(x).sum().backward()
         assert (x.stride(), x.grad.shape) == ((1, 4), (4, 4))
+
+
+def detached_and_restored(x):
+    x.detach_()
+    x.unsqueeze_(0).squeeze_(0)
+    return x * 2
+
+
+def detached_between_changes(x):
+    x.t_()
+    torch.detach_(x)
+    x.t_()
+    x.detach_()
+    return x * 2, x
+
+
+@pytest.mark.parametrize("function", [detached_and_restored, detached_between_changes, detached])
+def test_changes_of_an_argument_without_gradients_are_counted(function):
+    fast = magpy.compile(function)
+    for _ in range(3):
+        tensors = seeded(4, 4), seeded(4, 4)
+        torch.testing.assert_close(fast(tensors[0]), function(tensors[1]))
+        assert tensors[0]._version == tensors[1]._version
+    assert magpy.cache_info(fast).hits == 2
