@@ -105,6 +105,13 @@ def written_around_a_branch(x):
     return y, y[:2], x * W
 
 
+def written_through_data_around_a_branch(x):
+    x[x > 0] = 1
+    y = x * W if x.sum() > 5 else x + W
+    x.data.add_(1)
+    return y
+
+
 def written_in_a_loop(x):
     y = x + W
     while y.sum() < 100:
@@ -151,7 +158,7 @@ def written_by_a_custom_function(x):
 PROGRAMS = [
     written_twice, written_through_views, written_then_saved, written_and_returned_in_part,
     result_written, parts_of_a_result, both, filled_by_out, drawn,
-    written_around_a_branch, written_in_a_loop,
+    written_around_a_branch, written_through_data_around_a_branch, written_in_a_loop,
     written_around_an_operator_as_is, written_under_no_grad, written_in_what_may_be_views,
     written_by_a_custom_function,
 ]  # fmt: skip

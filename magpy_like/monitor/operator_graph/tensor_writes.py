@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.constant_tensors import ConstantTensors
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
@@ -106,12 +107,14 @@ class TensorWrites:
 
     def has_uncounted(self, graph: fx.GraphModule) -> bool:
         """True if operators of the graph have written to an external tensor through ``.data``,
-        which its version counter does not count."""
+        which its version counter does not count.
+
+        Also true if they may have, in a graph that runs in parts: there the compiler counts writes.
+        """
         parts = [part.graph for part in graph.modules() if is_instance(part, fx.GraphModule)]
         reads = (n for part in parts for n in part.find_nodes(op="call_function", target=getattr))
         return any(node.args[1] == "data" for node in reads) and any(
-            node.node_id not in self.data_replaced
-            and tensor_version(node.variable) == self.versions.get(node.node_id)
+            node.node_id not in self.data_replaced and (has_parts(graph) or not self.count(node))
             for node in self.changed_inputs()
         )
 
