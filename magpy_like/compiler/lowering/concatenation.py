@@ -83,11 +83,11 @@ def _selection(graph: Graph, parts: Sequence[Box], dim: int) -> Box:
         position = ops.index_expr(index[dim], torch.int64)
         ends = list(itertools.accumulate(part.size[dim] for part in parts))
         value = None
-        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
+        for k, (part, start, end) in enumerate(zip(parts, [0, *ends], ends, strict=False)):
             tests = []
-            if part is not parts[0]:
+            if k > 0:
                 tests.append(ops.ge(position, ops.index_expr(start, torch.int64)))
-            if part is not parts[-1]:
+            if k < len(parts) - 1:
                 tests.append(ops.lt(position, ops.index_expr(end, torch.int64)))
             at = [*index[:dim], index[dim] - start, *index[dim + 1 :]]
             inside = functools.reduce(ops.logical_and, tests)

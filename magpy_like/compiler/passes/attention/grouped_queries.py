@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from magpy_like.compiler.passes.attention.attention_rewrite import (
     called_name,
@@ -63,9 +64,12 @@ def _fold(node: Node, vals: dict[Node, Any]) -> bool:
     mask = options["attn_mask"]
     if mask is not None and not _is_same_for_heads(vals.get(mask)):
         return False
-    if any(user.op == "output" for user in node.users) or _is_written_before(node, others):
+    if _is_written_before(node, others):
         return False
     if vals[node].requires_grad:  # gradients would have other strides than eager mode's
+        return False
+    restore = _VIEWS_OF_HEADS.get(_order_in_memory(_library_strides(node, vals)))
+    if restore is None:
         return False
     heads = vals[k.source].shape[1]
     with node.graph.inserting_before(node):
@@ -79,16 +83,34 @@ def _fold(node: Node, vals: dict[Node, Any]) -> bool:
         given = {"attn_mask": mask, "scale": options["scale"]}
         result = node.graph.call_function(_ATTENTION, (queries, k.source, v.source), given)
         result = call("flatten", result, 1, 2)
-        _, between_heads, between_positions, _ = vals[node].stride()
-        if have_same_sizes([between_heads], [between_positions]):
-            result = call("unsqueeze", result, 2)
-        else:  # positions come before heads in memory
-            result = call("transpose", call("unsqueeze", result, 1), 1, 2)
+        for method, *dims in restore:
+            result = call(method, result, *dims)
     result.meta.update(node.meta)
     node.replace_all_uses_with(result)
     for unused in dict.fromkeys((node, *others)):
         _erase_views(unused)
     return True
+
+
+def _library_strides(node: Node, vals: dict[Node, Any]) -> list[Any]:
+    """The strides of the call's result: those of the kernel that the library chooses."""
+    args, kwargs = map_arg((node.args, node.kwargs), vals.__getitem__)
+    with args[0].fake_mode, torch.no_grad():
+        return list(_ATTENTION(*args, **kwargs).stride())
+
+
+def _order_in_memory(strides: list[Any]) -> str:
+    _, heads, positions, width = strides
+    if not have_same_sizes([width], [1]):
+        return "other"
+    return "heads first" if have_same_sizes([positions], [heads]) else "positions first"
+
+
+_VIEWS_OF_HEADS: dict[str, list[tuple[Any, ...]]] = {
+    "heads first": [("unsqueeze", 2)],
+    "positions first": [("unsqueeze", 1), ("transpose", 1, 2)],
+}
+"""Views of a row-major (batch, heads, width) as (batch, heads, 1, width), by its strides."""
 
 
 def _is_written_before(node: Node, copies: Sequence[Node]) -> bool:

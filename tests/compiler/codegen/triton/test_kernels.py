@@ -324,6 +324,14 @@ def test_reader_of_a_concatenation_selects_its_parts_in_one_kernel(lengths, dim)
     torch.testing.assert_close(result, expected)
 
 
+def test_parts_of_a_concatenation_may_be_one_tensor():
+    x = torch.randn(3, 4, device="cpu")
+    (source,) = sources(lambda x: torch.cat([x, x, x], 1).exp(), (3, 4))
+    result = torch.empty(3, 12, device="cpu")
+    run(source, x, result)
+    torch.testing.assert_close(result, x.repeat(1, 3).exp())
+
+
 def test_rotary_embedding_is_one_kernel():
     def rotate(q, cos, sin):
         q = q.view(1, 1, 32, 64).transpose(1, 2)

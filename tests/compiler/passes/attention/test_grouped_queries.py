@@ -53,7 +53,7 @@ def inputs(queries=1, batch=2):
 def attention(repeat, **options):
     def function(q, k, v, mask=None):
         result = F.scaled_dot_product_attention(q, repeat(k), repeat(v), mask, **options)
-        return result.transpose(1, 2).contiguous(), result * 2
+        return result.transpose(1, 2).reshape(len(q), q.shape[2], -1), result, result * 2
 
     return function
 
@@ -91,7 +91,7 @@ def test_result_is_that_of_repeated_heads(repeat, mask, device):
 def test_keys_may_be_the_values():
     def function(q, k):
         both = interleaved(k)
-        return F.scaled_dot_product_attention(q, both, both) + 0
+        return F.scaled_dot_product_attention(q, both, both).flatten(1)
 
     fast = magpy.compile(function)
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_copy_made_before_a_write_is_kept():
     def function(q, k, v):
         keys, values = subscript(k), subscript(v)
         k.mul_(2)
-        return F.scaled_dot_product_attention(q, keys, values) + 0
+        return F.scaled_dot_product_attention(q, keys, values).flatten(1)
 
     fast = magpy.compile(function)
     for _ in range(2):
