@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from magpy_like.compiler.passes.attention.attention_rewrite import (
     called_name,
@@ -64,12 +63,9 @@ def _fold(node: Node, vals: dict[Node, Any]) -> bool:
     mask = options["attn_mask"]
     if mask is not None and not _is_same_for_heads(vals.get(mask)):
         return False
-    if _is_written_before(node, others):
+    if not _is_projected(node) or _is_written_before(node, others):
         return False
     if vals[node].requires_grad:  # gradients would have other strides than eager mode's
-        return False
-    restore = _VIEWS_OF_HEADS.get(_order_in_memory(_library_strides(node, vals)))
-    if restore is None:
         return False
     heads = vals[k.source].shape[1]
     with node.graph.inserting_before(node):
@@ -82,9 +78,7 @@ def _fold(node: Node, vals: dict[Node, Any]) -> bool:
             mask = call("expand", mask, -1, -1, k.group, -1)
         given = {"attn_mask": mask, "scale": options["scale"]}
         result = node.graph.call_function(_ATTENTION, (queries, k.source, v.source), given)
-        result = call("flatten", result, 1, 2)
-        for method, *dims in restore:
-            result = call(method, result, *dims)
+        result = call("unsqueeze", call("flatten", result, 1, 2), 2)
     result.meta.update(node.meta)
     node.replace_all_uses_with(result)
     for unused in dict.fromkeys((node, *others)):
@@ -92,25 +86,21 @@ def _fold(node: Node, vals: dict[Node, Any]) -> bool:
     return True
 
 
-def _library_strides(node: Node, vals: dict[Node, Any]) -> list[Any]:
-    """The strides of the call's result: those of the kernel that the library chooses."""
-    args, kwargs = map_arg((node.args, node.kwargs), vals.__getitem__)
-    with args[0].fake_mode, torch.no_grad():
-        return list(_ATTENTION(*args, **kwargs).stride())
+def _is_projected(node: Node) -> bool:
+    """True if only matrix products read a result, directly or reshaped. They hide its strides,
+    which differ between the library's kernels for a dimension of size 1."""
+    for user in node.users:
+        if called_name(user) in _PRODUCTS:
+            if user.args[0] is not node:
+                return False
+        elif called_name(user) not in _RESHAPES | {"transpose", "contiguous"} or not _is_projected(
+            user
+        ):
+            return False
+    return True
 
 
-def _order_in_memory(strides: list[Any]) -> str:
-    _, heads, positions, width = strides
-    if not have_same_sizes([width], [1]):
-        return "other"
-    return "heads first" if have_same_sizes([positions], [heads]) else "positions first"
-
-
-_VIEWS_OF_HEADS: dict[str, list[tuple[Any, ...]]] = {
-    "heads first": [("unsqueeze", 2)],
-    "positions first": [("unsqueeze", 1), ("transpose", 1, 2)],
-}
-"""Views of a row-major (batch, heads, width) as (batch, heads, 1, width), by its strides."""
+_PRODUCTS = {"linear", "matmul", "mm", "addmm"}
 
 
 def _is_written_before(node: Node, copies: Sequence[Node]) -> bool:
