@@ -176,7 +176,8 @@ def silent_fake_tensor_errors() -> Iterator[None]:
     """Drop this thread's reports of operators that raise on fake tensors.
 
     Torch logs them as errors; in this context they are an answer. Applied while an operator that
-    raised is tried again without data (``monitor.operator_graph.failing_operators``).
+    raised is tried again without data (``monitor.operator_graph.data_dependent_errors``), and while
+    a branch that the program may not take runs without data (``control_flow.paths``).
     """
     logger, own = logging.getLogger(FAKE_TENSOR_LOGGER), threading.get_ident()
 

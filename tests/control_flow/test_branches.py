@@ -725,6 +725,18 @@ def test_branch_run_leaves_tensors_that_require_gradients_unchanged(program):
         assert_same(fast(torch.full((3,), start)), program(torch.full((3,), start)))
 
 
+def test_nothing_is_logged_about_a_branch_that_would_raise(caplog):
+    def program(x):
+        if x.sum() > 0:
+            x = x + torch.ones(x.shape[0] + 1)
+        return x * 2
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(2):
+        assert_same(fast(torch.full((3,), -1.0)), torch.full((3,), -2.0))
+    assert not caplog.records
+
+
 def one_tuple_twice(x):
     if x[0] > 0:
         first = second = (x * 2, 2)

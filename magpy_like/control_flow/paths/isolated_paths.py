@@ -38,6 +38,7 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.continuation_functions import build_resumption
 from magpy_like.splitting.frame_state import FrameState, origins
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
+from magpy_like.torch_patches import silent_fake_tensor_errors
 
 Receiver = Callable[[Context, FrameType], None]
 """Publishes an operator's results in the frame that has reached its join point."""
@@ -160,6 +161,7 @@ class IsolatedPaths:
             with (
                 self._nested(context, function, start.code, shift, options),
                 without_saved_tensor_hooks(),
+                silent_fake_tensor_errors(),
                 self._placeholders.fake_mode,
                 path.tensors,
             ):
