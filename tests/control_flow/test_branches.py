@@ -697,7 +697,7 @@ def test_argument_is_detached_only_where_the_program_does_it(program):
 
 def adds_an_array_in_a_branch(x):
     if x.sum() > 0:
-        x = x + torch.from_numpy(np.arange(3.0)).float() + torch.tensor(np.ones(3)).float()
+        x = x + torch.from_numpy(np.arange(3.0)).to(x) + torch.tensor(np.ones(3)).to(x)
     return x
 
 
