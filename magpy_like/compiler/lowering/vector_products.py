@@ -37,13 +37,10 @@ def addmm(graph: Graph, bias: Box, a: Box, b: Box, *, beta: Any = 1, alpha: Any 
 def _product(graph: Graph, a: Box, b: Box, bias: Box | None) -> Box:
     """``a @ b + bias`` for one row or one column, accumulated in float32."""
     size = [a.size[0], b.size[1]]
-    if (
-        a.device.type != "cuda"
-        or a.dtype not in _DTYPES
-        or 1 not in size
-        or 0 in (*size, a.size[1])
-    ):
-        raise Unsupported("aten.mm", "not of a matrix and a vector on a GPU")
+    if a.device.type != "cuda" or a.dtype not in _DTYPES:
+        raise Unsupported("aten.mm", f"of {a.dtype} on {a.device.type}")
+    if 1 not in size or 0 in (*size, a.size[1]):
+        raise Unsupported("aten.mm", "not of a matrix and a vector")
     if size[0] == 1:
         matrix, vector = permute(graph, b, [1, 0]), select(graph, a, 0, 0)
     else:

@@ -89,18 +89,17 @@ def _fold(node: Node, vals: dict[Node, Any]) -> bool:
 def _is_projected(node: Node) -> bool:
     """True if only matrix products read a result, directly or reshaped. They hide its strides,
     which differ between the library's kernels for a dimension of size 1."""
-    for user in node.users:
-        if called_name(user) in _PRODUCTS:
-            if user.args[0] is not node:
-                return False
-        elif called_name(user) not in _RESHAPES | {"transpose", "contiguous"} or not _is_projected(
-            user
-        ):
-            return False
-    return True
+    return all(
+        user.args[0] is node
+        and (
+            called_name(user) in _PRODUCTS or (called_name(user) in _MOVES and _is_projected(user))
+        )
+        for user in node.users
+    )
 
 
-_PRODUCTS = {"linear", "matmul", "mm", "addmm"}
+_PRODUCTS = {"linear", "matmul", "mm"}
+_MOVES = {*_RESHAPES, "transpose", "contiguous"}
 
 
 def _is_written_before(node: Node, copies: Sequence[Node]) -> bool:
@@ -163,10 +162,10 @@ def _find_repeated(node: Any, vals: dict[Node, Any]) -> _Repeated | None:
 
 def _find_expanded(node: Any, vals: dict[Node, Any]) -> tuple[Any, Any]:
     """The source and the group of ``source[:, :, None].expand(-1, -1, group, -1, -1)``."""
-    expanded, inner = vals.get(node), argument(node, 0, "input") if _is_call(node) else None
-    if called_name(node) != "expand" or not isinstance(inner, Node) or not inner.args:
+    inner = node.args[0] if called_name(node) == "expand" else None
+    if not isinstance(inner, Node) or not inner.args:
         return None, None
-    source = inner.args[0]
+    source, expanded = inner.args[0], vals.get(node)
     if called_name(inner) == "unsqueeze":
         found = argument(inner, 1, "dim") in (2, -3)
     else:
@@ -174,10 +173,6 @@ def _find_expanded(node: Any, vals: dict[Node, Any]) -> tuple[Any, Any]:
     if not found or not isinstance(expanded, torch.Tensor) or expanded.dim() != 5:
         return None, None
     return source, expanded.shape[2]
-
-
-def _is_call(node: Any) -> bool:
-    return isinstance(node, Node) and node.op in ("call_function", "call_method")
 
 
 def _inserts_third(subscript: Any) -> bool:
