@@ -120,7 +120,7 @@ def _check_views_of_replaced_data(rec: Recording, outputs: Sequence[fx.Node]) ->
     """Raises Split if a view outlives the record that was made of a tensor after its data was set:
     it has the version counter of the tensor, and the graph's view that of the new data."""
     nodes = rec.operators.nodes
-    replaced = [rec.refs.get_node_by_id(number).variable for number in rec.writes.data_replaced]
+    replaced = rec.writes.with_replaced_data()
     data = {nodes.node_of(tensor): storage_of(tensor) for tensor in replaced}
     kept = {node: storage_of(tensor) for tensor, node in nodes.live_tensors() if node in outputs}
     set_before: set[int] = set()

@@ -66,22 +66,19 @@ def _is_selected_by_reader(graph: Graph, parts: Sequence[Box]) -> bool:
     assert graph.origin is not None
     if parts[0].device.type != "cuda" or not 2 <= len(parts) <= MAX_SELECTED_PARTS:
         return False
-    readers = {node.target for node in consumers(graph.origin)}
-    if len(graph.origin.users) != 1 or len(readers) != 1:
-        return False
-    if not readers <= LOWERINGS.keys() - _PRODUCTS:
+    readers = [node.target for node in consumers(graph.origin)]
+    if len(readers) != 1 or readers[0] not in LOWERINGS or readers[0] in _PRODUCTS:
         return False
     return not any(0 in part.size or part.cost().is_expensive for part in parts)
 
 
 def _selection(graph: Graph, parts: Sequence[Box], dim: int) -> Box:
     """The concatenation as a choice for each element; it reads its own part alone."""
-    size = list(parts[0].size)
-    size[dim] = sum((part.size[dim] for part in parts), sympy.S.Zero)
+    ends = list(itertools.accumulate(part.size[dim] for part in parts))
+    size = [*parts[0].size[:dim], ends[-1], *parts[0].size[dim + 1 :]]
 
     def inner(index: Index) -> Value:
         position = ops.index_expr(index[dim], torch.int64)
-        ends = list(itertools.accumulate(part.size[dim] for part in parts))
         value = None
         for k, (part, start, end) in enumerate(zip(parts, [0, *ends], ends, strict=False)):
             tests = []

@@ -72,8 +72,11 @@ class TensorWrites:
     def shares_replaced_data(self, tensor: torch.Tensor) -> bool:
         """True if the program has set an external tensor's data to the memory of ``tensor``."""
         memory = storage_of(tensor)
-        replaced = (self._refs.get_node_by_id(number).variable for number in self.data_replaced)
-        return any(storage_of(other) == memory for other in replaced)
+        return any(storage_of(other) == memory for other in self.with_replaced_data())
+
+    def with_replaced_data(self) -> list[torch.Tensor]:
+        """The external tensors whose data the program has set."""
+        return [self._refs.get_node_by_id(number).variable for number in self.data_replaced]
 
     def count(self, node: ShadowNode) -> int:
         """The number of writes to an external tensor that its version counter has counted."""
@@ -113,8 +116,11 @@ class TensorWrites:
         """
         parts = [part.graph for part in graph.modules() if is_instance(part, fx.GraphModule)]
         reads = (n for part in parts for n in part.find_nodes(op="call_function", target=getattr))
-        return any(node.args[1] == "data" for node in reads) and any(
-            node.node_id not in self.data_replaced and (has_parts(graph) or not self.count(node))
+        if not any(node.args[1] == "data" for node in reads):
+            return False
+        in_parts = has_parts(graph)
+        return any(
+            node.node_id not in self.data_replaced and (in_parts or not self.count(node))
             for node in self.changed_inputs()
         )
 

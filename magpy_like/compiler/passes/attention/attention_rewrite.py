@@ -78,7 +78,8 @@ def rewrite_attention(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
     for softmax in softmaxes:
         found = _match(softmax, vals)
         chain = found and found.chain()
-        if found and chain and _has_no_writes_between(gm, chain):
+        # The first product moves to the second.
+        if found and chain and not has_writes_between(chain[-1], chain[0], chain):
             _emit(gm, found, chain, vals)
             changed = True
     if changed:
@@ -402,14 +403,15 @@ def is_mask(mask: Any, scores: list[Any]) -> bool:
     )
 
 
-def _has_no_writes_between(gm: GraphModule, chain: list[Node]) -> bool:
-    """True if the first product may move to the second: no node in between writes to memory."""
-    nodes = list(gm.graph.nodes)
-    between = nodes[nodes.index(chain[-1]) : nodes.index(chain[0])]
-    return not any(may_write(node) for node in between if node not in chain)
+def has_writes_between(first: Node, last: Node, besides: Sequence[Node] = ()) -> bool:
+    """True if a node from ``first`` on and before ``last`` may write to memory, other than
+    ``besides``."""
+    nodes = list(first.graph.nodes)
+    between = nodes[nodes.index(first) : nodes.index(last)]
+    return any(_may_write(node) for node in between if node not in besides)
 
 
-def may_write(node: Node) -> bool:
+def _may_write(node: Node) -> bool:
     name = called_name(node)
     if node.op in ("placeholder", "get_attr"):
         return False

@@ -16,9 +16,9 @@ from torch.fx import GraphModule, Node
 from magpy_like.compiler.passes.attention.attention_rewrite import (
     called_name,
     compute_fake_values,
-    may_write,
+    has_writes_between,
 )
-from magpy_like.compiler.passes.graph_queries import argument, have_same_sizes
+from magpy_like.compiler.passes.graph_queries import argument, have_same_sizes, is_known_equal
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _OPTIONS = {"attn_mask": 3, "dropout_p": 4, "is_causal": 5, "scale": 6, "enable_gqa": 7}
@@ -26,8 +26,8 @@ _RESHAPES = {"reshape", "view", "flatten"}
 
 
 class _Repeated(NamedTuple):
-    """A tensor (batch, heads, length, width) of which ``group`` neighbouring heads are one head of
-    ``source``."""
+    """Copies of the heads of ``source`` (batch, heads, length, width), each ``group`` times in a
+    row."""
 
     source: Node
     group: int
@@ -48,14 +48,15 @@ def fold_groups_into_queries(gm: GraphModule, example_inputs: Sequence[Any]) -> 
 
 
 def _may_repeat(node: Any) -> bool:
-    return called_name(node) in _RESHAPES | {"repeat_interleave"}
+    if called_name(node) in _RESHAPES:
+        node = argument(node, 0, "input")
+    return called_name(node) in ("expand", "repeat_interleave")
 
 
 def _fold(node: Node, vals: dict[Node, Any]) -> bool:
     q, *others = node.args[:3]
     options = {name: argument(node, at, name) for name, at in _OPTIONS.items()}
-    repeated = [_find_repeated(other, vals) for other in others]
-    k, v = repeated
+    k, v = (_find_repeated(other, vals) for other in others)
     if k is None or v is None or k.group != v.group or not _has_one_query(q, vals):
         return False
     if options["is_causal"] or options["dropout_p"] or options["enable_gqa"]:
@@ -63,7 +64,7 @@ def _fold(node: Node, vals: dict[Node, Any]) -> bool:
     mask = options["attn_mask"]
     if mask is not None and not _is_same_for_heads(vals.get(mask)):
         return False
-    if not _is_projected(node) or _is_written_before(node, others):
+    if not _is_projected(node) or any(has_writes_between(copy, node) for copy in others):
         return False
     if vals[node].requires_grad:  # gradients would have other strides than eager mode's
         return False
@@ -102,13 +103,6 @@ _PRODUCTS = {"linear", "matmul", "mm"}
 _MOVES = {*_RESHAPES, "transpose", "contiguous"}
 
 
-def _is_written_before(node: Node, copies: Sequence[Node]) -> bool:
-    """True if memory may be written to after it was copied, and before ``node`` reads the copy."""
-    nodes = list(node.graph.nodes)
-    between = nodes[min(map(nodes.index, copies)) : nodes.index(node)]
-    return any(map(may_write, between))
-
-
 def _erase_views(node: Node) -> None:
     """Erase a node without users, and the views that only it reads."""
     while not node.users:
@@ -124,22 +118,20 @@ _VIEWS = {*_RESHAPES, "repeat_interleave", "expand", "getitem", "unsqueeze"}
 
 def _has_one_query(q: Any, vals: dict[Node, Any]) -> bool:
     value = vals.get(q)
-    return isinstance(value, torch.Tensor) and value.dim() == 4 and _is_one(value.shape[2])
-
-
-def _is_one(size: Any) -> bool:
-    return type(size) is int and size == 1
+    return (
+        isinstance(value, torch.Tensor) and value.dim() == 4 and is_known_equal(value.shape[2], 1)
+    )
 
 
 def _is_same_for_heads(mask: Any) -> bool:
     """True for a mask of one row for all heads, which needs no gradient."""
     if not isinstance(mask, torch.Tensor) or mask.requires_grad or mask.dim() != 4:
         return False
-    return _is_one(mask.shape[1]) and _is_one(mask.shape[2])
+    return have_same_sizes(mask.shape[1:3], [1, 1])
 
 
 def _find_repeated(node: Any, vals: dict[Node, Any]) -> _Repeated | None:
-    """The tensor of which the node repeats each head, next to each other."""
+    """The source of repeated heads; None for other tensors."""
     result = vals.get(node)
     if not isinstance(result, torch.Tensor) or result.dim() != 4:
         return None
