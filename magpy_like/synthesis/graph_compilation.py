@@ -61,12 +61,12 @@ def compile_graph(
             SplitReason.NUMPY_MEMORY,
             "changes an external NumPy array, or one that shares memory with a tensor",
         )
-    if not outputs and not (operators.nodes.operator_count and has_effects):
-        return None, []
     if rec.inspections.has_changed():
         raise BranchRefused(
             SplitReason.BRANCH_NOT_MERGEABLE, "changes a tensor in place that a branch may return"
         )
+    if not outputs and not (operators.nodes.operator_count and has_effects):
+        return None, []
     if not rec.constants.numpy_shares_are_unchanged():
         raise Split(
             SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"

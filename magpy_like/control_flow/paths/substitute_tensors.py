@@ -45,9 +45,11 @@ class SubstituteTensors:
         return bool(self._substitutes)
 
     def make(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A new substitute: a view of all of ``tensor``."""
+        """A new substitute: a view of all of ``tensor``, of its class."""
         with torch.enable_grad():
             substitute = tensor.view_as(tensor)
+            if type(substitute) is not type(tensor):
+                substitute = substitute.as_subclass(type(tensor))
         table, key = self._substitutes, id(substitute)
         table[key] = MonitorWeakRef(substitute, lambda _: table.pop(key, None)), tensor
         return substitute

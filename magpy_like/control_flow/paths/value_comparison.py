@@ -71,6 +71,7 @@ _OBSERVED: dict[str, Callable[[torch.Tensor], Any]] = {
     "layout": lambda tensor: tensor.layout,
     "strides": lambda tensor: tensor.stride(),
     "part in gradients": lambda tensor: tensor.requires_grad,
+    "conjugation": lambda tensor: (tensor.is_conj(), tensor.is_neg()),
 }
 
 

@@ -237,26 +237,36 @@ def _check_operation(
         check_tensor_reads(context, annotation, operation, args, kwargs)
     if is_instance(operation, np.ufunc | ARRAY_FUNCTION):
         guard_numpy_error_state(rec)
+    if operation in _CLASS_TESTS and args and is_instance(args[0], torch.Tensor):
+        if args[-1] is not torch.Tensor:
+            rec.inspections.check_class(args[0])
     if operation in special_methods.CLASS_CHECKS:
         special_methods.read_class_checks(rec, operation, args)
     if operation in _SIGNATURE_READERS and args:
         attributes.read_signature(rec, args[0])
-    if rec.writes.data_replaced and annotation.as_op_node:
+    if (rec.writes.data_replaced or rec.inspections.unchanged) and annotation.as_op_node:
         _check_written_tensors(rec, annotation, args, kwargs)
 
 
 def _check_written_tensors(
     rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Raises Split for a write to a tensor whose data the program has set: the record sets the data
-    once, at its end, and autograd and version counters would miss the write."""
+    """Check the tensors that an operator is about to write to.
+
+    Raises:
+        Split: the program has set the data of one: the record sets the data once, at its end, and
+            autograd and version counters would miss the write. Or a branch may return one.
+    """
     for position, value in inputs_of(args, kwargs):
-        if annotation.writes_to(position, args) and any(
-            map(rec.writes.shares_replaced_data, tensors_in(value))
-        ):
-            raise Split(SplitReason.TENSOR_INTERNALS, "writes to a tensor after setting its data")
+        for tensor in tensors_in(value) if annotation.writes_to(position, args) else ():
+            if rec.writes.shares_replaced_data(tensor):
+                raise Split(
+                    SplitReason.TENSOR_INTERNALS, "writes to a tensor after setting its data"
+                )
+            rec.inspections.check_object(tensor, "changes")
 
 
+_CLASS_TESTS = {isinstance, type}
 _SIGNATURE_READERS = {inspect.signature, inspect.getfullargspec, typing.get_type_hints}
 
 

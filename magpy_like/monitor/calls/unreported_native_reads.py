@@ -26,7 +26,7 @@ from magpy_like.monitor.objects import attributes, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS, elements, hashes_in_python
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state import tensor_metadata
-from magpy_like.native import lookup_in_type
+from magpy_like.native import instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import is_identity, is_plain
@@ -163,12 +163,20 @@ def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
     """Record that native code reads all attributes of an external instance.
 
     Raises:
-        Split: it is a format string, which may read attributes of attributes.
+        Split: it is a format string, which may read attributes of attributes. Or the value is one
+            of several tensors, according to the data.
     """
+    formats = operation in (str.format, str.format_map)
+    if is_instance(value, torch.Tensor) and not formats:
+        rec.inspections.check_object(value, "reads the attributes of")
     node = None if is_plain(value) else rec.variables.node(value)
-    if node is None or is_instance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
+    if node is None or is_identity(value):
         return
-    if operation in (str.format, str.format_map):
+    if is_instance(value, (*CONTAINERS, torch.Tensor)) and (
+        formats or instance_dict(value) is None
+    ):
+        return
+    if formats:
         raise Split(
             SplitReason.CUSTOM_CLASS_STATE,
             f"formats an external {type(value).__qualname__} by str.format",

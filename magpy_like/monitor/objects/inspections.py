@@ -177,10 +177,8 @@ class Inspections:
         """
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
-        if is_instance(value, torch.Tensor) and any(s.tensor() is value for s in self.unchanged):
-            raise Split(
-                SplitReason.OBJECT_IDENTITY, "tests the identity of a tensor that a branch returns"
-            )
+        if is_instance(value, torch.Tensor):
+            self.check_object(value, "tests the identity of")
         node = self._variables.node(value)
         if node is not None:
             self.compared[node.node_id] = None
@@ -190,6 +188,28 @@ class Inspections:
                 self.record_comparison(item, seen)
             for key in dict.keys(value) if is_instance(value, dict) else ():
                 self.record_comparison(key, seen)
+
+    def check_object(self, tensor: torch.Tensor, action: str) -> None:
+        """Check that the program may read or change more of a tensor than its data.
+
+        A result of a branch or loop is one of several tensors, according to the data. Their
+        metadata is alike, but their Python objects, views and histories are their own.
+
+        Raises:
+            Split: it may be such a result, or a tensor that such a result may be.
+        """
+        if any(check.tensor() is tensor for check in self.unchanged):
+            raise Split(SplitReason.OBJECT_IDENTITY, f"{action} a tensor that a branch may return")
+
+    def check_class(self, tensor: torch.Tensor) -> None:
+        """Check that the program may test the class of a tensor.
+
+        Raises:
+            Split: a branch may return it or, instead, a parameter.
+        """
+        kept = (check.tensor() for check in self.unchanged)
+        if any(is_instance(one, torch.nn.Parameter) for one in kept):
+            self.check_object(tensor, "tests the class of")
 
     def rely_on_identity(self, *values: Any) -> None:
         """Guard the identity of external plain values: equal ones may be distinct objects."""

@@ -28,6 +28,10 @@ def read(context: Context, tensor: torch.Tensor, name: str) -> Any:
     if (confined := context.isolation.current()) is not None:
         confined.check_attribute(name)
     descriptor = lookup_in_type(type(tensor), name)
+    if name == "__class__":
+        rec.inspections.check_class(tensor)
+    if descriptor is NULL or name in _OF_OBJECT:
+        rec.inspections.check_object(tensor, f"reads the attribute {name} of")
     if is_instance(descriptor, types.GetSetDescriptorType):
         if name == "grad":
             return _read_grad(context, tensor)
@@ -49,6 +53,11 @@ def read(context: Context, tensor: torch.Tensor, name: str) -> Any:
     return None
 
 
+_OF_OBJECT = ("data", "grad_fn", "_grad_fn")
+"""Attributes in which the result of a branch differs from the tensor that it may be. The version
+counter does not show writes through ``data``."""
+
+
 def _read_grad(context: Context, tensor: torch.Tensor) -> None:
     node = context.recording.variables.node(tensor)
     if node is None:
@@ -59,6 +68,7 @@ def _read_grad(context: Context, tensor: torch.Tensor) -> None:
 
 def write(context: Context, tensor: torch.Tensor, name: str, value: Any) -> Any:
     """Record the assignment of an attribute: an operator for torch's own, else a mutation."""
+    context.recording.inspections.check_object(tensor, f"sets the attribute {name} of")
     descriptor = lookup_in_type(type(tensor), name)
     if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
         if is_instance(descriptor, property):

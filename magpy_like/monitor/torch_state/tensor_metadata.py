@@ -41,3 +41,5 @@ def guard_metadata(context: Context, get: Callable[[Any], Any], tensor: torch.Te
             SplitReason.TENSOR_INTERNALS,
             "reads metadata of a tensor that depends on unread variables",
         )
+    else:
+        rec.inspections.check_object(tensor, "reads metadata of")

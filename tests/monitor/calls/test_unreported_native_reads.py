@@ -40,6 +40,18 @@ class Thing:
         return hash(self.k)
 
 
+class Items(list):
+    def __init__(self, **attributes):
+        super().__init__([1])
+        self.__dict__.update(attributes)
+
+
+def with_attributes(**attributes):
+    found = torch.ones(2)
+    found.__dict__.update(attributes)
+    return found
+
+
 class Whole(int):
     pass
 
@@ -140,6 +152,22 @@ INSPECTIONS = {
     # Copies, texts, comparisons.
     "copy": (lambda v: copy.copy(v).k, Thing(k=1), Thing(k=2)),
     "deep copy": (lambda v: copy.deepcopy(v).k, Thing(k=1), Thing(k=2)),
+    "copy of a list with attributes": (lambda v: vars(copy.copy(v)), Items(k=1), Items(k=2)),
+    "deep copy of a list with attributes": (
+        lambda v: vars(copy.deepcopy(v)),
+        Items(k=1),
+        Items(j=1),
+    ),
+    "copy of a tensor with attributes": (
+        lambda v: vars(copy.copy(v)),
+        with_attributes(k=1),
+        with_attributes(),
+    ),
+    "state of a tensor": (
+        lambda v: torch._utils._get_obj_state(v),
+        with_attributes(k=1),
+        with_attributes(k=2),
+    ),
     "deep copy of a list": (lambda v: copy.deepcopy(v), [[1]], [[2]]),
     "format of an attribute": (lambda v: "{0.k}".format(v), Thing(k=1), Thing(k=2)),
     "format map": (lambda v: "{a[0]}".format_map(v), {"a": [1]}, {"a": [2]}),
