@@ -82,6 +82,8 @@ VECTORS: list[Production] = [
     (0.5, "<vec>.add(<vec>, alpha=2)"),
     (0.5, "torch.addcmul(<vec>, <vec>, <vec>, value=0.5)"),
     (0.5, "<vec>.pow(2)"),
+    (0.5, "(<vec!> if <sc> > 0 else <vec>)"),
+    (0.4, "copy.copy(<vec!>)"),
 ]
 EXPRESSIONS: dict[str, list[Production]] = {
     "vec": VECTORS,
@@ -119,6 +121,8 @@ EXPRESSIONS: dict[str, list[Production]] = {
         (1, "torch.tanh(<row>)"),
         (1, "cache.get('row', <row>)"),
         (0.5, "torch.rand(3, dtype=D)"),
+        (0.5, "scaled.weight"),
+        (0.5, "(scaled.weight if <sc> > 0 else <row>)"),
         (1, "torch.tensor([1.0, <num>, <flt>], dtype=D)"),
     ],
     "sq": [
@@ -221,6 +225,10 @@ EXPRESSIONS: dict[str, list[Production]] = {
         (0.5, "abs(<num>)"),
         (0.5, "<nl>.count(1)"),
         (0.5, "len(history)"),
+        (0.4, "getattr(<vec!>, 'mark', 3)"),
+        (0.3, "len(vars(<vec!>))"),
+        (0.3, "<vec!>.storage_offset()"),
+        (0.3, "len(vars(copy.copy(<vec!>)))"),
     ],
     "flt": [
         (2, "<num> * 0.5"),
@@ -257,6 +265,10 @@ EXPRESSIONS: dict[str, list[Production]] = {
         (0.5, "<nl> == <nl>"),
         (0.5, "<tup> is <tup>"),
         (0.5, "callable(<node>)"),
+        (0.4, "hasattr(<vec!>, 'mark')"),
+        (0.3, "<vec!>.is_leaf"),
+        (0.3, "isinstance(<row!>, nn.Parameter)"),
+        (0.3, "type(<vec!>) is torch.Tensor"),
     ],
     "small": [(1, "<num> % 4"), (0.5, "min(len(<nl>), 3)")],
     "idx": [(1, "<num> % 3")],
@@ -349,6 +361,7 @@ EXPRESSIONS: dict[str, list[Production]] = {
         (1, "Base(<vec>, <num>)"),
         (1, "Node(<vec>, count=<num>)"),
         (1, "Loud(<vec>)"),
+        (0.5, "copy.copy(<node!>)"),
     ],
     "net": [(1, "<net!>")],
     "fn": [

@@ -3,6 +3,7 @@
 IMPORTS = """
 import collections
 import contextlib
+import copy
 import dataclasses
 import functools
 import itertools

@@ -78,6 +78,29 @@ TENSOR_CHANGES: list[Production] = [
     (0.5, "<vec!>.fill_(<flt>).mul_(<vec>)"),
     (0.5, "<mat!>.lerp_(<mat>, 0.5)"),
 ]
+TENSOR_OBJECTS: list[Production] = [
+    (0.5, "<vec!>.mark = <num>"),
+    (0.3, "vars(<vec!>)['mark'] = <num>"),
+    (0.2, "del <vec!>.mark"),
+    (0.3, "<vec!>.requires_grad_()"),
+    (0.2, "<vec!>.retain_grad()"),
+    (0.2, "<vec!>.data = <vec>.detach()"),
+]
+CHOICES: list[Production] = [
+    (1, "<=vec:a> = <vec!>\nif <sc> > 0:\n    <$a> = <vec>"),
+    (0.5, "<=vec:a> = <vec>\nif <$a>.sum() > 0:\n    <$a> = <vec!>"),
+    (0.5, "<=row:a> = <row>\nif <sc> > 0:\n    <$a> = <row>"),
+    (
+        0.5,
+        "<=vec:a> = <vec>\nfor <=vec:b> in <tl>[:3]:\n    if <$b>.sum() > 0:\n        <$a> = <$b>",
+    ),
+    (0.5, "<=vec:a> = <vec>\nwhile <$a>.sum() > 0.5:\n    <$a> = <$a> * 0.5 - 0.25"),
+    (
+        0.5,
+        "<=vec:a> = <vec!>\nfor <=num> in range(4):\n    if <$a>.sum() > 1:\n"
+        "        <$a> = <$a> - 1",
+    ),
+]
 CONTAINER_CHANGES: list[Production] = [
     (2, "<tl!>.append(<vec>)"),
     (2, "<nl!>.append(<num>)"),
@@ -238,6 +261,8 @@ CLOSURES: list[Production] = [
 STATEMENTS = [
     *ASSIGNMENTS,
     *TENSOR_CHANGES,
+    *TENSOR_OBJECTS,
+    *CHOICES,
     *CONTAINER_CHANGES,
     *OBJECT_CHANGES,
     *STATE_CHANGES,

@@ -161,14 +161,27 @@ def read_method(rec: Recording, method: types.MethodType) -> None:
         rec.reads.record_bound_method(node)
 
 
+def read_dictionary(rec: Recording, owner: Any) -> None:
+    """Record a read of the dictionary that holds an instance's attributes, if it has one."""
+    node, entries = rec.variables.node(owner), instance_dict(owner)
+    if entries is None:
+        return
+    if node is None:
+        rec.reads.note_new_dictionary(owner, entries)
+    else:
+        rec.reads.record_dictionary(node, entries)
+
+
 def read_function(rec: Recording, function: types.FunctionType, name: str) -> None:
     node = rec.variables.node(function)
     if node is None:
+        if name == "__dict__":
+            read_dictionary(rec, function)
         return
     if name in _FUNCTION_SLOTS:
         rec.reads.record(node, Relation(RelationKind.SLOT, name), getattr(function, name))
     elif name == "__dict__":
-        rec.reads.record_dictionary(node, function.__dict__)
+        read_dictionary(rec, function)
     else:
         read_instance(rec, function, name)
 
@@ -224,10 +237,7 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
         if kind is types.MemberDescriptorType:
             read_slot(rec, value, name, found)
         elif name == "__dict__":
-            node = rec.variables.node(value)
-            attributes = instance_dict(value)
-            if node is not None and attributes is not None:
-                rec.reads.record_dictionary(node, attributes)
+            read_dictionary(rec, value)
         elif kind not in _GETTER_KINDS or not _is_followed(found):
             _read_natively(rec, value, name, kind)
         return

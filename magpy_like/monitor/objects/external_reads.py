@@ -31,11 +31,12 @@ from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_sizes import TensorSizes
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.replayed_effects import Effects
-from magpy_like.native import TensorCheck
+from magpy_like.native import TensorCheck, instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import (
     HEAP_TYPE,
+    MonitorWeakRef,
     array_metadata,
     class_entries,
     has_values,
@@ -91,6 +92,9 @@ class ExternalReads:
         """External exceptions with their origin at the first read, by node."""
         self.dictionaries: dict[int, ShadowNode] = {}
         """Instances whose dictionaries the program has read, by the nodes of the dictionaries."""
+        self.new_dictionaries: dict[int, MonitorWeakRef] = {}
+        """By id, dictionaries that the program has read of instances that it has created; each with
+        its instance."""
         self.drawn: list[ShadowNode] = []
         """Random arrays and generators, which the mock creates first."""
         self.globals_read: set[tuple[int, str]] = set()
@@ -193,6 +197,17 @@ class ExternalReads:
         node = self.record(owner, Relation(RelationKind.DICT), attributes)
         self.dictionaries[node.node_id] = owner
         return node
+
+    def note_new_dictionary(self, owner: Any, attributes: dict[str, Any]) -> None:
+        """Note a read of the dictionary of an instance that the program has created."""
+        if type(owner).__weakrefoffset__:
+            self.new_dictionaries[id(attributes)] = MonitorWeakRef(owner)
+
+    def owner_of(self, attributes: dict[str, Any]) -> Any:
+        """The instance that the program has created with this dictionary; None if none is noted."""
+        reference = self.new_dictionaries.get(id(attributes))
+        owner = None if reference is None else reference()
+        return owner if owner is not None and instance_dict(owner) is attributes else None
 
     def check_dictionary(self, node: ShadowNode, relation: Relation | None = None) -> None:
         """Check a read of one entry of an instance's dictionary, or of all if ``relation`` is None.

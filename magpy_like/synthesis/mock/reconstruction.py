@@ -20,6 +20,7 @@ from torch.autograd.profiler import record_function
 
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
+from magpy_like.native import instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, is_plain, tensor_version
@@ -184,6 +185,10 @@ class Reconstruction:
         if kind is list:
             return self.containers.make_list(value)
         if kind is dict:
+            owner = self.rec.reads.owner_of(value)
+            if owner is not None:
+                attributes = self.source.constant(instance_dict)
+                return self.bind(value, f"{attributes}({self.value(owner)})")
             return self.containers.make_dict(value)
         if kind is slice:
             parts = (value.start, value.stop, value.step)
