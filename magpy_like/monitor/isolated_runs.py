@@ -36,7 +36,7 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.dispatch import TorchDispatchMode
-from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
+from magpy_like.torch_compat.fake_tensors import FAKE_ATTRIBUTES, FakeTensor, FakeTensorMode
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -244,6 +244,9 @@ class IsolatedRun:
             raise Split(
                 SplitReason.ISOLATED_EFFECT, f"calls {name}, which caches its results", name
             )
+        if operation in _READS_BY_NAME and is_instance(args[0], torch.Tensor):
+            if len(args) > 1 and type(args[1]) is str:
+                self.check_attribute(args[1])
         inputs = inputs_of(args, kwargs)
         written = None
         if relation is not None and relation.access == "write":
@@ -273,7 +276,9 @@ class IsolatedRun:
         Raises:
             Split: the operation distinguishes a fake tensor or changes its Python object.
         """
-        distinguishes = self.on_fake_tensors and operation in _DISTINGUISHES_FAKE
+        distinguishes = self.on_fake_tensors and (
+            operation in _DISTINGUISHES_FAKE or name.endswith(_READS_STATE)
+        )
         if distinguishes or (is_written and operation not in _ITEM_SETTERS):
             raise Split(
                 SplitReason.ISOLATED_EFFECT,
@@ -293,6 +298,10 @@ class IsolatedRun:
         Raises:
             Split: the attribute differs between runs.
         """
+        if self.on_fake_tensors and name in FAKE_ATTRIBUTES:
+            raise Split(
+                SplitReason.ISOLATED_EFFECT, f"reads {name}, which tells tensors of a branch apart"
+            )
         if self.gradients_differ and name in _GRADIENT_ATTRIBUTES:
             raise Split(
                 SplitReason.ISOLATED_EFFECT,
@@ -359,7 +368,9 @@ def finish_isolated(
 
 
 _TYPE_CALL = lookup_in_type(type, "__call__")
-_DISTINGUISHES_FAKE = (type, id)
+_DISTINGUISHES_FAKE = (type, id, vars, dir)
+_READS_STATE = ("__reduce__", "__reduce_ex__", "__getstate__")
+_READS_BY_NAME = (getattr, hasattr, object.__getattribute__)
 _CHANGES_OBJECTS = (torch.Tensor.requires_grad_, torch.Tensor.detach_, torch.detach_)
 """Operations that change a tensor without an operator that `TensorEffects` sees."""
 _ITEM_SETTERS = (operator.setitem,)

@@ -56,10 +56,11 @@ class MonitoredCall:
             may_repeat = run.context.compiling_read and not is_interruption(error)
             if not (may_repeat and cut.segment.roll_back(run.context.recording)):
                 program.reports_compiling &= not run.context.compiling_read
-                run.restore_result(None, run.context.recording.changed_objects())
+                self._restore_changed()
                 raise
         except BaseException:
             cut.segment.dispatcher.note_escape()
+            self._restore_changed()
             raise
         else:
             return self._finish(result)
@@ -69,6 +70,12 @@ class MonitoredCall:
         result = call_as_caller(self._dispatcher.target, self._args, self._kwargs)
         program.reports_compiling = False
         return result
+
+    def _restore_changed(self) -> None:
+        """Restore the program's own numbers and tensors in the objects that it has changed."""
+        changed = self._run.context.recording.changed_objects()
+        self._run.restore_result(None, changed)
+        self._branches.restore_result(None, changed)
 
     def _finish(self, result: Any) -> Any:
         """Record the last segment, and restore the program's own objects in the result."""

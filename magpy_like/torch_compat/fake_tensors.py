@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 
 __all__ = [
     "ATTRIBUTES_IN_PYTHON",
+    "FAKE_ATTRIBUTES",
     "FAKE_TENSOR_LOGGER",
     "META_KERNELS_MODULE",
     "DataDependentOutputException",
@@ -44,3 +46,10 @@ ATTRIBUTES_IN_PYTHON = frozenset(
     if isinstance(found, property) and found.fget is not None
 )
 """Code of attributes that native code computes for other tensors: `device`; `layout` since 2.14."""
+
+_OWN_NAMES = {*dir(FakeTensor), *FakeTensor.__annotations__}.difference(dir(torch.Tensor))
+_MEMOS = {f"_{name}{end}" for name in _OWN_NAMES for end in ("", "_vc", "_epoch")}
+FAKE_ATTRIBUTES = frozenset(
+    {*_OWN_NAMES, *_MEMOS, "__class__", "__dict__", "__doc__", "__module__"}
+)
+"""Names of attributes of fake tensors that other tensors lack, or have with other values."""

@@ -26,6 +26,12 @@ TOLERANCE = {
 }
 """Of a compiler that rounds otherwise than eager."""
 EXACT = {"rtol": 0.0, "atol": 0.0}
+OTHER_ORDER = {
+    "float32": {"rtol": 1e-6, "atol": 1e-6},
+    "float64": {"rtol": 1e-14, "atol": 1e-14},
+    "bfloat16": {"rtol": 1e-2, "atol": 1e-2},
+}
+"""Of gradients whose parts autograd adds in another order, as it may after merged branches."""
 _numbers = itertools.count()
 
 
@@ -120,6 +126,9 @@ def _check(loaded: Loaded, calls: int, dtype: str, backend: str) -> Verdict:
             break
         if difference is not None:
             verdict.kind, verdict.call, verdict.detail = kind_of(difference), number, difference
+            in_order = not exact or find_difference(actual, expected, OTHER_ORDER[dtype])
+            if difference.startswith("gradients") and not in_order:
+                verdict.kind = "rounding"
             if difference.startswith("error") and actual["error"]:
                 verdict.detail += f"\nactual: {actual['error']}\nexpected: {expected['error']}"
             break

@@ -24,7 +24,6 @@ from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
 from magpy_like.monitor.symbolic.lists.loop_ranges import compute_lifted, trip_count
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class LoopOutputs:
         leaves = [*plan.inputs, *self._iteration.final_values]
         if any(leaf.may_preexist for leaf in leaves) or any(s.may_preexist for s in lists):
             steady = [leaf.initial for leaf in leaves if is_instance(leaf.initial, torch.Tensor)]
-            rec.inspections.unchanged += map(VersionCheck, steady)
+            rec.inspections.keep_unchanged(steady)
         for leaf, node, inner in zip(leaves, self._nodes, self._body_results, strict=False):
             if leaf.is_list_tail:
                 continue  # the list itself is a result
@@ -128,7 +127,7 @@ class LoopOutputs:
             if is_known:
                 value = self._plan.tools.substitutes.make(value)
                 is_known = False
-            rec.inspections.unchanged.append(VersionCheck(value))
+            rec.inspections.keep_unchanged((value,))
         elif id(value) in self._known:
             raise LoopNotMergeable("a loop leaves one tensor in two variables")
         if leaf.in_place:
@@ -182,6 +181,6 @@ class LoopOutputs:
 def add_gathered(rec: Recording, known: GraphList, found: AppendedList) -> None:
     """Make a list known to the graph that an operator has gathered."""
     if found.may_preexist or known.has_data_dependent_length:
-        rec.inspections.unchanged += map(VersionCheck, known.value)
+        rec.inspections.keep_unchanged(known.value)
         known.elements_are_new = not found.may_preexist
     rec.operators.lists[id(known.value)] = known

@@ -16,7 +16,7 @@ from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.expressions import Expression, GraphNumber, is_number
 from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import MonitorWeakRef, VersionCheck
+from magpy_like.refgraph.plain_values import MonitorWeakRef
 from magpy_like.split_points import BranchNotMergeable
 
 Result: TypeAlias = fx.Node | Expression
@@ -84,8 +84,7 @@ class OperatorResults:
         rec.operators.nodes.set_node(value, result)
         if output.sources:
             self._may_be[id(value)] = MonitorWeakRef(value), [*map(MonitorWeakRef, output.sources)]
-        for tensor in (value, *output.sources) if output.sources else ():
-            rec.inspections.unchanged.append(VersionCheck(tensor))
+            rec.inspections.keep_unchanged((value, *output.sources))
         return value
 
     def sources(self, tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_pyth
 from magpy_like.monitor.objects.external_reads import ExternalReads
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.symbolic.variation import Variation
-from magpy_like.native import lookup_in_type
+from magpy_like.native import instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import (
@@ -26,8 +27,9 @@ from magpy_like.refgraph.plain_values import (
     is_plain,
     proxied_mapping,
 )
-from magpy_like.split_points import Split
+from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.fake_tensors import FakeTensor
 
 
 class Inspections:
@@ -43,7 +45,7 @@ class Inspections:
         self.compared: dict[int, None] = {}
         """Nodes of objects that native code has compared with others, at least by identity."""
         self.unchanged: list[VersionCheck] = []
-        """Version checks of tensors that must keep their data, as they may be aliases."""
+        """Version checks of tensors that must keep their data: see ``keep_unchanged``."""
 
     def visit(self, value: Any, read: ValueRead) -> None:
         """Record that an operation inspects ``value`` to the depth ``read``."""
@@ -188,6 +190,20 @@ class Inspections:
                 self.record_comparison(item, seen)
             for key in dict.keys(value) if is_instance(value, dict) else ():
                 self.record_comparison(key, seen)
+
+    def keep_unchanged(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note a result of a branch or loop, and the tensors that it may be, as aliases of each
+        other: they must keep their data and their objects.
+
+        Raises:
+            Split: a tensor that the program has created has attributes, which a result that is
+                another one lacks.
+        """
+        for tensor in tensors:
+            is_own = self._variables.node(tensor) is None and not is_instance(tensor, FakeTensor)
+            if is_own and instance_dict(tensor):
+                raise BranchNotMergeable("a branch or loop may return a tensor with attributes")
+            self.unchanged.append(VersionCheck(tensor))
 
     def check_object(self, tensor: torch.Tensor, action: str) -> None:
         """Check that the program may read or change more of a tensor than its data.

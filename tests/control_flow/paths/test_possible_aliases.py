@@ -237,3 +237,44 @@ def test_a_class_test_that_holds_for_all_tensors_keeps_one_graph(backend):
         x = torch.full((3,), sign)
         assert_same(fast(x), program(x))
     assert magpy.cache_info(fast).records == 1
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_attributes_set_before_stay_with_the_tensor_that_is_returned(form):
+    def program(y, others):
+        for number, tensor in enumerate((marked_y := y * 1, *(marked := [o * 1 for o in others]))):
+            tensor.mark = number
+        return form(marked_y, marked, lambda x, y: x)
+
+    fast = magpy.compile(program, backend="eager")
+    for signs in [(-1, 1, -1), (1, -1, 1), (-1, -1, -1), (1, 1, 1)]:
+        y, *others = map(plain, signs)
+        assert_same(fast(y, others), program(y, others))
+
+
+LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "vars": lambda x: len(vars(x)),
+    "dictionary": lambda x: len(x.__dict__),
+    "dictionary by default rules": lambda x: len(object.__getattribute__(x, "__dict__")),
+    "dictionary by name": lambda x: len(getattr(x, "__dict__")),  # noqa: B009
+    "names": lambda x: len(dir(x)),
+    "state": lambda x: len(x.__getstate__() or ()),
+    "attribute of fake tensors": lambda x: getattr(x, "fake_mode", None) is None,
+    "whether it has one": lambda x: hasattr(x, "constant"),
+    "class": lambda x: x.__class__ is torch.Tensor,
+    "class by name": lambda x: getattr(x, "__class__") is torch.Tensor,  # noqa: B009
+    "type": lambda x: type(x) is torch.Tensor,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_tensor_made_in_a_branch_looks_like_any_other(look):
+    def program(x):
+        if x.sum() > 0:
+            made = x.relu()
+            x = made + look(made)
+        return x
+
+    fast = magpy.compile(program, backend="eager")
+    for sign in (-1, 1, -1, 1):
+        assert_same(fast(plain(sign)), program(plain(sign)))

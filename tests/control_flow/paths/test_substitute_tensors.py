@@ -209,6 +209,23 @@ def test_tensors_held_by_running_native_code_are_restored():
         assert fast(torch.tensor([sign])) == program(torch.tensor([sign]))
 
 
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_tensors_are_restored_when_the_program_raises(kind):
+    kept: list[Any] = [None]
+
+    def program(x, holder):
+        holder.y = kept[0] = branch_result(x)
+        raise kind(holder.y)
+
+    fast = magpy.compile(program, backend="eager")
+    for sign in (1.0, 1.0, -1.0, 1.0):
+        x, holder = torch.tensor([sign]), Holder()
+        with pytest.raises(kind) as raised:
+            fast(x, holder)
+        found = holder.y, kept[0], raised.value.args[0]
+        assert [y is x for y in found] == [sign > 0] * 3
+
+
 class ListWithOwnMethods(list):
     def __setitem__(self, key, value):
         raise AssertionError("runs the program's code")

@@ -22,7 +22,6 @@ from magpy_like.bytecode.instruction_facts import CALLS, operand_count
 from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.monitor.call_operands import call_operands
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class GraphList:
         assert self.substitute is not None
         found = self.substitute(self.value[position])
         rec.operators.nodes.set_node(found, self._element(rec.operators, position))
-        rec.inspections.unchanged.append(VersionCheck(found))
+        rec.inspections.keep_unchanged((found,))
         return found
 
     def _element(self, operators: OperatorGraph, position: int) -> fx.Node:
