@@ -307,15 +307,12 @@ class Branches:
             return
         if any(self._tools.placeholders.includes(value) for _, value in operands):
             raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried tensor")
-        unsure = {id(check.tensor()) for check in context.recording.inspections.unchanged}
         for depth, tensor in operands:
             original = self._tools.substitutes.original(tensor)
             if original is not tensor:
                 frame_set_operand(step.frame, depth, original)
-        if any(id(tensor) in unsure for _, tensor in operands):
-            raise Split(
-                SplitReason.OBJECT_IDENTITY, "tests the identity of a tensor that a branch returns"
-            )
+        for _, tensor in operands:
+            context.recording.inspections.check_no_alias(tensor, "tests the identity of")
 
     def has_substitutes(self) -> bool:
         """See ``Branching.has_substitutes``."""

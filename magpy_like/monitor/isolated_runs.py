@@ -244,8 +244,8 @@ class IsolatedRun:
             raise Split(
                 SplitReason.ISOLATED_EFFECT, f"calls {name}, which caches its results", name
             )
-        if operation in _READS_BY_NAME and is_instance(args[0], torch.Tensor):
-            if len(args) > 1 and type(args[1]) is str:
+        if operation in _READS_BY_NAME and len(args) > 1 and is_instance(args[0], torch.Tensor):
+            if type(args[1]) is str:
                 self.check_attribute(args[1])
         inputs = inputs_of(args, kwargs)
         written = None

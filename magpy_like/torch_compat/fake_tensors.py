@@ -48,7 +48,12 @@ ATTRIBUTES_IN_PYTHON = frozenset(
 """Code of attributes that native code computes for other tensors: `device`; `layout` since 2.14."""
 
 _OWN_NAMES = {*dir(FakeTensor), *FakeTensor.__annotations__}.difference(dir(torch.Tensor))
-_MEMOS = {f"_{name}{end}" for name in _OWN_NAMES for end in ("", "_vc", "_epoch")}
+_MEMOS = {
+    f"_{name}{end}"
+    for name in _OWN_NAMES
+    if name.endswith("_memo")
+    for end in ("", "_vc", "_epoch")
+}
 FAKE_ATTRIBUTES = frozenset(
     {*_OWN_NAMES, *_MEMOS, "__class__", "__dict__", "__doc__", "__module__"}
 )

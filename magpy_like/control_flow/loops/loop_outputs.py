@@ -62,7 +62,7 @@ class LoopOutputs:
         leaves = [*plan.inputs, *self._iteration.final_values]
         if any(leaf.may_preexist for leaf in leaves) or any(s.may_preexist for s in lists):
             steady = [leaf.initial for leaf in leaves if is_instance(leaf.initial, torch.Tensor)]
-            rec.inspections.keep_unchanged(steady)
+            rec.inspections.note_possible_aliases(steady)
         for leaf, node, inner in zip(leaves, self._nodes, self._body_results, strict=False):
             if leaf.is_list_tail:
                 continue  # the list itself is a result
@@ -127,7 +127,7 @@ class LoopOutputs:
             if is_known:
                 value = self._plan.tools.substitutes.make(value)
                 is_known = False
-            rec.inspections.keep_unchanged((value,))
+            rec.inspections.note_possible_aliases((value,))
         elif id(value) in self._known:
             raise LoopNotMergeable("a loop leaves one tensor in two variables")
         if leaf.in_place:
@@ -181,6 +181,6 @@ class LoopOutputs:
 def add_gathered(rec: Recording, known: GraphList, found: AppendedList) -> None:
     """Make a list known to the graph that an operator has gathered."""
     if found.may_preexist or known.has_data_dependent_length:
-        rec.inspections.keep_unchanged(known.value)
+        rec.inspections.note_possible_aliases(known.value)
         known.elements_are_new = not found.may_preexist
     rec.operators.lists[id(known.value)] = known

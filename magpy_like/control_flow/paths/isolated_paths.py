@@ -249,7 +249,7 @@ class _Checkpoint:
 
     last: fx.Node | None
     """The last node of the graph."""
-    unchanged_count: int
+    alias_count: int
     """Number of tensors that the recording assumes unchanged."""
     limits: tuple[str | None, str | None, int]
     """Restrictions on the form in which a backend may receive the graph."""
@@ -258,7 +258,9 @@ class _Checkpoint:
     @classmethod
     def take(cls, rec: Recording) -> _Checkpoint:
         limits = _graph_limits(rec)
-        return cls(last_node(rec), len(rec.inspections.unchanged), limits, torch.is_grad_enabled())
+        return cls(
+            last_node(rec), len(rec.inspections.possible_aliases), limits, torch.is_grad_enabled()
+        )
 
     def restore(self, rec: Recording) -> str | None:
         """Roll back all changes except the nodes.
@@ -266,8 +268,8 @@ class _Checkpoint:
         Returns:
             The reason why the path cannot be part of an operator; None if it can.
         """
-        is_unstable = rec.inspections.has_changed(self.unchanged_count)
-        del rec.inspections.unchanged[self.unchanged_count :]
+        is_unstable = rec.inspections.has_changed(self.alias_count)
+        del rec.inspections.possible_aliases[self.alias_count :]
         limits = _graph_limits(rec)
         reason = next(
             iter(rec.graph.operators_as_is[self.limits[-1] :]),

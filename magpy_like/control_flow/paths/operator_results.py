@@ -84,7 +84,7 @@ class OperatorResults:
         rec.operators.nodes.set_node(value, result)
         if output.sources:
             self._may_be[id(value)] = MonitorWeakRef(value), [*map(MonitorWeakRef, output.sources)]
-            rec.inspections.keep_unchanged((value, *output.sources))
+            rec.inspections.note_possible_aliases((value, *output.sources))
         return value
 
     def sources(self, tensor: torch.Tensor) -> list[torch.Tensor]:

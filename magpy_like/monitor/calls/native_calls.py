@@ -239,12 +239,12 @@ def _check_operation(
         guard_numpy_error_state(rec)
     if operation in _CLASS_TESTS and args and is_instance(args[0], torch.Tensor):
         if args[-1] is not torch.Tensor:
-            rec.inspections.check_class(args[0])
+            rec.inspections.check_class_is_fixed(args[0])
     if operation in special_methods.CLASS_CHECKS:
         special_methods.read_class_checks(rec, operation, args)
     if operation in _SIGNATURE_READERS and args:
         attributes.read_signature(rec, args[0])
-    if (rec.writes.data_replaced or rec.inspections.unchanged) and annotation.as_op_node:
+    if (rec.writes.data_replaced or rec.inspections.possible_aliases) and annotation.as_op_node:
         _check_written_tensors(rec, annotation, args, kwargs)
 
 
@@ -263,7 +263,7 @@ def _check_written_tensors(
                 raise Split(
                     SplitReason.TENSOR_INTERNALS, "writes to a tensor after setting its data"
                 )
-            rec.inspections.check_object(tensor, "changes")
+            rec.inspections.check_no_alias(tensor, "changes")
 
 
 _CLASS_TESTS = {isinstance, type}

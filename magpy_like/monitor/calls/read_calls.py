@@ -64,8 +64,6 @@ def record_read_call(
     if relation.kind is RelationKind.CONTEXT:
         rec.reads.record_context_variable(source)
     elif relation.kind is RelationKind.DICT:
-        if is_instance(source, torch.Tensor) and rec.variables.node(source) is None:
-            rec.inspections.check_object(source, "reads the attributes of")
         attributes.read_attribute(rec, source, "__dict__")
     elif relation.kind is RelationKind.CELL and is_instance(source, types.CellType):
         cell = rec.variables.node(source)

@@ -168,7 +168,7 @@ def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
     """
     formats = operation in (str.format, str.format_map)
     if is_instance(value, torch.Tensor) and not formats:
-        rec.inspections.check_object(value, "reads the attributes of")
+        rec.inspections.check_no_alias(value, "reads the attributes of")
     node = None if is_plain(value) else rec.variables.node(value)
     if node is None or is_identity(value):
         return

@@ -162,26 +162,31 @@ def read_method(rec: Recording, method: types.MethodType) -> None:
 
 
 def read_dictionary(rec: Recording, owner: Any) -> None:
-    """Record a read of the dictionary that holds an instance's attributes, if it has one."""
+    """Record a read of the dictionary that holds an instance's attributes, if it has one.
+
+    Raises:
+        Split: the owner is one of several tensors, according to the data.
+    """
     node, entries = rec.variables.node(owner), instance_dict(owner)
     if entries is None:
         return
     if node is None:
+        if is_instance(owner, torch.Tensor):
+            rec.inspections.check_no_alias(owner, "reads the attributes of")
         rec.reads.note_new_dictionary(owner, entries)
     else:
         rec.reads.record_dictionary(node, entries)
 
 
 def read_function(rec: Recording, function: types.FunctionType, name: str) -> None:
+    if name == "__dict__":
+        read_dictionary(rec, function)
+        return
     node = rec.variables.node(function)
     if node is None:
-        if name == "__dict__":
-            read_dictionary(rec, function)
         return
     if name in _FUNCTION_SLOTS:
         rec.reads.record(node, Relation(RelationKind.SLOT, name), getattr(function, name))
-    elif name == "__dict__":
-        read_dictionary(rec, function)
     else:
         read_instance(rec, function, name)
 

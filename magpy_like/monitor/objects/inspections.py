@@ -44,8 +44,8 @@ class Inspections:
         """Pairs of nodes that the program has tested to be distinct objects."""
         self.compared: dict[int, None] = {}
         """Nodes of objects that native code has compared with others, at least by identity."""
-        self.unchanged: list[VersionCheck] = []
-        """Version checks of tensors that must keep their data: see ``keep_unchanged``."""
+        self.possible_aliases: list[VersionCheck] = []
+        """Version checks of tensors that must keep their data: see ``note_possible_aliases``."""
 
     def visit(self, value: Any, read: ValueRead) -> None:
         """Record that an operation inspects ``value`` to the depth ``read``."""
@@ -180,7 +180,7 @@ class Inspections:
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
         if is_instance(value, torch.Tensor):
-            self.check_object(value, "tests the identity of")
+            self.check_no_alias(value, "tests the identity of")
         node = self._variables.node(value)
         if node is not None:
             self.compared[node.node_id] = None
@@ -191,7 +191,7 @@ class Inspections:
             for key in dict.keys(value) if is_instance(value, dict) else ():
                 self.record_comparison(key, seen)
 
-    def keep_unchanged(self, tensors: Iterable[torch.Tensor]) -> None:
+    def note_possible_aliases(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note a result of a branch or loop, and the tensors that it may be, as aliases of each
         other: they must keep their data and their objects.
 
@@ -203,9 +203,9 @@ class Inspections:
             is_own = self._variables.node(tensor) is None and not is_instance(tensor, FakeTensor)
             if is_own and instance_dict(tensor):
                 raise BranchNotMergeable("a branch or loop may return a tensor with attributes")
-            self.unchanged.append(VersionCheck(tensor))
+            self.possible_aliases.append(VersionCheck(tensor))
 
-    def check_object(self, tensor: torch.Tensor, action: str) -> None:
+    def check_no_alias(self, tensor: torch.Tensor, action: str) -> None:
         """Check that the program may read or change more of a tensor than its data.
 
         A result of a branch or loop is one of several tensors, according to the data. Their
@@ -214,18 +214,18 @@ class Inspections:
         Raises:
             Split: it may be such a result, or a tensor that such a result may be.
         """
-        if any(check.tensor() is tensor for check in self.unchanged):
+        if any(check.tensor() is tensor for check in self.possible_aliases):
             raise Split(SplitReason.OBJECT_IDENTITY, f"{action} a tensor that a branch may return")
 
-    def check_class(self, tensor: torch.Tensor) -> None:
+    def check_class_is_fixed(self, tensor: torch.Tensor) -> None:
         """Check that the program may test the class of a tensor.
 
         Raises:
             Split: a branch may return it or, instead, a parameter.
         """
-        kept = (check.tensor() for check in self.unchanged)
+        kept = (check.tensor() for check in self.possible_aliases)
         if any(is_instance(one, torch.nn.Parameter) for one in kept):
-            self.check_object(tensor, "tests the class of")
+            self.check_no_alias(tensor, "tests the class of")
 
     def rely_on_identity(self, *values: Any) -> None:
         """Guard the identity of external plain values: equal ones may be distinct objects."""
@@ -238,6 +238,6 @@ class Inspections:
                 self._reads.just_read.discard(node.node_id)
 
     def has_changed(self, since: int = 0) -> bool:
-        """True if one of the ``unchanged`` tensors, from position ``since``, was changed in
+        """True if one of the ``possible_aliases``, from position ``since``, was changed in
         place."""
-        return any(check.has_changed() for check in self.unchanged[since:])
+        return any(check.has_changed() for check in self.possible_aliases[since:])

@@ -167,7 +167,7 @@ def register_hook(
     rec, tensor = context.recording, args[0]
     if kwargs or context.isolation.branch_run is not None or not is_instance(tensor, torch.Tensor):
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-    rec.inspections.check_object(tensor, "hooks the gradient of")
+    rec.inspections.check_no_alias(tensor, "hooks the gradient of")
     _note_external_read(rec, tensor)
     if rec.variables.node(tensor) is None and tensor.grad_fn is not None:
         _exclude_from_backends(rec, tensor)

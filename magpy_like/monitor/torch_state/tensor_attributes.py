@@ -29,9 +29,9 @@ def read(context: Context, tensor: torch.Tensor, name: str) -> Any:
         confined.check_attribute(name)
     descriptor = lookup_in_type(type(tensor), name)
     if name == "__class__":
-        rec.inspections.check_class(tensor)
+        rec.inspections.check_class_is_fixed(tensor)
     if descriptor is NULL or name in _OF_OBJECT:
-        rec.inspections.check_object(tensor, f"reads the attribute {name} of")
+        rec.inspections.check_no_alias(tensor, f"reads the attribute {name} of")
     if is_instance(descriptor, types.GetSetDescriptorType):
         if name == "grad":
             return _read_grad(context, tensor)
@@ -68,7 +68,7 @@ def _read_grad(context: Context, tensor: torch.Tensor) -> None:
 
 def write(context: Context, tensor: torch.Tensor, name: str, value: Any) -> Any:
     """Record the assignment of an attribute: an operator for torch's own, else a mutation."""
-    context.recording.inspections.check_object(tensor, f"sets the attribute {name} of")
+    context.recording.inspections.check_no_alias(tensor, f"sets the attribute {name} of")
     descriptor = lookup_in_type(type(tensor), name)
     if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
         if is_instance(descriptor, property):

@@ -42,4 +42,4 @@ def guard_metadata(context: Context, get: Callable[[Any], Any], tensor: torch.Te
             "reads metadata of a tensor that depends on unread variables",
         )
     else:
-        rec.inspections.check_object(tensor, "reads metadata of")
+        rec.inspections.check_no_alias(tensor, "reads metadata of")

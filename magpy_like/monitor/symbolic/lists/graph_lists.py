@@ -175,7 +175,7 @@ class GraphList:
         assert self.substitute is not None
         found = self.substitute(self.value[position])
         rec.operators.nodes.set_node(found, self._element(rec.operators, position))
-        rec.inspections.keep_unchanged((found,))
+        rec.inspections.note_possible_aliases((found,))
         return found
 
     def _element(self, operators: OperatorGraph, position: int) -> fx.Node:
