@@ -167,7 +167,8 @@ class _Program:
             return False
         if self.position[views[-1]] > self._last_metadata_write(root):
             return True
-        if not (is_external or needs_gradient):  # AOTAutograd makes no such views
+        # AOTAutograd makes no such views, nor detached ones of an input.
+        if not needs_gradient and (not is_external or any(map(_is_detached, views))):
             raise Unsupported("a graph", "it changes the sizes of tensors that share memory")
         return False
 
@@ -405,6 +406,11 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _is_data(node: fx.Node) -> bool:
     """True for ``tensor.data``: the same memory, but no view to autograd."""
     return node.target is getattr and node.args[1] == "data"
+
+
+def _is_detached(node: fx.Node) -> bool:
+    """True for a result that is no view to autograd, though it has the same memory."""
+    return _is_data(node) or name_of(node).partition(".")[0] == "detach"
 
 
 def _is_view_operator(node: fx.Node) -> bool:

@@ -34,6 +34,7 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
         return [tensors[s] if is_instance(s, int) else known[s] for s in sources]
     if twin is None:
         twin = SymbolicTwin(rec.operators.numbers.add_size)
+    twin.begin_examples()
     examples = []
     for source in sources:
         if is_instance(source, int):

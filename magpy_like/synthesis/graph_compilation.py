@@ -12,6 +12,7 @@ from torch import fx
 
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
+from magpy_like.monitor.operator_graph.tensor_writes import WRITE_TO_REPLACED_DATA
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.torch_state.default_device import without_default_device
@@ -71,6 +72,8 @@ def compile_graph(
         raise Split(
             SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"
         )
+    if rec.writes.replaced_and_written:
+        raise Split(SplitReason.TENSOR_INTERNALS, WRITE_TO_REPLACED_DATA)
     if rec.writes.data_replaced:
         _check_views_of_replaced_data(rec, outputs)
     operators.nodes.erase_unused(rec.lifted.arithmetic.in_python, outputs)

@@ -7,6 +7,7 @@ import functools
 import io
 import random
 import re
+import sys
 import traceback
 import types
 from collections.abc import Callable
@@ -27,7 +28,7 @@ def observe(
 ) -> Observation:
     """Call ``call`` with the arguments of call ``number``, and collect all that can be observed.
 
-    ``exact``: the texts of errors in the backward pass count, which name nodes of autograd's graph.
+    ``exact``: the texts of errors in the backward pass count.
     """
     names = vars(module)
     exec(_compiled(names["CHANGES"][number]), names)
@@ -60,6 +61,35 @@ def observe(
         raised = isinstance(found["backward"], tuple)
         found["gradients"] = [] if raised else [leaf.grad for leaf in names["leaves"]]
     return found
+
+
+def reading_autograd_state(call: Callable[..., Any], file: str) -> Callable[..., Any]:
+    """``call``, during which something reads the autograd nodes of local variables at each line of
+    a file, as a debugger does.
+
+    Autograd updates the node of a view whose base was written to when it is read. Unread, eager
+    mode admits ``requires_grad_(False)`` and ``detach_``, and refuses writes, by the old one.
+    """
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != file:
+            return None
+        for value in list(frame.f_locals.values()):
+            for item in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(item, torch.Tensor):
+                    with contextlib.suppress(RuntimeError):
+                        _ = item.grad_fn
+        return trace
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            sys.settrace(before)
+
+    return run
 
 
 def _write(names: dict[str, Any], roots: list[Any], number: int) -> Any:
@@ -150,8 +180,14 @@ def _backward(names: dict[str, Any], roots: list[Any], exact: bool) -> Any:
         text = str(error)
         if any(known in text for known in _DOCUMENTED):
             raise Unsupported(text) from error
-        return (type(error), text if exact else _OVERWRITTEN in text)
+        return (type(error), _without_node(text) if exact else _OVERWRITTEN in text)
     return None
+
+
+def _without_node(text: str) -> str:
+    """The text of an error of autograd without the name of a node: an operator of a merged branch
+    is another one."""
+    return re.sub(r"which is output \d+ of \w+, ", "", text)
 
 
 _OVERWRITTEN = "modified by an inplace operation"

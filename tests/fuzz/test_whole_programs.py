@@ -134,6 +134,20 @@ def test_views_without_gradients_and_empty_cells_are_compared():
     assert verdict.kind == "same", verdict.detail
 
 
+def test_programs_that_depend_on_reads_of_autograd_state_are_excluded():
+    """The history of a view whose base was written to is updated when something reads it."""
+    body = """
+        view = x.view(-1)
+        version = x._version
+        x.mul_(net.norm.weight.mean())
+        with torch.no_grad(): log.append(view[:])
+        view.requires_grad_(False)
+    """
+    verdict = check(program_of(body, arguments=["random_values(0, 4)[1:]"] * 2), "eager")
+    assert verdict.kind == "read autograd state"
+    assert not verdict.failed
+
+
 @pytest.mark.parametrize(("body", "eager_refuses"), [("x = x.sin()", True), ("x = x + 1", False)])
 def test_tensors_are_written_to_before_the_backward_pass(body, eager_refuses):
     from tests.fuzz.observations import observe

@@ -15,7 +15,14 @@ from typing import Any
 
 import magpy_like as magpy
 from tests.fuzz.generation import Program
-from tests.fuzz.observations import Unsupported, find_difference, kind_of, observe, saves_less
+from tests.fuzz.observations import (
+    Unsupported,
+    find_difference,
+    kind_of,
+    observe,
+    reading_autograd_state,
+    saves_less,
+)
 from tests.fuzz.overlapping_writes import has_overlapping_writes
 
 MODULE = "generated_program"
@@ -58,6 +65,7 @@ class Verdict:
 
 PASSED = (
     "same", "nondeterministic", "rounding", "unsupported gradient", "overlapping write",
+    "read autograd state",
 )  # fmt: skip
 """Verdicts that are no failures: eager differs from itself, or from float64 by as much, or the
 documentation names the limitation."""
@@ -102,14 +110,18 @@ def check(program: Program, backend: str) -> Verdict:
         loaded.remove()
 
 
-def _check(loaded: Loaded, calls: int, dtype: str, backend: str) -> Verdict:
+def _check(
+    loaded: Loaded, calls: int, dtype: str, backend: str, *, reads_state: bool = False
+) -> Verdict:
+    """``reads_state``: eager mode runs as if a debugger read the autograd nodes of tensors."""
     exact = backend == "eager"
     eager, target = loaded.load(), loaded.load()
+    native = reading_autograd_state(eager.program, loaded.path) if reads_state else eager.program
     compiled = magpy.compile(target.program, backend=backend)
     verdict = Verdict()
     for number in range(calls):
         verdict.calls += 1
-        expected = observe(eager, eager.program, number, exact=exact)
+        expected = observe(eager, native, number, exact=exact)
         verdict.raised += expected["error"] is not None
         difference: str | None
         try:
@@ -148,7 +160,7 @@ def _count(verdict: Verdict, compiled: Any) -> None:
 
 def _excuse(verdict: Verdict, program: Program, loaded: Loaded, backend: str) -> None:
     """Change the verdict if eager does not reproduce itself, or rounds as much itself, or reads
-    what it is writing."""
+    what it is writing, or depends on whether something reads autograd's state."""
     first, second = loaded.load(), loaded.load()
     for number in range(verdict.call + 1):
         pair = [observe(m, m.program, number, exact=True) for m in (first, second)]
@@ -160,6 +172,8 @@ def _excuse(verdict: Verdict, program: Program, loaded: Loaded, backend: str) ->
         verdict.kind = "overlapping write"
     elif is_value and _is_ill_conditioned(program, verdict.call):
         verdict.kind = "rounding"
+    elif not _check(loaded, verdict.call + 1, program.dtype, backend, reads_state=True).failed:
+        verdict.kind = "read autograd state"
 
 
 def _writes_to_what_it_reads(loaded: Loaded, call: int) -> bool:

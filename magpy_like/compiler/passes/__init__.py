@@ -57,8 +57,9 @@ from magpy_like.compiler.passes.mutations.detached_writes import (
 )
 from magpy_like.compiler.passes.mutations.early_writes import write_inputs_early
 from magpy_like.compiler.passes.mutations.metadata_mutations import (
-    find_restored_arguments,
     find_returned_object,
+    find_unwritten_arguments,
+    leave_detached_views_to_eager,
     replace_metadata_mutations,
 )
 from magpy_like.compiler.passes.mutations.overlapping_writes import reject_overlapping_writes
@@ -66,8 +67,8 @@ from magpy_like.compiler.passes.mutations.tensor_subscripts import index_by_tens
 from magpy_like.interruption import check_interruption
 
 __all__ = [
-    "ATEN_PASSES", "CAPTURED_PASSES", "find_restored_arguments", "find_returned_object", "run",
-    "run_captured",
+    "ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object", "find_unwritten_arguments",
+    "leave_detached_views_to_eager", "run", "run_captured",
 ]  # fmt: skip
 
 # Each iteration can open opportunities for the next; real graphs converge in two or three.

@@ -254,15 +254,11 @@ def _check_written_tensors(
     """Check the tensors that an operator is about to write to.
 
     Raises:
-        Split: the program has set the data of one: the record sets the data once, at its end, and
-            autograd and version counters would miss the write. Or a branch may return one.
+        Split: the program has set the data of one, or a branch may return one.
     """
     for position, value in inputs_of(args, kwargs):
         for tensor in tensors_in(value) if annotation.writes_to(position, args) else ():
-            if rec.writes.shares_replaced_data(tensor):
-                raise Split(
-                    SplitReason.TENSOR_INTERNALS, "writes to a tensor after setting its data"
-                )
+            rec.writes.check_replaced_data(tensor)
             rec.inspections.check_no_alias(tensor, "changes")
 
 

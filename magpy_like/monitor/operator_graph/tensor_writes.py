@@ -18,6 +18,10 @@ from magpy_like.monitor.torch_state.tensor_counters import TensorCounters
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import RefGraph, ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
+from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
+
+WRITE_TO_REPLACED_DATA = "writes to a tensor after setting its data"
 
 
 class TensorWrites:
@@ -33,6 +37,9 @@ class TensorWrites:
         self._refs, self._operators, self._constants = refs, operators, constants
         self.data_replaced: dict[int, None] = {}
         """The nodes of external tensors whose data the program replaced (``tensor.data = …``)."""
+        self.replaced_and_written = False
+        """Whether an operator was about to write to one that requires gradients: autograd raises
+        where an operator before it has saved the tensor, which in a record is another tensor."""
         self.written_memory: dict[int, fx.Node | None] = {}
         """Storages that operators have written to, through any tensor, with the last node of the
         graph before the first write."""
@@ -69,10 +76,18 @@ class TensorWrites:
             bool(self.written_memory) and storage_of(tensor) in self.written_memory
         )
 
-    def shares_replaced_data(self, tensor: torch.Tensor) -> bool:
-        """True if the program has set an external tensor's data to the memory of ``tensor``."""
+    def check_replaced_data(self, tensor: torch.Tensor) -> None:
+        """Check a tensor that an operator is about to write to.
+
+        Raises:
+            Split: the program has set an external tensor's data to its memory. The record sets the
+                data once, at its end, and autograd and version counters would miss the write.
+        """
         memory = storage_of(tensor)
-        return any(storage_of(other) == memory for other in self.with_replaced_data())
+        written = [t for t in self.with_replaced_data() if storage_of(t) == memory]
+        if written:
+            self.replaced_and_written = any(t.requires_grad for t in written)
+            raise Split(SplitReason.TENSOR_INTERNALS, WRITE_TO_REPLACED_DATA)
 
     def with_replaced_data(self) -> list[torch.Tensor]:
         """The external tensors whose data the program has set."""

@@ -132,7 +132,7 @@ class SymbolicTwin:
             locate: returns the program's position.
         """
         self.env = Sizes(assume_static_by_default=False, duck_shape=False, specialize_zero_one=True)
-        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.mode = self._new_mode()
         self.sources: dict[sympy.Symbol, Any] = {}
         """The expression of each symbol; for sizes that depend on data, a node and a dimension."""
         self.numbers: dict[Any, Any] = {}
@@ -148,6 +148,15 @@ class SymbolicTwin:
         self._size_in_graph, self.account, self.locate = size_in_graph, account, locate
         self.guard_locations: dict[int, str] = {}
         """The program's position at each guard, by the guard's index."""
+
+    def _new_mode(self) -> FakeTensorMode:
+        return FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+
+    def begin_examples(self) -> None:
+        """Let :meth:`example_input` and :meth:`static_fake` make fake tensors apart from those on
+        which the run's operators have run: a mode has one for each tensor, and in-place operators
+        change its form."""
+        self.mode = self._new_mode()
 
     # --- external values -------------------------------------------------------------------------
 

@@ -124,3 +124,18 @@ def test_kept_tensor_shares_the_version_counter_of_the_one_it_is_a_view_of(make,
             state.mul_(3)
         seen.append([(state._version, kept[0]._version), kept[0]])
     torch.testing.assert_close(*seen)
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_write_to_a_saved_tensor_with_replaced_data_is_refused_in_the_backward_pass(backend):
+    def program(x):
+        x.data = (x * 2).detach()
+        result = x.pow(2)
+        x.add_(1)
+        return result
+
+    fast = magpy.compile(program, backend=backend)
+    for _ in range(3):
+        result = fast(torch.ones(4, requires_grad=True) * 1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()

@@ -9,17 +9,20 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes.graph_queries import have_same_sizes
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.operators import OpOverload, find_packet
+
+Call = Callable[..., Any]
 
 _DRAWS = torch.Tag.nondeterministic_seeded
 _MUTATING_OPERATORS = frozenset(
@@ -157,6 +160,58 @@ def find_restored_arguments(
         for node, example in examples
         if node in changes and _are_restoring(changes[node], example)
     }
+
+
+def find_unwritten_arguments(gm: GraphModule, example_inputs: Sequence[Any]) -> set[Node]:
+    """The inputs to which the graph counts writes, and its compiled form makes none.
+
+    The graph changes the dimensions of the input and restores them, or those of views of it only,
+    which share its version counter.
+    """
+    restored = find_restored_arguments(gm, example_inputs)
+    return {
+        node
+        for node in gm.graph.find_nodes(op="placeholder")
+        if node in restored or _has_only_reshaped_views(node)
+    }
+
+
+def _has_only_reshaped_views(argument: Node) -> bool:
+    """True if all writes to the memory of an input change dimensions of views of it."""
+    writes = _writes_to_memory_of(argument)
+    counted = [node for node in writes if _name(node) != "detach_"]
+    return bool(counted) and all(
+        _is_inplace_view(node) and _changed(node) is not argument for node in writes
+    )
+
+
+def leave_detached_views_to_eager(call: Call, gm: GraphModule, eager: Call) -> Call:
+    """``call``, or ``eager`` where an argument of ``detach_`` is a view: eager mode raises then,
+    and AOTAutograd, for which ``detach_`` of a tensor without a gradient is nothing, does not."""
+    detached = [node for node in gm.graph.nodes if is_mutating(node) and _name(node) == "detach_"]
+    arguments = {_argument(node) for node in detached}
+    placeholders = enumerate(gm.graph.find_nodes(op="placeholder"))
+    indices = [k for k, node in placeholders if node in arguments]
+    if not indices:
+        return call
+
+    def run(*args: Any) -> Any:
+        return (eager if any(args[k]._is_view() for k in indices) else call)(*args)
+
+    return run
+
+
+def _writes_to_memory_of(argument: Node) -> list[Node]:
+    """The nodes that may write to what shares the memory of a node."""
+    found, reached = [], [argument]
+    for node in reached:
+        for user in node.users:
+            effect = memory_effect(user) if user.op.startswith("call") else Effect.NEW
+            if effect is Effect.WRITES:
+                found.append(user)
+            if effect not in (Effect.NEW, Effect.COPY) and user not in reached:
+                reached.append(user)
+    return found
 
 
 def _are_restoring(changes: Sequence[Node], example: Any) -> bool:

@@ -184,3 +184,81 @@ def test_changes_of_an_argument_without_gradients_are_counted(function):
         torch.testing.assert_close(fast(tensors[0]), function(tensors[1]))
         assert tensors[0]._version == tensors[1]._version
     assert magpy.cache_info(fast).hits == 2
+
+
+VIEWS = {
+    "view": lambda x: x.view(-1),
+    "slice": lambda x: x[1:],
+    "view of a view": lambda x: x.view(-1)[1:],
+    "detached": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "alias": lambda x: x[:],
+}
+CHANGES_OF_VIEWS = {
+    "unsqueezed": lambda view, x: view.unsqueeze_(0),
+    "restored": lambda view, x: view.unsqueeze_(0).squeeze_(0),
+    "twice": lambda view, x: view.unsqueeze_(0).unsqueeze_(-1),
+    "strided": lambda view, x: view.as_strided_((2,), (1,)),
+    "written to": lambda view, x: view.unsqueeze_(0).mul_(2),
+    "base written to": lambda view, x: (view.unsqueeze_(0), x.add_(1)),
+    "another view": lambda view, x: (view.unsqueeze_(0), x.view(-1).unsqueeze_(0)),
+}
+
+
+@pytest.mark.parametrize("returns_view", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("change", CHANGES_OF_VIEWS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_changes_of_views_of_arguments_are_those_of_eager_mode(
+    view, change, requires_grad, returns_view
+):
+    make, apply = VIEWS[view], CHANGES_OF_VIEWS[change]
+
+    def program(x):
+        seen = make(x)
+        apply(seen, x)
+        return (x * 2, seen) if returns_view else x * 2
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        seen = []
+        for call in (program, fast):
+            x = torch.arange(4.0, requires_grad=requires_grad) * 1
+            result = call(x)
+            tensors = [x, *result] if returns_view else [x, result]
+            seen.append(
+                [
+                    (t.shape, t.stride(), t._version, t._is_view(), t.requires_grad, t.tolist())
+                    for t in tensors
+                ]
+            )
+        assert seen[0] == seen[1]
+
+
+def test_detach_of_an_argument_raises_where_it_is_a_view():
+    """A record of a tensor that owns its memory does not admit a view unseen."""
+
+    def program(x):
+        x.detach_()
+        return x * 2
+
+    fast = magpy.compile(program)
+    for _ in range(2):
+        x = torch.ones(4)
+        assert torch.equal(fast(x), x * 2)
+    with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+        fast(torch.ones(5)[1:])
+
+
+def test_restored_dimensions_of_size_one_stay_those_of_the_argument():
+    """The run's own tensors without data have passed the first of the changes only."""
+
+    def program(x, number):
+        x.unsqueeze_(0).squeeze_(0)
+        (x + number).sum()
+        return x * 1
+
+    fast = magpy.compile(program)
+    for size, number in ((5, 0), (1, 1), (1, 1), (1, 2)):
+        x = torch.ones(size)
+        assert fast(x, number).shape == x.shape == (size,)
