@@ -17,7 +17,7 @@ from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.abstract_classes import StillDenied
 from magpy_like.synthesis.guard.conditions import Condition, Kind
-from magpy_like.synthesis.guard.guard_checks import is_same, returns, returns_cached
+from magpy_like.synthesis.guard.guard_checks import is_same, returns, return_cached
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
@@ -115,19 +115,20 @@ class ProcessState:
     def write_cached_calls(self) -> None:
         """Functions with a cache return the same: the cache may have been cleared.
 
-        The last conditions, so that only a program that would make these calls fills the cache.
+        Each call is made, in the program's order: a cache counts its look-ups, and forgets the
+        entry that was looked up first. The last conditions, so that only a program that would make
+        these calls fills the cache.
         """
-        seen: list[Any] = []
-        for operation, args, kwargs, result in self._rec.state.cached_calls:
-            entry = (operation, args, kwargs, [type(v) for v in (*args, *kwargs.values())])
-            if any(entry == other for other in seen):
-                continue
-            seen.append(entry)
-            repeat = functools.partial(operation, *args, **kwargs)
-            name = getattr(operation, "__name__", "cached")
-            check = functools.partial(returns_cached, repeat, result)
+        calls = [
+            (functools.partial(operation, *args, **kwargs), result)
+            for operation, args, kwargs, result in self._rec.state.cached_calls
+        ]
+        if calls:
+            names = dict.fromkeys(getattr(c.func, "__name__", "cached") for c, _ in calls)
+            text = ", ".join(names)
+            check = functools.partial(return_cached, calls)
             self._writer.check(
                 Kind.CACHED_CALL,
-                f"{self._source.constant(check, f'{name}_returns')}()",
-                f"the cache of {name} returns the same",
+                f"{self._source.constant(check, 'caches_return')}()",
+                f"the cache of {text} returns the same",
             )

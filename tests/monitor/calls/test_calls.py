@@ -512,6 +512,30 @@ def test_caches_hold_the_entries_of_eager_mode_for_varying_numbers():
     assert magpy.cache_info(twins.compiled).hits == 5
 
 
+def test_caches_count_and_forget_as_if_each_lookup_were_made():
+    """A cache forgets the entry that was looked up first: 1 was looked up after 2."""
+
+    def make():
+        made = []
+
+        @functools.lru_cache(maxsize=2)
+        def doubled(n):
+            made.append(n)
+            return n * 2.0
+
+        def program(x, a, b, c):
+            return x * doubled(a) + doubled(b) + doubled(c)
+
+        program.state = lambda: (list(made), doubled.cache_info())
+        return program
+
+    twins = Twins(make)
+    for numbers in [(1, 2, 1)] * 3 + [(3, 3, 3), (1, 1, 1)]:
+        twins.call(lambda numbers=numbers: (tensor(1), *numbers))
+        assert twins.target.state() == twins.eager.state()
+    assert magpy.cache_info(twins.compiled).hits == 2
+
+
 def test_cleared_cache_of_a_function_misses():
     def make():
         factor = 2.0
