@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import LookUp
 from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.torch_state.default_device import default_device
 from magpy_like.torch_interop.current_gpu import current_gpu
@@ -16,6 +17,13 @@ Query = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 """A call, and its result."""
 
 
+class RepeatedLookUp(NamedTuple):
+    """A call of a function with a cache by lifted arguments, with their expressions."""
+
+    look_up: LookUp
+    arguments: tuple[Any, ...]
+
+
 class ProcessState:
     """State at entry, and later calls that read state."""
 
@@ -23,7 +31,7 @@ class ProcessState:
         self._lifted = lifted
         self.queries: list[Query] = []
         """Calls that read process-wide state."""
-        self.cached_calls: list[Query] = []
+        self.cached_calls: list[Query | RepeatedLookUp] = []
         """Calls of functions with a cache."""
         self.denied: dict[tuple[type, type], None] = {}
         """Pairs of an abstract class and a class that it declared to be no subclass."""

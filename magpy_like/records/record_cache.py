@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from magpy_like.interruption import is_interruption
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import forget_look_ups
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.record_index import RecordIndex
+from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record
 
@@ -29,6 +31,8 @@ class RecordCache:
         """All records, if they are many."""
         self._last: Record | None = None
         """The record that matched last, or is the newest."""
+        self._looks_up = False
+        """Whether guards of records look up functions with a cache."""
         self.forget_calls()
 
     def forget_calls(self) -> None:
@@ -40,6 +44,8 @@ class RecordCache:
     ) -> tuple[Record, tuple[Any, ...]] | None:
         """The first record whose guard holds, with the arguments of its mock."""
         last = self._last
+        if self._looks_up:
+            forget_look_ups()
         if last is not None and not excluded:
             found = self.try_guard(last, args, kwargs)
             if type(found) is tuple:
@@ -89,6 +95,7 @@ class RecordCache:
         """Add a record as the first, and drop those that it covers."""
         if record.layout is None and record.is_interpreted:
             record.mock = self._counting(record.mock)
+        self._looks_up |= any(Kind.CACHED_CALL in c.kinds for c in record.conditions)
         with self.lock:
             kept = tuple(r for r in self.records if not record.covers(r))
             is_smaller, self.records = len(kept) < len(self.records), (record, *kept)

@@ -128,6 +128,8 @@ def synthesise(
     """
     if any(map(_is_relied_on, rec.reads.drawn)):
         raise Split(SplitReason.RANDOM_VALUE_DECIDES, "depends on the value of a random object")
+    if not rec.lifted.look_ups.are_unchanged():
+        raise Split(SplitReason.CACHED_FUNCTION, "changes what a cache of a function holds")
     guarded = GuardedVariables(rec)
     guard = GuardBuilder(rec, guarded, args, kwargs, functions)
     with compiler.at_entry():

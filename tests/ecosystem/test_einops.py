@@ -44,8 +44,9 @@ def test_a_module_of_einops_operations_trains_as_in_eager_mode():
     assert_as_eager(program, hits=2, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="einops keeps its plans in `lru_cache`s of shapes")
 def test_sizes_may_vary():
+    """einops keeps its plans in caches by shape."""
+
     def program(wrap):
         model = wrap(PatchAttention())
         with torch.no_grad():

@@ -15,17 +15,26 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls.argument_kinds import holds_tensor
 from magpy_like.monitor.calls.call_inputs import visit_input
-from magpy_like.monitor.calls.native_results import NativeCall
+from magpy_like.monitor.calls.native_results import NativeCall, finish_pure
+from magpy_like.monitor.calls.unreported_native_reads import guard_cache_keys
 from magpy_like.monitor.objects.containers import CONTAINERS
+from magpy_like.monitor.process_state import RepeatedLookUp
 from magpy_like.monitor.symbolic.expressions import is_liftable
 from magpy_like.monitor.symbolic.lists import varying_lists
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import (
+    can_be_looked_up,
+    may_be_looked_up,
+    note_call,
+)
 from magpy_like.monitor.symbolic.numbers.number_folds import FOLDS
 from magpy_like.monitor.symbolic.numbers.pure_number_calls import (
     GUARDED_RESULTS,
     NUMPY_FUNCTIONS,
+    LiftedCall,
     as_lifted_call,
     is_number_sequence,
     is_python_function,
+    lifted_call,
     with_result_type,
 )
 from magpy_like.native.instance_checks import is_instance
@@ -144,6 +153,43 @@ def handle_computation(context: Context, call: NativeCall) -> Any:
     if call.on_graph and is_python_function(call.operation) and not holds_tensor(arguments):
         context.lifted.specialize(arguments)
     return NotImplemented
+
+
+def handle_cached_call(context: Context, call: NativeCall) -> Any:
+    """A call of a function with a cache whose arguments hold lifted numbers."""
+    rec, operation = context.recording, call.operation
+    if not context.lifted or not is_instance(operation, functools._lru_cache_wrapper):
+        return NotImplemented
+    if rec.running.depth or rec.variables.is_new_object(operation):
+        return NotImplemented
+    if not may_be_looked_up(operation):
+        return NotImplemented
+    function = lifted_call(
+        operation, call.args, call.kwargs, context.lifted.is_lifted, constants=True
+    )
+    if function is None or not context.lifted.guards.are_computable_at_entry(function[1]):
+        return NotImplemented
+    arguments = (*call.args, *call.kwargs.values())
+    for value in arguments:
+        visit_input(rec, value)
+    guard_cache_keys(rec, arguments)
+    return context.suspension.until(finish_cached, (call, *function))
+
+
+def finish_cached(
+    context: Context, payload: tuple[NativeCall, LiftedCall, tuple[Any, ...]], result: Any
+) -> Any:
+    """Lift the numbers in the result of a function with a cache; specialize the arguments if it
+    holds other things than numbers and text."""
+    done, function, operands = payload
+    if not can_be_looked_up(result):
+        context.lifted.specialize(operands)
+        return finish_pure(context, done, result)
+    note_call(done.operation, done.args, done.kwargs, result)
+    look_up, parts, lifted = context.lifted.look_ups.lift(function, operands, result)
+    context.recording.state.cached_calls.append(RepeatedLookUp(look_up, parts))
+    context.recording.variables.add_new(lifted)
+    return lifted
 
 
 def finish_computed(context: Context, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:

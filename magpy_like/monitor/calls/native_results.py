@@ -25,6 +25,7 @@ from magpy_like.monitor.region_entry import COMPILING_QUERIES
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.lists.unbound_tensors import unbind_into_list
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import note_call
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function
@@ -62,6 +63,7 @@ def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
         context.compiling_read |= result is True and done.operation in COMPILING_QUERIES
         context.account()  # torch creates a tensor to find the default device
     if is_instance(done.operation, functools._lru_cache_wrapper):
+        note_call(done.operation, done.args, done.kwargs, result)
         context.recording.state.cached_calls.append(
             (done.operation, done.args, done.kwargs, result)
         )

@@ -26,6 +26,7 @@ from magpy_like.monitor.calls.argument_kinds import (
 )
 from magpy_like.monitor.calls.call_inputs import substitute_inputs, visit_input
 from magpy_like.monitor.calls.lifted_calls import (
+    handle_cached_call,
     handle_computation,
     handle_fold,
     handle_varying_list_call,
@@ -491,6 +492,7 @@ SPECIAL_CALL_RULES: tuple[Callable[[Context, NativeCall], Any], ...] = (
     handle_size_query,
     handle_getattr,
     handle_fold,
+    handle_cached_call,
     handle_computation,
 )
 """The order matters: the rules after `substitute_lifted_inputs` may receive lifted numbers as

@@ -86,7 +86,8 @@ class GuardBuilder:
     def finish(self) -> None:
         """Write the last conditions, once the backend has compiled the operator graph."""
         self.lifted.write(self.fetched.dynamic)
-        self.state.write_cached_calls()
+        self.state.write_cached_calls(self.lifted.name_of_number)
+        self.lifted.write_after_look_ups()
 
     def _arguments(self) -> None:
         count, keywords = self._positional, ", ".join(map(repr, self._keywords))

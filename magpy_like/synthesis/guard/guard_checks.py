@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -66,17 +66,6 @@ def returns(call: Callable[[], Any], result: Any) -> bool:
 def is_same(found: Any, result: Any) -> bool:
     """True if process-wide state is the same object, or an equal one of the same type."""
     return found is result or (type(found) is type(result) and bool(found == result))
-
-
-def return_cached(calls: Sequence[tuple[Callable[[], Any], Any]]) -> bool:
-    """True if each call, made in order until one does not, returns the result beside it."""
-    for call, result in calls:
-        found = call()
-        if found is not result and not (
-            is_plain(result) and type(found) is type(result) and repr(found) == repr(result)
-        ):
-            return False
-    return True
 
 
 def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:

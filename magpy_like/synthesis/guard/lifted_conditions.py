@@ -6,9 +6,11 @@ call for which they hold; its operator graph depends on the value in no other wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from magpy_like.monitor.symbolic.expressions import Address, EntryValue, Size, leaves_of
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import depends_on_look_up
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
@@ -28,6 +30,9 @@ class LiftedConditions:
         self.lifted: list[str] = []
         """Labels of the lifted sizes, strides and numbers."""
         self.expected = ExpectedValues()
+        self._deferred: list[tuple[Any, ...]] | None = []
+        """Conditions on results of look-ups, each with the method that writes it; None once the
+        guard has made the look-ups."""
 
     def write(self, dynamic: list[tuple[Condition, ShadowNode]]) -> None:
         """Write the conditions on all lifted values.
@@ -45,18 +50,44 @@ class LiftedConditions:
         if rec.sizes.twin is not None:
             self.sizes(rec.sizes.twin, dynamic)
         for number, value in rec.lifted.guards.conditions:
-            if is_instance(number, Address) and writer.guarded.is_fixed(number.node):
-                continue  # the record holds the very object
-            text = number_source.text(number, self.name_of_number, self._source.constant)
-            words = number_source.text(number, writer.label, repr)
-            test = writer.equality(text, value)
-            description = f"{words} == {value!r}"
-            writer.check(Kind.LIFTED_VALUE, test, description, is_about_lifted=True)
+            self._write_value(number, value)
         self.expected.conditions += map(_comparable, rec.lifted.guards.conditions)
         for node in writer.guarded.order:
             varies = self.expected.paths.get(node.node_id) in self.expected.lifted
             if varies or node.node_id in rec.reads.list_values:
                 self.lifted.append(writer.label(node))
+
+    def write_after_look_ups(self) -> None:
+        """Write the conditions on numbers that look-ups return, which the guard has made now."""
+        deferred, self._deferred = self._deferred, None
+        for write, *arguments in deferred or ():
+            write(*arguments)
+
+    def _is_deferred(self, write: Callable[..., None], number: Any, *more: Any) -> bool:
+        """True if a condition is about results of look-ups; it is kept for later."""
+        if self._deferred is None or not depends_on_look_up(number):
+            return False
+        self._deferred.append((write, number, *more))
+        return True
+
+    def _write_value(self, number: Any, value: Any) -> None:
+        writer = self._writer
+        if is_instance(number, Address) and writer.guarded.is_fixed(number.node):
+            return  # the record holds the very object
+        if self._is_deferred(self._write_value, number, value):
+            return
+        text = number_source.text(number, self.name_of_number, self._source.constant)
+        words = number_source.text(number, writer.label, repr)
+        test = writer.equality(text, value)
+        description = f"{words} == {value!r}"
+        writer.check(Kind.LIFTED_VALUE, test, description, is_about_lifted=True)
+
+    def _write_relation(self, relation: Any) -> None:
+        if self._is_deferred(self._write_relation, relation):
+            return
+        text = number_source.text(relation, self.name_of_number, self._source.constant)
+        words = number_source.text(relation, self._writer.label, repr)
+        self._writer.check(Kind.SIZE_RELATION, text, words, is_about_lifted=True)
 
     def sizes(self, twin: SymbolicTwin, dynamic: list[tuple[Condition, ShadowNode]]) -> None:
         """Ranges of sizes and strides, which the checks of tensors compare, bounds and
@@ -91,10 +122,8 @@ class LiftedConditions:
             expected.size_ranges[path] = {dim: (b.least, b.most) for dim, b in of_node.items()}
             expected.stride_ranges[path] = {dim: (b.least, b.most) for dim, b in steps.items()}
         for relation in relations:
-            text = number_source.text(relation, self.name_of_number, self._source.constant)
-            words = number_source.text(relation, writer.label, repr)
-            writer.check(Kind.SIZE_RELATION, text, words, is_about_lifted=True)
-            expected.conditions.append((relation, True))
+            self._write_relation(relation)
+            expected.conditions.append(_comparable((relation, True)))
 
     def _bounds(self, bound: Bounds) -> None:
         node, writer = bound.number.node, self._writer
@@ -118,10 +147,12 @@ class LiftedConditions:
 
 
 def _comparable(condition: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A condition to be evaluated for other records: never true if it is about an address.
+    """A condition to be evaluated for other records: never true if it is about an address, or the
+    result of a look-up.
 
-    Another record's object has an address of its own, and the record must not keep it alive.
+    Another record's object has an address of its own, and the record must not keep it alive. A
+    look-up counts.
     """
     number, value = condition
     has_address = any(is_instance(part, Address) for part in leaves_of(number))
-    return (None if has_address else number), value
+    return (None if has_address or depends_on_look_up(number) else number), value

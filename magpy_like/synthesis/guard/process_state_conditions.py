@@ -6,18 +6,24 @@ A call that read process-wide state is repeated with the same arguments, and its
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from magpy_like.monitor.process_state import Query, RepeatedLookUp
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import are_same_look_ups, begin_look_ups
 from magpy_like.monitor.torch_state.default_device import default_devices
 from magpy_like.native import StateCheck
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import class_entries, is_plain
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
+from magpy_like.synthesis import number_source
 from magpy_like.synthesis.guard.abstract_classes import StillDenied
 from magpy_like.synthesis.guard.conditions import Condition, Kind
-from magpy_like.synthesis.guard.guard_checks import is_same, returns, return_cached
+from magpy_like.synthesis.guard.guard_checks import is_same, returns
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
@@ -31,6 +37,7 @@ class ProcessState:
         self._writer, self._rec, self._source = writer, writer.rec, writer.source
         self.modes: tuple[int, ...] = ()
         """Torch's modes in which the record serves calls."""
+        self._begin = ""
 
     def write_modes(self) -> None:
         """Torch's modes, the classes of tensors and the default device are unchanged.
@@ -112,23 +119,49 @@ class ProcessState:
             check = StillDenied(self._rec.state.denied)
             self._writer.call(Kind.ABSTRACT_CLASS, check, ", ".join(words), *words)
 
-    def write_cached_calls(self) -> None:
+    def write_cached_calls(self, name_of_number: Callable[[ShadowNode], str]) -> None:
         """Functions with a cache return the same: the cache may have been cleared.
 
         Each call is made, in the program's order: a cache counts its look-ups, and forgets the
         entry that was looked up first. The last conditions, so that only a program that would make
         these calls fills the cache.
         """
-        calls = [
-            (functools.partial(operation, *args, **kwargs), result)
-            for operation, args, kwargs, result in self._rec.state.cached_calls
+        self._begin = f"{self._source.constant(begin_look_ups)}() and "
+        plain: list[Query] = []
+        for call in self._rec.state.cached_calls:
+            if is_instance(call, RepeatedLookUp):
+                self._repeat_cached(plain)
+                plain = []
+                self._look_up(call, name_of_number)
+            else:
+                plain.append(call)
+        self._repeat_cached(plain)
+
+    def _repeat_cached(self, calls: Sequence[Query]) -> None:
+        if not calls:
+            return
+        repeated = [(functools.partial(f, *args, **kwargs), r) for f, args, kwargs, r in calls]
+        names = dict.fromkeys(getattr(f, "__name__", "cached") for f, *_ in calls)
+        check = functools.partial(are_same_look_ups, repeated)
+        self._writer.check(
+            Kind.CACHED_CALL,
+            f"{self._take_begin()}{self._source.constant(check, 'caches_return')}()",
+            f"the cache of {', '.join(names)} returns the same",
+        )
+
+    def _take_begin(self) -> str:
+        """The begin of all look-ups, before the first."""
+        begin, self._begin = self._begin, ""
+        return begin
+
+    def _look_up(self, call: RepeatedLookUp, name_of_number: Callable[[ShadowNode], str]) -> None:
+        texts = [
+            number_source.text(argument, name_of_number, self._source.constant)
+            for argument in call.arguments
         ]
-        if calls:
-            names = dict.fromkeys(getattr(c.func, "__name__", "cached") for c, _ in calls)
-            text = ", ".join(names)
-            check = functools.partial(return_cached, calls)
-            self._writer.check(
-                Kind.CACHED_CALL,
-                f"{self._source.constant(check, 'caches_return')}()",
-                f"the cache of {text} returns the same",
-            )
+        name = call.look_up.__name__
+        self._writer.check(
+            Kind.CACHED_CALL,
+            f"{self._take_begin()}{self._source.constant(call.look_up, name)}({', '.join(texts)})",
+            str(call.look_up),
+        )

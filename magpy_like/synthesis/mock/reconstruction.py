@@ -85,6 +85,8 @@ class Reconstruction:
             Split: a mock cannot create the value.
         """
         expression = self.rec.lifted.expression(value) if self.rec.lifted else None
+        if expression is None and self.rec.lifted:
+            expression = self.rec.lifted.look_ups.expression(value)
         if expression is not None:
             return self.number(expression)
         is_size = type(value) is torch.Size

@@ -13,4 +13,5 @@
 ``tensor_numbers``: elements and sizes of tensors
 ``lifted_number_rules``: instructions on lifted numbers
 ``pure_number_calls``: pure native calls that the mock repeats
+``cached_look_ups``: calls of functions with a cache, which the guard repeats
 """

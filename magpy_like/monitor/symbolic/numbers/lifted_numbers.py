@@ -15,6 +15,7 @@ from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.random_draws import RepeatedCall
 from magpy_like.monitor.symbolic import expressions
 from magpy_like.monitor.symbolic.expressions import DrawnValue, Expression
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import LookUps
 from magpy_like.monitor.symbolic.numbers.external_numbers import ExternalNumbers
 from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
 from magpy_like.monitor.symbolic.numbers.number_arithmetic import NumberArithmetic
@@ -58,6 +59,7 @@ class LiftedNumbers:
         self.symbolic = SymbolicNumbers(rec, self.identities, self.guards)
         self.arithmetic = NumberArithmetic(rec, self.identities, self.guards, self.symbolic)
         self.folds = NumberFolds(self.identities, self.guards, self.symbolic, self.arithmetic)
+        self.look_ups = LookUps(rec, self.identities, originals)
         self.tensors = TensorNumbers(
             rec, self.identities, self.symbolic, self.arithmetic, self.speculated
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor.calls.read_calls import inputs_of
@@ -47,13 +48,17 @@ class LiftedCall:
         Raises:
             ResultTypeChanged: the result has another type than before.
         """
-        remaining = iter(numbers)
-        args = [_filled(arg, remaining) for arg in self.args]
-        kwargs = {name: _filled(arg, remaining) for name, arg in self.kwargs.items()}
+        args, kwargs = self.arguments(numbers)
         result = self.operation(*args, **kwargs)
         if self.kind is not None and type(result) is not self.kind:
             raise ResultTypeChanged(f"{self.__name__} returns a {type(result).__name__}")
         return result
+
+    def arguments(self, numbers: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All arguments, with these numbers in the places of the lifted ones."""
+        remaining = iter(numbers)
+        args = tuple([_filled(arg, remaining) for arg in self.args])
+        return args, {name: _filled(arg, remaining) for name, arg in self.kwargs.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +87,15 @@ LIFTED = object()
 """Placeholder of a lifted argument."""
 
 
+class SizeForm(tuple[Any, ...]):
+    """The form of a ``torch.Size``, which itself holds integers only."""
+
+
 def _filled(form: Any, numbers: Iterator[Any]) -> Any:
     if form is LIFTED:
         return next(numbers)
+    if type(form) is SizeForm:
+        return torch.Size([_filled(part, numbers) for part in form])
     if type(form) is list or type(form) is tuple:
         return type(form)([_filled(part, numbers) for part in form])
     if type(form) is dict:
@@ -129,12 +140,17 @@ def lifted_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     lifted: Callable[[Any], bool],
+    *,
+    constants: bool = False,
 ) -> Function | None:
-    """As ``as_lifted_call``, for an operation that is known to be pure."""
+    """As ``as_lifted_call``, for an operation that is known to be pure.
+
+    ``constants``: the arguments may be other objects, too, the same at every call.
+    """
     found: list[Any] = []
-    if not _collect([*args, *kwargs.values()], lifted, found) or not found:
+    if not _collect([*args, *kwargs.values()], lifted, found, constants) or not found:
         return None
-    if not kwargs and all(map(_is_leaf, args)) and has_determined_type(operation):
+    if not constants and not kwargs and all(map(_is_leaf, args)) and has_determined_type(operation):
         return operation, args
     if is_instance(operation, NUMPY_FUNCTIONS):
         operation = RaisingNumpyFunction(operation)
@@ -216,8 +232,11 @@ def _is_leaf(value: Any) -> bool:
 _LEAVES = frozenset({int, float, bool, complex, str, bytes, range, type(None)})
 
 
-def _collect(value: Any, lifted: Callable[[Any], bool], found: list[Any]) -> bool:
-    """True if a value consists of leaves only; appends the lifted ones to ``found``."""
+def _collect(
+    value: Any, lifted: Callable[[Any], bool], found: list[Any], constants: bool = False
+) -> bool:
+    """True if a value consists of leaves only, or of ``constants`` too; appends the lifted ones to
+    ``found``."""
     if _is_leaf(value):
         if is_liftable(value) and lifted(value):
             found.append(value)
@@ -225,12 +244,12 @@ def _collect(value: Any, lifted: Callable[[Any], bool], found: list[Any]) -> boo
     if type(value) in (list, deque) and lifted(value):
         found.append(value)
         return True
-    if type(value) is list or type(value) is tuple:
-        return all(_collect(part, lifted, found) for part in value)
+    if type(value) in (list, tuple) or (constants and type(value) is torch.Size):
+        return all(_collect(part, lifted, found, constants) for part in value)
     if type(value) is dict:
         plain = all(_is_leaf(key) for key in value)
-        return plain and all(_collect(part, lifted, found) for part in value.values())
-    return False
+        return plain and all(_collect(part, lifted, found, constants) for part in value.values())
+    return constants
 
 
 def _form(value: Any, lifted: Callable[[Any], bool]) -> Any:
@@ -240,7 +259,11 @@ def _form(value: Any, lifted: Callable[[Any], bool]) -> Any:
         return LIFTED
     if type(value) is dict:
         return {key: _form(part, lifted) for key, part in value.items()}
-    return type(value)([_form(part, lifted) for part in value])
+    if type(value) is list or type(value) is tuple:
+        return type(value)([_form(part, lifted) for part in value])
+    if type(value) is torch.Size:
+        return SizeForm([_form(part, lifted) for part in value])
+    return value
 
 
 def is_number_sequence(operation: Callable[..., Any], result: Any) -> bool:

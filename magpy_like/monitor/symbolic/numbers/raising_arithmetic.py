@@ -13,6 +13,7 @@ from typing import Any
 
 from magpy_like.monitor.symbolic import lifted_text
 from magpy_like.monitor.symbolic.expressions import DrawnValue, EntryValue, leaves_of
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import PartOfResult
 from magpy_like.monitor.symbolic.numbers.pure_number_calls import LiftedCall
 from magpy_like.native.instance_checks import is_instance
 
@@ -49,6 +50,8 @@ def may_raise(
     ``parts`` are the operands, with expressions for lifted ones; ``least`` returns the lower bound
     of one, None if it is not known.
     """
+    if is_instance(operation, PartOfResult):
+        return False  # the guard has made the call
     if is_instance(operation, LiftedCall):
         return True
     operation = _IN_PLACE.get(operation, operation)
