@@ -32,6 +32,7 @@ VARYING = object()
 _CONTAINERS = (tuple, list, dict)
 Path = tuple[Any, ...]
 _KEPT_CALLS = 8
+_MOST_NESTED = 8
 
 
 class _MadeLookUps(threading.local):
@@ -199,7 +200,7 @@ class LookUps:
 
 def _is_same(one: Any, other: Any) -> bool:
     """True for one object: a lifted number counts as the equal one that it replaces."""
-    return one is other or (is_plain(one) and type(one) is type(other) and bool(one == other))
+    return one is other or (is_plain(one) and type(one) is type(other) and repr(one) == repr(other))
 
 
 def depends_on_look_up(expression: Any) -> bool:
@@ -215,12 +216,14 @@ def depends_on_look_up(expression: Any) -> bool:
     return False
 
 
-def can_be_looked_up(result: Any) -> bool:
-    """True for numbers, and for lists, dictionaries and tuples of plain values at any depth."""
+def can_be_looked_up(result: Any, depth: int = _MOST_NESTED) -> bool:
+    """True for plain values, and for nested lists, dictionaries and tuples of them."""
     if type(result) not in _CONTAINERS:
         return is_plain(result)
     keys = result if type(result) is dict else ()
-    return all(map(is_plain, keys)) and all(can_be_looked_up(v) for _, v in _items(result))
+    if not depth or not all(map(is_plain, keys)):
+        return False
+    return all(can_be_looked_up(part, depth - 1) for _, part in _items(result))
 
 
 _raised: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -215,6 +215,24 @@ def test_cached_function_that_raises_raises():
         twins.call(lambda n=n: (torch.ones(n),))
 
 
+def test_result_that_holds_itself_is_that_of_the_cache():
+    @functools.lru_cache
+    def ring(n):
+        found = [n]
+        found.append(found)
+        return found
+
+    def program(x):
+        found = ring(x.shape[0])
+        return x * found[0], found
+
+    fast = magpy.compile(program, backend="eager")
+    for n in (2, 3, 4, 4, 3):
+        result, found = fast(torch.ones(n))
+        assert torch.equal(result, torch.full((n,), float(n)))
+        assert found is ring(n)
+
+
 def test_tensors_in_a_cache_stay_those_of_the_cache():
     def make():
         @cached()
