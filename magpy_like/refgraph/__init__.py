@@ -16,6 +16,7 @@ from magpy_like.refgraph.shadow_node import (
     Fact,
     Relation,
     ShadowNode,
+    is_of_contents,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "ShadowNode",
     "get_guard_nodes",
     "get_mock_nodes",
+    "is_of_contents",
 ]

@@ -27,6 +27,20 @@ MRO = "__mro__"
 """The key of the relation from a class to its method resolution order."""
 
 
+_BESIDE_CONTENTS = frozenset(
+    (
+        RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE, RelationKind.SLOT, RelationKind.DICT,
+        RelationKind.TYPE,
+    )
+)  # fmt: skip
+
+
+def is_of_contents(relation: Relation) -> bool:
+    """True for a relation to what a container holds, false for one to an attribute: an instance of
+    a subclass of a container has both."""
+    return relation.kind not in _BESIDE_CONTENTS
+
+
 class Fact(enum.Enum):
     """A property of an external variable that the guard checks, besides its access path."""
 
@@ -164,6 +178,10 @@ class ShadowNode:
     def changed(self) -> bool:
         """Whether the program has changed the variable in place."""
         return len(self.versions) > 1
+
+    def rewrites(self, relation: Relation) -> bool:
+        """True if the mock restores a location with the container's last contents."""
+        return self.rewritten and is_of_contents(relation)
 
     def __repr__(self) -> str:
         return f"SN #{self.node_id} {self.type.__name__} v{len(self.versions) - 1}"

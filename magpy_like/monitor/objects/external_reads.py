@@ -33,7 +33,14 @@ from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.replayed_effects import Effects
 from magpy_like.native import TensorCheck, instance_dict
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
+from magpy_like.refgraph import (
+    ABSENT,
+    Fact,
+    RefGraph,
+    Relation,
+    ShadowNode,
+    is_of_contents,
+)
 from magpy_like.refgraph.plain_values import (
     HEAP_TYPE,
     MonitorWeakRef,
@@ -119,12 +126,12 @@ class ExternalReads:
         """
         if self.substituted.covers(source, relation):
             return source
-        if source.replays:
+        if source.replays and is_of_contents(relation):
             self.specialize_iterator_reads(source)
         if source.node_id in self.dictionaries:
             self.check_dictionary(source, relation)
         check_global_name(source, relation)
-        if source.contents is not None and source.rewritten:
+        if source.contents is not None and source.rewrites(relation):
             self.record_contents(source)
             return source
         if overrides_torch_function(value):
@@ -165,12 +172,12 @@ class ExternalReads:
     def record_absent(self, source: ShadowNode, relation: Relation) -> None:
         """Record that the location ``relation`` of ``source`` has no value."""
         self.check_unchanged_inside(source, relation)
-        if source.replays:
+        if source.replays and is_of_contents(relation):
             self.specialize_iterator_reads(source)
         if source.node_id in self.dictionaries:
             self.check_dictionary(source, relation)
         check_global_name(source, relation)
-        if not (source.contents is not None and source.rewritten):
+        if not (source.contents is not None and source.rewrites(relation)):
             self._refs.read_absent(source, relation)
 
     def record_cached(self, value: Any) -> None:
@@ -225,6 +232,17 @@ class ExternalReads:
                 SplitReason.CUSTOM_CLASS_STATE,
                 "reads an attribute that it has set through the dictionary of the instance",
             )
+
+    def check_extent(self, node: ShadowNode) -> None:
+        """Check a read of the length or the keys of a container.
+
+        Raises:
+            Split: it is the dictionary of an instance whose attributes the program has set.
+            EffectInsideOperator: see :meth:`check_unchanged_inside`.
+        """
+        self.check_unchanged_inside(node)
+        if node.node_id in self.dictionaries:
+            self.check_dictionary(node)
 
     def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
         if plain:

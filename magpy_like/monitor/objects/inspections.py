@@ -84,7 +84,7 @@ class Inspections:
 
     def inspect_length(self, node: ShadowNode) -> None:
         """Record a read of the number of a container's elements."""
-        self._reads.check_unchanged_inside(node)
+        self._reads.check_extent(node)
         if not self._has_first_length(node):
             self._reads.record_contents(node)
         elif is_instance(node.variable, CONTAINERS) or not is_instance(
@@ -102,7 +102,7 @@ class Inspections:
         node = self._variables.node(value)
         if node is None:
             return
-        self._reads.check_unchanged_inside(node)
+        self._reads.check_extent(node)
         if self.is_added(node, -1):
             return
         if self._has_first_length(node):
@@ -143,7 +143,7 @@ class Inspections:
 
     def inspect_keys(self, node: ShadowNode) -> None:
         """Record a read of the keys of a dictionary."""
-        self._reads.check_unchanged_inside(node)
+        self._reads.check_extent(node)
         if node.contents is not None or not is_instance(node.variable, dict):
             self._reads.record_contents(node)
         else:

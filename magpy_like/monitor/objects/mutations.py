@@ -22,7 +22,7 @@ from magpy_like.monitor.objects.finalizers import (
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph import RefGraph, Relation, ShadowNode
+from magpy_like.refgraph import RefGraph, Relation, ShadowNode, is_of_contents
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
 
@@ -47,7 +47,7 @@ class Mutations:
 
     def lose(self, node: ShadowNode, relation: Relation, value: Any = NULL) -> None:
         """Record that a location is about to lose its value, which ``value`` may replace."""
-        if node.replays:
+        if node.replays and is_of_contents(relation):
             self._reads.specialize_iterator_reads(node)
         check_global_name(node, relation)
         self._reads.list_values.pop(node.node_id, None)
@@ -56,19 +56,19 @@ class Mutations:
 
     def put(self, node: ShadowNode, relation: Relation, value: Any) -> None:
         """Record that a location now holds ``value``."""
-        if node.rewritten:
+        if node.rewrites(relation):
             self._refs.in_place(node)
         else:
             self._refs.write(node, relation, value)
 
     def remove(self, node: ShadowNode, relation: Relation) -> None:
         """Record that a location is about to be deleted."""
-        if node.replays:
+        if node.replays and is_of_contents(relation):
             self._reads.specialize_iterator_reads(node)
         check_global_name(node, relation)
         self._check_finalizers(node, lost_values(node, relation, NULL))
         self.snapshot(node)
-        if node.rewritten:
+        if node.rewrites(relation):
             self._refs.in_place(node)
         else:
             self._refs.delete(node, relation)
@@ -105,14 +105,10 @@ class Mutations:
             )
         if node.node_id in self._reads.dictionaries:
             self._reads.check_dictionary(node)
-        value = node.variable
-        if node.contents is None:
-            if is_instance(value, dict):
-                node.contents = copy_of(value)
-            elif is_instance(value, list | tuple | collections.deque):
-                node.contents = elements(value)
-            elif is_instance(value, set):
-                node.contents = tuple(elements(value))
+        for number, owner in self._reads.dictionaries.items():
+            if owner is node:  # its attributes are about to change
+                _keep_contents(self._refs.get_node_by_id(number))
+        _keep_contents(node)
 
     def _check_finalizers(self, node: ShadowNode, lost_values: list[Any]) -> None:
         """Check that the loss of these values runs no code of the program.
@@ -144,3 +140,15 @@ class Mutations:
                 SplitReason.WEAK_REFERENCE,
                 "reads weak references after it may have destroyed one of their objects",
             )
+
+
+def _keep_contents(node: ShadowNode) -> None:
+    """Save a container's contents, unless they are."""
+    value = node.variable
+    if node.contents is None:
+        if is_instance(value, dict):
+            node.contents = copy_of(value)
+        elif is_instance(value, list | tuple | collections.deque):
+            node.contents = elements(value)
+        elif is_instance(value, set):
+            node.contents = tuple(elements(value))

@@ -72,9 +72,9 @@ class SideEffects:
                 continue
             if node.rewritten:
                 lines += self._contents(node)
-                continue
             for relation in node.written:
-                lines += self._location(node, relation)
+                if not node.rewrites(relation):
+                    lines += self._location(node, relation)
         lines += self._raised_exceptions()
         lines += self._replaced_data()
         lines += self._replayed_calls()

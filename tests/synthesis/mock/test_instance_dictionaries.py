@@ -95,3 +95,66 @@ def test_dictionary_of_a_new_instance_stays_its_own(program, backend):
     fast = magpy.compile(program, backend=backend)
     for _ in range(3):
         assert_same(_observed(fast), _observed(program))
+
+
+def length_then_attribute(thing):
+    length = len(vars(thing))
+    thing.extra = 1
+    return length
+
+
+def attribute_then_length(thing):
+    thing.extra = 1
+    return len(vars(thing))
+
+
+def copy_then_attribute(thing):
+    copied = {**vars(thing)}
+    thing.extra = len(copied)
+    return copied
+
+
+def keys_between_attributes(thing):
+    thing.k = 5
+    keys = list(thing.__dict__)
+    thing.extra = 2
+    return keys, bool(vars(thing))
+
+
+def length_then_deletion(thing):
+    length = len(vars(thing))
+    del thing.k
+    return length, len(vars(thing))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        length_then_attribute, attribute_then_length, copy_then_attribute, keys_between_attributes,
+        length_then_deletion,
+    ],
+)  # fmt: skip
+def test_size_of_a_dictionary_is_that_before_or_after_an_attribute_is_set(read):
+    def program(thing, x):
+        return read(thing), x + 1
+
+    fast, kept = magpy.compile(program, backend="eager"), (Thing(1), Thing(1))
+    for names in ((), (), ("a",), ("a", "extra"), ("extra",), ("a",)):
+        things = Thing(1), Thing(1)
+        for thing in things:
+            vars(thing).update(dict.fromkeys(names, 0))
+        for mine, other in (things, kept) if read is not length_then_deletion else (things,):
+            assert_same(fast(mine, torch.ones(2)), program(other, torch.ones(2)))
+            assert vars(mine) == vars(other)
+
+
+def test_size_of_a_module_dictionary_is_that_of_the_call():
+    class Counting(torch.nn.Module):
+        def forward(self, x):
+            size = len(self.__dict__)
+            self.cache = x
+            return size
+
+    fast, eager = magpy.compile(Counting(), backend="eager"), Counting()
+    for _ in range(3):
+        assert fast(torch.ones(2)) == eager(torch.ones(2))
