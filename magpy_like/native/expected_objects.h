@@ -7,6 +7,7 @@
 namespace {
 
 PyObject *absent;           // expected value of a location that must be empty
+PyObject *any_value;        // expected value of a location that must not be empty
 PyObject *class_name;       // "__class__"
 PyObject *slot_names;       // "__slotnames__"
 

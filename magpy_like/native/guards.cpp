@@ -66,8 +66,10 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
   if (!m) return nullptr;
   class_name = PyUnicode_InternFromString("__class__");
   absent = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
+  any_value = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
   slot_names = PyUnicode_InternFromString("__slotnames__");
   if (!init_stance() || !class_name || !slot_names || !absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
+      !any_value || PyModule_AddObjectRef(m, "ANY_VALUE", any_value) < 0 ||
       PyModule_AddObjectRef(m, "Watch", (PyObject *)&watch_type) < 0 ||
       PyModule_AddObjectRef(m, "TensorCheck", (PyObject *)&tensor_check_type) < 0 ||
       PyModule_AddObjectRef(m, "StateCheck", (PyObject *)&state_check_type) < 0 ||

@@ -28,7 +28,7 @@ _NAMES = {
         "use_instruction_tool",
     ),
     "guards": (
-        "ABSENT", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute",
+        "ABSENT", "ANY_VALUE", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute",
         "eager_is_forced", "is_unusual", "lacks",
     ),
     "keys": ("dict_of", "ordered_keys", "stored_hashes"),

@@ -80,7 +80,7 @@ PyObject *watch_location(PyObject *self, PyObject *args) {
     add_word((Watch *)self, function_slot(object, key), 0, FUNCTION_SLOT, o - ((Watch *)self)->objects->data());
   // Before the ordered keys of a dictionary, which are last.
   o->locations.insert(o->locations.end() - o->ordered_keys,
-                   {Py_NewRef(key), expected == Py_Ellipsis ? nullptr : Py_NewRef(expected), equal != 0});
+                   {Py_NewRef(key), expected == any_value ? nullptr : Py_NewRef(expected), equal != 0});
   Py_RETURN_NONE;
 }
 
@@ -251,7 +251,7 @@ void watch_dealloc(PyObject *self) {
 PyMethodDef watch_methods[] = {
     {"location", watch_location, METH_VARARGS,
      "(object, key, expected, equal): the expected value at a location of a dictionary, class, list, cell "
-     "or function. expected: ABSENT for an empty location, ... for any value. The key of a class may be "
+     "or function. expected: ABSENT for an empty location, ANY_VALUE for any other. The key of a class may be "
      "(name, class): the attribute that super finds after that class. Any other callable is called and "
      "must return true; key names it."},
     {"result", watch_result, METH_VARARGS,

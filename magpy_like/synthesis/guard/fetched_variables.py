@@ -16,7 +16,7 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, length_of
 from magpy_like.native import ABSENT as NOTHING
-from magpy_like.native import TensorCheck
+from magpy_like.native import ANY_VALUE, TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.synthesis.generated_source import describe_key
@@ -80,7 +80,7 @@ class FetchedVariables:
         is_member = relation.kind is RelationKind.MEMBERSHIP
         if parent.node_id != EXTERNAL and writer.guarded.is_fixed_location(parent, relation):
             if is_member:
-                self._fixed.location(Kind.FIXED_MEMBER, parent, relation, ..., equal=False)
+                self._fixed.location(Kind.FIXED_MEMBER, parent, relation, ANY_VALUE, equal=False)
                 return
             self._fixed.location(Kind.FIXED_VALUE, parent, relation, value, equal=True)
             writer.note(f"{writer.label_of(parent, relation, node)} == {value!r}")

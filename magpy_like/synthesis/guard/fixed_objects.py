@@ -146,7 +146,7 @@ class FixedObjects:
     def location(
         self, kind: Kind, parent: ShadowNode, relation: Relation, value: Any, *, equal: bool
     ) -> None:
-        """A location in a fixed object holds ``value``: ``...`` is any, NOTHING none at all.
+        """A location in a fixed object holds ``value``: ANY_VALUE, or NOTHING for none at all.
 
         Plain values are compared by value if ``equal``, other objects by identity.
         """

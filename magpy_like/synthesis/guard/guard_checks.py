@@ -12,6 +12,7 @@ import torch
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.objects.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native import ANY_VALUE
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import array_metadata, is_plain, is_same_value, storage_of
@@ -69,7 +70,7 @@ def is_same(found: Any, result: Any) -> bool:
 
 
 def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:
-    """A check that a location still holds a value: ``...`` for any, ``NOTHING`` for none."""
+    """A check that a location still holds a value: ``ANY_VALUE``, or ``NOTHING`` for none."""
 
     def check() -> bool:
         try:
@@ -78,7 +79,7 @@ def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> C
             return value is NOTHING
         if value is NOTHING:
             return False
-        if value is ... or found is value:
+        if value is ANY_VALUE or found is value:
             return True
         return equal and type(found) is type(value) and bool(found == value)
 

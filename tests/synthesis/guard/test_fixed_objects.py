@@ -3,7 +3,9 @@
 import collections
 
 import pytest
+import torch
 
+import magpy_like as magpy
 from magpy_like.native import ABSENT, Watch
 
 
@@ -76,3 +78,31 @@ def test_absence_of_an_attribute_of_super_is_watched():
     assert watch()
     Alone.act = None  # super() skips the class itself
     assert watch()
+
+
+ELLIPSIS = ...
+
+
+class HoldsEllipsis:
+    value = ...
+
+
+def test_ellipsis_in_a_fixed_object_is_a_value_like_any_other():
+    """Guards have a sentinel of their own for "any value"."""
+    cell = ...
+
+    def set_cell(value):
+        nonlocal cell
+        cell = value
+
+    def program(x):
+        return x[ELLIPSIS], x[HoldsEllipsis.value], x[cell]
+
+    def setters(value):
+        globals()["ELLIPSIS"] = value
+
+    fast, x = magpy.compile(program, backend="eager"), torch.ones(2, 3)
+    for change in (setters, lambda v: setattr(HoldsEllipsis, "value", v), set_cell):
+        for value in (..., ..., 0, None, ...):
+            change(value)
+            assert [t.shape for t in fast(x)] == [t.shape for t in program(x)]
