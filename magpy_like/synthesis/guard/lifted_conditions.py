@@ -15,7 +15,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.synthesis import number_source
-from magpy_like.synthesis.generated_source import literal
+from magpy_like.synthesis.generated_source import Source, literal
 from magpy_like.synthesis.guard.conditions import Condition, Kind
 from magpy_like.synthesis.guard.expected_values import ExpectedValues, expected_values
 from magpy_like.synthesis.guard.guard_writer import REPLACED_TENSOR, GuardWriter, describe_tensor
@@ -139,10 +139,15 @@ class LiftedConditions:
                 words = f"{label} {comparison} {end}"
                 writer.check(kind, f"{name} {comparison} {end}", words, is_about_lifted=True)
 
-    def name_of_number(self, node: ShadowNode) -> str:
-        """The name of a lifted number, or its literal if the program also read it as a whole."""
+    def name_of_number(self, node: ShadowNode, source: Source | None = None) -> str:
+        """The name of a lifted number, or its literal if the program also read it as a whole.
+
+        ``source`` is where it is written, the guard by default: infinities and NaN have no literal,
+        but a name there.
+        """
         if Fact.VALUE in node.facts:
-            return literal(node.first.value) or self._source.constant(node.first.value, "value")
+            source = self._source if source is None else source
+            return literal(node.first.value) or source.constant(node.first.value, "value")
         return self._writer.name(node)
 
 

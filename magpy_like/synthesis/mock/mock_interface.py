@@ -35,7 +35,7 @@ class MockInterface:
         """
         variables = self._guard.writer.variables
         if node.plain and node.node_id not in variables:
-            return self._guard.lifted.name_of_number(node)
+            return self._guard.lifted.name_of_number(node, self._source)
         if self._guarded.is_fixed(node):
             return self._source.constant(node.variable, node.type.__name__.lower())
         name = variables.get(node.node_id)

@@ -91,8 +91,10 @@ class Reconstruction:
             return self.number(expression)
         is_size = type(value) is torch.Size
         if is_size and self.rec.lifted and self.rec.lifted.identities.holds_lifted(value):
+            if (named := self._names.get(id(value))) is not None:
+                return named[1]
             size = self.source.constant(torch.Size, "Size")
-            return f"{size}({self.containers.tuple_text(value)})"
+            return self.bind(value, f"{size}({self.containers.tuple_text(value)})")
         text = literal(value)
         if text is not None:
             return text

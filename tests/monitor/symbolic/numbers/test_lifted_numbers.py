@@ -538,3 +538,20 @@ def test_external_list_that_indexes_a_tensor_is_guarded():
     fast, x = magpy.compile(program, backend="eager"), torch.arange(8.0)
     for indices, n in (([1, 2], 1), ([1, 2], 2), ([1, 3], 3), ([1], 4), ([1, 2], 5)):
         assert_same(fast(x, indices, n), program(x, indices, n))
+
+
+@pytest.mark.parametrize("last", [float("inf"), float("nan"), -float("inf")])
+def test_number_without_a_literal_is_returned_after_others(last):
+    class Holder:
+        value = 0.0
+
+    def program(holder, x):
+        number = holder.value
+        number is holder.value  # noqa: B015
+        return [number, number], x + 1
+
+    fast, holder = magpy.compile(program, backend="eager"), Holder()
+    for value in (1.0, 2.0, last, last):
+        holder.value = value
+        found, _ = fast(holder, torch.ones(2))
+        assert found[0] is found[1] is value or repr(found) == repr([value, value])
