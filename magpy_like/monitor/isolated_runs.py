@@ -27,6 +27,7 @@ from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_re
 from magpy_like.monitor.objects.containers import CONTAINERS, cell_at
 from magpy_like.monitor.objects.finalizers import defines_destructor
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations, location_of
+from magpy_like.monitor.symbolic.expressions import is_liftable
 from magpy_like.monitor.torch_state.default_device import SWITCHES
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -479,6 +480,8 @@ def _tests_identity(isolated: IsolatedRun, context: Context, step: Step) -> None
     carried = [id(operand) in isolated.copies for operand in step.stack[-2:]]
     if any(carried) and not any(map(is_plain, step.stack[-2:])):
         raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried container")
+    if all(map(is_liftable, step.stack[-2:])) and context.lifted.any_lifted(step.stack[-2:]):
+        raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a number that varies")
 
 
 def _consumes(isolated: IsolatedRun, context: Context, step: Step) -> None:

@@ -212,3 +212,73 @@ def test_flag_that_chooses_a_varying_size_is_guarded():
     for case in cases:
         assert_same(fast(x, Cache(*case)), program(x, Cache(*case)))
     assert magpy.cache_info(fast).hits >= 3
+
+
+def size_of_both_sides(x, y):
+    size = x.shape if x.sum() > 0 else x.shape
+    return size[0], torch.zeros(size)
+
+
+def size_in_a_tuple(x, y):
+    return (x.shape, 1) if x.sum() > 0 else (x.shape, 2)
+
+
+def size_of_an_exit(x, y):
+    for i in range(3):
+        if x.sum() > i:
+            return torch.zeros(x.size())
+    return torch.zeros(x.size())
+
+
+def size_replaced_in_a_loop(x, y):
+    size, i = x.shape, 0
+    while x.sum() > i:
+        size, i = y.shape, i + 1
+    return x * size[0], size
+
+
+def text_replaced_in_a_loop(x, y):
+    text = "%d" % x.shape[0]
+    for i in range(3):
+        if x.sum() > i:
+            text = "%d" % y.shape[0]
+    return text, x
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        size_of_both_sides, size_in_a_tuple, size_of_an_exit, size_replaced_in_a_loop,
+        text_replaced_in_a_loop,
+    ],
+)  # fmt: skip
+def test_sizes_that_branches_leave_are_those_of_the_call(program, backend):
+    fast = magpy.compile(program, backend=backend)
+    for n, more in ((4, 0), (4, 0), (3, 0), (5, 0), (2, 0), (6, 2), (1, 3), (0, 1), (4, 2)):
+        for sign in (1, -1):
+            x, y = torch.ones(n) * sign, torch.ones(n + more)
+            assert_same(fast(x, y), program(x, y))
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_size_in_two_places_is_one_object(backend):
+    def program(x):
+        size = x.shape
+        return [size, size], x * 2
+
+    fast = magpy.compile(program, backend=backend)
+    for n in (3, 4, 5, 6):
+        (one, other), _ = fast(torch.ones(n))
+        assert one is other
+        assert one == (n,)
+
+
+def test_identity_of_a_number_is_that_of_the_call_on_both_sides():
+    def program(x, n):
+        return n is 1 if x.sum() > 0 else n is 1  # noqa: F632
+
+    fast = magpy.compile(program, backend="eager")
+    for n in (2, 3, 0, -1, 2, 7, 1, 0, 1):
+        for sign in (1, -1):
+            assert fast(torch.ones(3) * sign, n) == program(torch.ones(3) * sign, n)

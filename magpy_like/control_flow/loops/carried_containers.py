@@ -70,20 +70,22 @@ def rebuilt(value: Any, leaves: Mapping[Path, Any], path: Path = ()) -> Any:
     return instance
 
 
-def differences(before: Any, after: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def differences(
+    before: Any, after: Any, rec: Recording, path: Path = ()
+) -> Iterator[tuple[Path, Any]]:
     """The paths at which tensors or numbers differ, with the values afterwards.
 
     Raises:
         Split: other values differ.
     """
-    if is_unchanged(before, after):
+    if is_unchanged(before, after, rec):
         return
     check_depth(path)
     same_type = type(before) is type(after)
     one, other = (parts(before), parts(after)) if same_type else (None, None)
     if one is not None and other is not None and [*one] == [*other]:
         for key in one:
-            yield from differences(one[key], other[key], (*path, key))
+            yield from differences(one[key], other[key], rec, (*path, key))
     elif is_instance(before, torch.Tensor) == is_instance(after, torch.Tensor) and (
         is_instance(after, torch.Tensor) or (same_type and is_number(after))
     ):

@@ -74,7 +74,7 @@ class _Differences:
         """
         rec, first = self.iteration.plan.context.recording, values[0]
         is_one = all(value is first for value in values)
-        if all(is_unchanged(before, value) for value in values):
+        if all(is_unchanged(before, value, rec) for value in values):
             return
         if all(is_instance(value, torch.Tensor) for value in values):
             yield from self._compare_tensors(location, values, is_one)

@@ -82,7 +82,7 @@ def _carry_changes(iteration: Iteration, slot: int, after: Any) -> bool:
     if is_own and len(after) > len(was):
         iteration.append_list(slot, list(plan.values[slot]), after)
         after = after[: len(was)]
-    found = list(differences(was, after))
+    found = list(differences(was, after, plan.context.recording))
     for path, result in found:
         plan.carry(slot, path, result)
     return bool(found)

@@ -29,6 +29,7 @@ from magpy_like.control_flow.paths.value_comparison import check_carried, is_unc
 from magpy_like.graph_operators.node_metadata import TWIN
 from magpy_like.logs import topic
 from magpy_like.monitor.context import Context
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import LoopNotMergeable, Split
@@ -105,7 +106,7 @@ def _iterate(
         if not end.is_at_head:
             raise LoopNotMergeable("the body does not return to the condition")
         after = replace(state, locals=end.locals, stack=end.stack)
-        further = _changed_locations(begun, after, carried)
+        further = _changed_locations(begun, after, carried, rec)
         if further:
             carried += further
             return None
@@ -123,7 +124,7 @@ def _iterate(
 
 
 def _changed_locations(
-    before: FrameState, after: FrameState, carried: Sequence[FrameLocation]
+    before: FrameState, after: FrameState, carried: Sequence[FrameLocation], rec: Recording
 ) -> list[FrameLocation]:
     """The live locations that an iteration has changed and that are not yet carried."""
     live = live_locals(after.code, after.offset)
@@ -133,7 +134,7 @@ def _changed_locations(
         location
         for location in locations
         if location not in carried
-        and not is_unchanged(value_at(before, location), value_at(after, location))
+        and not is_unchanged(value_at(before, location), value_at(after, location), rec)
     ]
 
 

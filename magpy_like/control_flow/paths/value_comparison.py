@@ -15,17 +15,20 @@ from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import LoopNotMergeable
 
 
-def is_unchanged(before: Any, after: Any) -> bool:
-    """True for the same object, and for equal plain values other than numbers."""
+def is_unchanged(before: Any, after: Any, rec: Recording) -> bool:
+    """True for the same object, and for equal plain values other than numbers. Not for those that
+    hold lifted numbers, as sizes may: the ones of an isolated run are not known after it."""
     if before is after:
         return True
     plain = is_plain(before) and is_plain(after) and not is_number(before)
-    return plain and type(before) is type(after) and repr(before) == repr(after)
+    if not (plain and type(before) is type(after) and repr(before) == repr(after)):
+        return False
+    return not rec.lifted.identities.holds_lifted((before, after))
 
 
 def is_same_constant(left: Any, right: Any, rec: Recording) -> bool:
-    """True if two plain values are equal and neither is lifted."""
-    if rec.lifted is not None and rec.lifted.any_lifted((left, right)):
+    """True if two plain values are equal and neither holds a lifted number, as ``x.shape`` may."""
+    if rec.lifted is not None and rec.lifted.identities.holds_lifted((left, right)):
         return False
     return type(left) is type(right) and repr(left) == repr(right)
 
