@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import operator
 import sys
 import types
 from collections import deque
@@ -106,13 +105,15 @@ _OURS = 4
 
 
 def replaced(value: Any, original: Callable[[Any], Any]) -> Any:
-    """A tree of tuples with the originals of its leaves."""
+    """A tree of tuples with the originals of its leaves, which are put into the same tuples: the
+    program may have left them elsewhere, too."""
     if type(value) is not tuple:
         return original(value)
-    parts = []
-    for item in value:
-        parts.append(replaced(item, original))
-    return value if all(map(operator.is_, parts, value)) else tuple(parts)
+    for i, item in enumerate(value):
+        part = replaced(item, original)
+        if part is not item:
+            tuple_set(value, i, part)
+    return value
 
 
 def replace_all(

@@ -282,3 +282,22 @@ def test_identity_of_a_number_is_that_of_the_call_on_both_sides():
     for n in (2, 3, 0, -1, 2, 7, 1, 0, 1):
         for sign in (1, -1):
             assert fast(torch.ones(3) * sign, n) == program(torch.ones(3) * sign, n)
+
+
+def test_tuple_that_is_kept_and_returned_is_one_object():
+    class Holder:
+        kept = None
+
+    def program(x, holder):
+        found, size = 0, x.shape[0]
+        if x.sum() > 0:
+            found = size, x
+        holder.kept = found, [found]
+        return found
+
+    fast = magpy.compile(program, backend="eager")
+    for n, sign in ((4, 1), (4, 1), (3, -1), (5, -1), (2, 1), (6, 1), (7, 1)):
+        holder, x = Holder(), torch.ones(n) * sign
+        found = fast(x, holder)
+        assert found == program(x, Holder()) if sign < 0 else found[0] == n
+        assert holder.kept[0] is holder.kept[1][0] is found
