@@ -1,12 +1,16 @@
-"""Writes to views with overlapping elements: ``x.expand(2, 3).fill_(1)``.
+"""Writes to elements that overlap in memory: ``x.expand(2, 3).fill_(1)``.
 
 Functionalisation computes the new value of such a view, and scatters it back to the base: for an
 expanded view it adds up the differences, for windows (``unfold``) it adds up the elements. Eager
 writes to one memory location, so such graphs are left to eager.
+
+So are writes to lists whose tensors overlap, such as ``torch._foreach_add_([x, x], 1)``: eager
+writes to one tensor after the other, and functionalisation computes all of them from old values.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +24,13 @@ from magpy_like.compiler.passes.mutations.tensor_subscripts import (
     has_inplace_flag,
     returns_new_memory,
 )
+from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.functorch import get_unwrapped, is_wrapped_tensor
 
 
 def reject_overlapping_writes(gm: GraphModule) -> None:
-    """Insert checks that raise Unsupported where a graph writes to such a view, in place.
+    """Insert checks that raise Unsupported where a graph writes to such a view or list, in place.
 
     They run when AOTAutograd traces the graph: then strides are known.
     """
@@ -33,6 +38,11 @@ def reject_overlapping_writes(gm: GraphModule) -> None:
     for node in list(gm.graph.nodes):
         if node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node)):
             written = written_arguments(node)
+            if _writes_to_list(node):
+                with gm.graph.inserting_before(node):
+                    values = [*node.args, *node.kwargs.values()]
+                    gm.graph.call_function(_check_list, (values,))
+                changed = True
             if aliases := list(possible_aliases(written)):
                 with gm.graph.inserting_before(node):
                     gm.graph.call_function(_check_overlap, (written, aliases, _windows(aliases)))
@@ -69,6 +79,44 @@ def _check_overlap(written: list[Any], aliases: list[Any], windows: list[Any]) -
     for views, is_rejected in ((aliases, _has_overlap), (windows, lambda _: True)):
         if any(_storage(t) in storages and is_rejected(t) for t in _tensors(views)):
             raise Unsupported("a graph", "it writes to a view whose elements overlap in memory")
+
+
+def _writes_to_list(node: Node) -> bool:
+    """True if the first argument is a list, which the graph may also compute: ``x.unbind()``."""
+    if "out" in node.kwargs:
+        return False
+    first = next(iter((*node.args, *node.kwargs.values())), None)
+    return isinstance(first, list | tuple) or name_of(node).startswith("_foreach_")
+
+
+def _check_list(values: list[Any]) -> None:
+    """Raises Unsupported if an entry of the first list may overlap with what the operator takes for
+    other entries: theirs in each list, and tensors that are in no list."""
+    taken: dict[int, list[tuple[int, range | None]]] = defaultdict(list)
+    for value in values:
+        for number, tensor in enumerate(_tensors(value)):
+            of_entry = -1 if isinstance(value, Tensor) else number
+            taken[_storage(tensor)].append((of_entry, _span(tensor)))
+    for number, tensor in enumerate(_tensors(values[0])):
+        span = _span(tensor)
+        for of_entry, other in taken[_storage(tensor)]:
+            if of_entry != number and _may_overlap(span, other):
+                raise Unsupported("a graph", "it writes to a list whose tensors overlap in memory")
+
+
+def _may_overlap(a: range | None, b: range | None) -> bool:
+    return a is None or b is None or max(a.start, b.start) < min(a.stop, b.stop)
+
+
+def _span(t: Tensor) -> range | None:
+    """The bytes from a tensor's first element to its last; None if sizes are symbolic."""
+    sizes, strides, offset = t.shape, t.stride(), t.storage_offset()
+    if not all(isinstance(number, int) for number in (*sizes, *strides, offset)):
+        return None
+    start, extent = offset * t.itemsize, 0
+    if 0 not in sizes:
+        extent = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+    return range(start, start + extent * t.itemsize)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

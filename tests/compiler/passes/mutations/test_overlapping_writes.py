@@ -86,3 +86,41 @@ def test_writes_within_vmap_are_compiled():
         return s.sum()
 
     same(lambda x: (torch.func.vmap(row)(x), torch.func.grad(row)(x[0])), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, y: torch._foreach_add_([x, x], 1.0),
+        lambda x, y: torch._foreach_add_(self=[x, x.view(-1)], scalar=1.0),
+        lambda x, y: torch.ops.aten._foreach_add_.Scalar([x, x.detach()], 1.0),
+        lambda x, y: torch._foreach_mul_([x, x.data], 3.0),
+        lambda x, y: torch._foreach_add_([x, y], [y, x]),
+        lambda x, y: torch._foreach_copy_([x, y], [y, x]),
+        lambda x, y: torch._foreach_mul_([x[:2], x[1:]], [y[:2], y[1:]]),
+        lambda x, y: torch._foreach_mul_([x[0], y], x[0]),
+        lambda x, y: torch._foreach_sub_(x.unfold(0, 2, 1).unbind(), 2.0),
+    ],
+    ids=["same", "view", "detached", "data", "exchanged", "copied", "parts", "factor", "windows"],
+)
+@pytest.mark.parametrize("is_argument", [True, False])
+def test_writes_to_lists_with_shared_memory_equal_eager(write, is_argument):
+    def function(x, y):
+        x, y = (x, y) if is_argument else (x * 2, y * 2)
+        write(x, y)
+        return x, y
+
+    fast = magpy.compile(function)
+    for _ in range(3):
+        actual, expected = copy.deepcopy(([torch.arange(1.0, 4), torch.arange(3.0, 6)],) * 2)
+        assert_same((fast(*actual), actual), (function(*expected), expected))
+
+
+def test_writes_to_lists_in_separate_memory_are_compiled():
+    def function(x, y):
+        torch._foreach_add_([x, y], [x, y])
+        torch._foreach_mul_([x[:1], x[1:]], [y[0], y[0]])
+        torch._foreach_sub_(y.unbind(), 2.0)
+        return x, y, torch.cat([x, x], out=torch.empty(6))
+
+    same(function, torch.arange(1.0, 4), torch.arange(3.0, 6))
