@@ -24,9 +24,9 @@ signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
 :func:`forget_fake_results`, :func:`bound_tables`, :func:`rewriting_ptx`,
-:func:`transient_graph_sources`, :func:`graphs_count_writes`. The modes of torch that one thread
-enters and leaves (gradient mode, autocast, hooks on saved tensors, the default device) are listed
-in ``torch_compat``.
+:func:`transient_graph_sources`, :func:`graphs_count_writes`, :func:`gradients_own_elements`. The
+modes of torch that one thread enters and leaves (gradient mode, autocast, hooks on saved tensors,
+the default device) are listed in ``torch_compat``.
 
 Once a CUDA graph lends results: :func:`note_streams_of`.
 
@@ -213,6 +213,34 @@ def graphs_count_writes() -> Iterator[None]:
         yield
     finally:
         ViewAndMutationMeta.__post_init__ = derive
+
+
+@contextlib.contextmanager
+def gradients_own_elements(has_overlap: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Have AOTAutograd in this thread take the gradient of a result whose elements overlap in
+    memory, such as ``x.unfold(0, 2, 1)``, in a layout in which they do not.
+
+    A gradient in the strides of such a result has one element for several. Applied while
+    AOTAutograd runs, under the lock of tracing. *Seen* on torch 2.13, which does so for expanded
+    results only.
+    """
+    from magpy_like.torch_compat.aot_autograd import MemoryFormatMeta
+
+    choose, own = MemoryFormatMeta.from_tensor, threading.get_ident()
+
+    def from_tensor(t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        chosen = choose(t, *args, **kwargs)
+        if threading.get_ident() != own or t.layout is not torch.strided:
+            return chosen
+        if chosen.memory_format is None and has_overlap(t):
+            return MemoryFormatMeta(memory_format=torch.contiguous_format)
+        return chosen
+
+    MemoryFormatMeta.from_tensor = staticmethod(from_tensor)
+    try:
+        yield
+    finally:
+        MemoryFormatMeta.from_tensor = staticmethod(choose)
 
 
 def forget_script_classes() -> None:

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import magpy_like
-from magpy_like.torch_compat.aot_autograd import ViewAndMutationMeta
+from magpy_like.torch_compat.aot_autograd import MemoryFormatMeta, ViewAndMutationMeta
 from magpy_like.torch_patches import (
     Compiling,
     compile_source,
+    gradients_own_elements,
     graphs_count_writes,
     no_garbage_collection,
     rewriting_ptx,
@@ -100,6 +101,22 @@ def test_wrappers_count_writes_again_afterwards_and_in_other_threads():
         note()
     assert derived == [[], [0], [0]]
     assert ViewAndMutationMeta.__post_init__ is original
+
+
+def test_gradients_have_the_strides_of_results_again_afterwards_and_in_other_threads():
+    chosen, original = [], MemoryFormatMeta.from_tensor
+
+    def note():
+        chosen.append(MemoryFormatMeta.from_tensor(torch.ones(3, 2).t()).stride)
+
+    with gradients_own_elements(lambda t: True):
+        note()
+        other = threading.Thread(target=note)
+        other.start()
+        other.join()
+    note()
+    assert chosen == [None, (1, 2), (1, 2)]
+    assert MemoryFormatMeta.from_tensor is original
 
 
 TEXT = """def one():

@@ -9,7 +9,7 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     SavedForBackwardsAOTOutput,
 )
-from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, ViewAndMutationMeta
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -19,6 +19,7 @@ __all__ = [
     "InputMutationAOTOutput",
     "IntermediateBaseAOTOutput",
     "LazyGraphModule",
+    "MemoryFormatMeta",
     "PlainAOTOutput",
     "SavedForBackwardsAOTOutput",
     "ViewAndMutationMeta",
@@ -30,3 +31,4 @@ __all__ = [
 
 # Descriptors state the purpose of an output of the forward graph. Under `use_lazy_graph_module`,
 # graphs are `LazyGraphModule`, whose Python source is written when it is first called.
+# `MemoryFormatMeta.from_tensor` chooses the layout of a result's gradient, as traced and as given.

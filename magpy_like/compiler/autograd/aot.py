@@ -35,6 +35,7 @@ from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
 )
+from magpy_like.compiler.passes.mutations.overlapping_writes import has_overlap
 from magpy_like.compiler.runtime_scalars import keep_integers_exact
 from magpy_like.compiler.version_counters import (
     find_forward_versions,
@@ -55,7 +56,7 @@ from magpy_like.torch_compat.aot_autograd import (
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
 from magpy_like.torch_compat.fake_tensors import FakeTensor
-from magpy_like.torch_patches import graphs_count_writes
+from magpy_like.torch_patches import gradients_own_elements, graphs_count_writes
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -114,7 +115,11 @@ class _AotCompilation:
 
     def build(self) -> Callable[..., Any]:
         # Intermediate graphs are never run: lazy modules save printing their source ten times.
-        with use_lazy_graph_module(True), graphs_count_writes():
+        with (
+            use_lazy_graph_module(True),
+            graphs_count_writes(),
+            gradients_own_elements(has_overlap),
+        ):
             wrapped = aot_module_simplified(
                 self._gm,
                 list(self._example_inputs),

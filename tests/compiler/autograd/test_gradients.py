@@ -1,5 +1,6 @@
 """Gradients equal eager's."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
@@ -132,3 +133,31 @@ def test_graph_with_a_constant_trains():
     call = compile_fx(fx.GraphModule(root, graph), args, options={"strict": True})
     call(*args)[0].sum().backward()
     assert args[0].grad.tolist() == [0.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "make_view",
+    [
+        lambda y: y.unfold(0, 2, 1),
+        lambda y: y.as_strided((3, 2), (1, 1)),
+        lambda y: y.as_strided((2, 2, 1, 2), (1, 1, 1, 1)),
+        lambda y: y.expand(3, 4),
+    ],
+    ids=["windows", "strides", "images", "expanded"],
+)
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_result_with_overlapping_elements_takes_a_gradient_for_each(make_view, shares_memory):
+    def function(x):
+        y = x * 2
+        view = make_view(y)
+        y.add_(x)
+        return (view, y.sum()) if shares_memory else (view, x.sum())
+
+    def gradient(call):
+        leaf = torch.arange(4.0).requires_grad_()
+        view, total = call(leaf)
+        upstream = torch.arange(1.0, view.numel() + 1).reshape(view.shape)
+        ((view * upstream).sum() + total).backward()
+        return leaf.grad
+
+    torch.testing.assert_close(gradient(compiled(function)), gradient(function))

@@ -76,7 +76,7 @@ def _windows(nodes: list[Node]) -> list[Node]:
 
 def _check_overlap(written: list[Any], aliases: list[Any], windows: list[Any]) -> None:
     storages = {_storage(t) for t in _tensors(written)}
-    for views, is_rejected in ((aliases, _has_overlap), (windows, lambda _: True)):
+    for views, is_rejected in ((aliases, has_overlap), (windows, lambda _: True)):
         if any(_storage(t) in storages and is_rejected(t) for t in _tensors(views)):
             raise Unsupported("a graph", "it writes to a view whose elements overlap in memory")
 
@@ -132,7 +132,7 @@ def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _has_overlap(t: Tensor) -> bool:
+def has_overlap(t: Tensor) -> bool:
     """True if two elements may be one memory location, by the sizes' hints."""
     extent = 0
     for step, size in sorted(zip(map(_hint, t.stride()), map(_hint, t.shape), strict=True)):
