@@ -505,3 +505,23 @@ def test_counting_leaves_tensors_and_random_numbers_alone():
     assert find_further_writes(gm) == [(0, 1)]
     assert buffer._version == 0 and not buffer.any()
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("size", [(2, 0), (0,), (0, 3), (3, 3)])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_writes_to_no_elements_are_counted(size, gradients):
+    def program(x, y):
+        x.mul_(2)
+        y.mul_(2)
+        y.add_(1)
+        y[:0].add_(1)
+        return y * 2
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        found = []
+        for run in (program, fast):
+            x, y = (torch.ones(size, requires_grad=gradients) * 1 for _ in range(2))
+            found.append((run(x, y)._version, x._version, y._version))
+        assert found[0] == found[1] == (0, 1, 3)
+    assert magpy.cache_info(fast).hits

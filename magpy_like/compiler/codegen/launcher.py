@@ -176,9 +176,11 @@ class Launcher:
 
     def _mark_writes(self) -> None:
         """Bump the version counters of inputs that kernels write, which autograd checks on saved
-        tensors."""
+        tensors; also of those that no step writes, as the write is to no elements."""
         kernels = (step.work for step in self.steps if isinstance(step.work, Kernel))
         written = dict.fromkeys(name for kernel in kernels for name in kernel.outputs)
+        of_steps = {name for step in self.steps for name in _written(step.work)}
+        written |= dict.fromkeys(sorted(self.graph.mutated_inputs - of_steps))
         shared = [b for b in written if self.graph.buffers[b].kind in ("input", "constant")]
         if shared:
             self.lines.line(f"will_write(({', '.join(shared)},))")
