@@ -321,20 +321,22 @@ class _Cut:
         )
 
     def _versions_of_results(self, leaves: list[Any], versions: Sequence[int]) -> tuple[int, ...]:
-        """The versions of what the cut graph returns: a view has the version of its base."""
+        """The versions of what the cut graph returns: a view has the version of its base, unless it
+        is one of ``tensor.data``, which is counted apart."""
         found: dict[fx.Node, int] = {}
         for leaf, version in zip(leaves, versions, strict=True):
             if isinstance(leaf, fx.Node):
-                base = self._find_base(leaf)
-                found[base] = max(version, found.get(base, 0))
+                base, *views = self._find_base(leaf)
+                if not any(map(_is_data, views)):
+                    found[base] = max(version, found.get(base, 0))
         return tuple(found.get(node, 0) for node in self._results)
 
-    def _find_base(self, node: fx.Node) -> fx.Node:
-        """The tensor that a node is a view of, if the views are taken."""
-        node = find_returned_object(node)
-        while node in self._taken and (viewed := self._program.find_viewed(node)) is not None:
-            node = find_returned_object(viewed)
-        return node
+    def _find_base(self, node: fx.Node) -> list[fx.Node]:
+        """The tensor that a node is a view of, and these views, if they are taken."""
+        nodes = [find_returned_object(node)]
+        while nodes[0] in self._taken and (viewed := self._program.find_viewed(nodes[0])):
+            nodes.insert(0, find_returned_object(viewed))
+        return nodes
 
     def _supply(self, node: fx.Node) -> None:
         """See to it that a value can be returned after the graph, or used by the views."""

@@ -24,6 +24,7 @@ from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_interop.symbols import ShapeEnvironment
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+from magpy_like.torch_interop.version_counters import shares_counter
 from magpy_like.torch_patches import silent_fake_tensor_errors
 
 
@@ -82,7 +83,7 @@ class _Counts(NamedTuple):
     inputs: list[int]
     """The number of writes to each input."""
     results: list[int]
-    """The version of each result that is in no input's memory, 0 for others."""
+    """The version of each result that no input shares the counter of, 0 for others."""
 
 
 def _count(part: fx.GraphModule, inputs: Sequence[Any]) -> _Counts:
@@ -94,14 +95,18 @@ def _count(part: fx.GraphModule, inputs: Sequence[Any]) -> _Counts:
     with mode, silent_fake_tensor_errors(), _without_autocast_cache():
         results = run.run(*fakes)
     writes = {id(tensor): tensor._version - before[id(tensor)] for tensor in tensors}
-    external = {_memory(tensor) for tensor in (*tensors, *run.constants)}
+    external = [*tensors, *run.constants]
     return _Counts(
         [writes.get(id(value), 0) for value in fakes],
-        [
-            leaf._version if isinstance(leaf, torch.Tensor) and _memory(leaf) not in external else 0
-            for leaf in results
-        ],
+        [_version(leaf, external) if isinstance(leaf, torch.Tensor) else 0 for leaf in results],
     )
+
+
+def _version(result: torch.Tensor, external: Sequence[torch.Tensor]) -> int:
+    """The version of a result; 0 if an external tensor has the same counter."""
+    memory = _memory(result)
+    others = [tensor for tensor in external if _memory(tensor) == memory]
+    return 0 if others and shares_counter(result, others) else result._version
 
 
 class _Run(fx.Interpreter):

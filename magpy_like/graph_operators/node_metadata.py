@@ -54,7 +54,7 @@ RESULT_VERSIONS = _declare(
     "result_versions",
     tuple,
     "Of the output node: the versions of the results, 0 for one that is an input or shares its "
-    "memory; present if the program has written to a result.",
+    "version counter; present if the program has written to a result.",
 )
 PROFILER_REGIONS = _declare(
     "profiler_regions",

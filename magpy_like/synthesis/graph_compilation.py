@@ -27,6 +27,7 @@ from magpy_like.synthesis.guard.guard_builder import GuardBuilder
 from magpy_like.synthesis.mock.mock_builder import MockBuilder
 from magpy_like.synthesis.shared_graphs import CompiledGraph
 from magpy_like.torch_interop.current_gpu import tracing_without_cache
+from magpy_like.torch_interop.version_counters import shares_counter
 
 
 @dataclass(frozen=True)
@@ -144,21 +145,31 @@ def _note_versions(rec: Recording, graph: fx.GraphModule, changed: Sequence[Shad
     """
     if has_parts(graph):
         return
-    external, counts = set(), {node.node_id: rec.writes.count(node) for node in changed}
+    external, counts = [], {node.node_id: rec.writes.count(node) for node in changed}
     for placeholder, source in rec.operators.nodes.inputs:
         if is_instance(source, int):
-            external.add(storage_of(rec.refs.get_node_by_id(source).variable))
+            external.append(rec.refs.get_node_by_id(source).variable)
             if counts.get(source, 0) > 1:
                 placeholder.meta[INPUT_WRITES] = counts[source]
     output = graph.graph.output_node()
     versions = {
         node: tensor_version(tensor)
         for tensor, node in rec.operators.nodes.live_tensors()
-        if node in output.all_input_nodes and storage_of(tensor) not in external
+        if node in output.all_input_nodes and not _is_counted_outside(tensor, external)
     }
     if any(version > 0 for version in versions.values()):
         (results,) = output.args
         output.meta[RESULT_VERSIONS] = tuple(max(versions.get(node, 0), 0) for node in results)
+
+
+def _is_counted_outside(tensor: torch.Tensor, external: Sequence[Any]) -> bool:
+    """True if a tensor has the version counter of an external tensor.
+
+    ``x.data`` is in the memory of ``x``, and has its own.
+    """
+    memory = storage_of(tensor)
+    others = [t for t in external if is_instance(t, torch.Tensor) and storage_of(t) == memory]
+    return bool(others) and (tensor_version(tensor) <= 0 or shares_counter(tensor, others))
 
 
 def _restore_autocast(graph: fx.GraphModule, found: Modes, left: Modes) -> None:

@@ -1,4 +1,4 @@
-"""Torch's process-wide state, shared by the monitor and the compiler.
+"""Torch's state, most of it process-wide, shared by the monitor and the compiler.
 
 ``current_gpu``: the GPU that ``cuda`` means without a number
 ``error_texts``: errors of torch's tracing in plain words
@@ -7,4 +7,5 @@
 ``saved_tensor_hooks``: hooks on tensors saved for the backward pass
 ``symbols``: shape environments and their symbols
 ``tracing_lock``: the lock that lets one thread trace at a time
+``version_counters``: whether tensors share a version counter
 """

@@ -525,3 +525,48 @@ def test_writes_to_no_elements_are_counted(size, gradients):
             found.append((run(x, y)._version, x._version, y._version))
         assert found[0] == found[1] == (0, 1, 3)
     assert magpy.cache_info(fast).hits
+
+
+def data_of_an_argument(x):
+    data = x.data
+    x.mul_(1)
+    data.add_(1).mul_(2)
+    return x.detach(), data, x.data
+
+
+def part_of_data(x):
+    part = x.data[1:]
+    x.mul_(2)
+    x.mul_(2)
+    part.add_(1)
+    return part, x.data.view(-1)
+
+
+def data_of_a_result(x):
+    y = (x * W).exp()
+    data = y.data
+    data.add_(1).mul_(2)
+    return y, data, data[1:]
+
+
+def data_in_a_part(x):
+    y = x * W if x.sum() > 5 else x * 3
+    data = y.data
+    y.mul_(1)
+    data.add_(1).mul_(2)
+    return y, data
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    "program", [data_of_an_argument, part_of_data, data_of_a_result, data_in_a_part]
+)
+def test_data_of_a_tensor_has_a_counter_of_its_own(program, gradients):
+    fast = magpy.compile(program)
+    for _ in range(3):
+        found = []
+        for run in (program, fast):
+            x = torch.ones(3, requires_grad=gradients) * 1
+            found.append([t._version for t in (x, *run(x))])
+        assert found[0] == found[1]
+    assert magpy.cache_info(fast).hits
