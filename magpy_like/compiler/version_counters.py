@@ -89,16 +89,16 @@ def _advance(tensors: list[torch.Tensor], numbers: Sequence[int]) -> None:
 def set_result_versions(call: Call, versions: Numbers) -> Call:
     """``call``, whose results at these indices get these versions.
 
-    It takes what ``call`` does, and returns its sequence of results.
+    It takes what ``call`` does, and returns its sequence of results, of which some may be None.
     """
     if not versions:
         return call
-    indices, numbers = zip(*versions, strict=True)
 
     def run(*args: Any) -> Any:
         results = call(*args)
-        tensors = [results[k] for k in indices]
-        if not tensors[0].is_inference():
+        pairs = [(results[k], number) for k, number in versions if results[k] is not None]
+        if pairs and not pairs[0][0].is_inference():
+            tensors, numbers = zip(*pairs, strict=True)
             set_version(tensors, numbers)
         return results
 

@@ -12,6 +12,7 @@ from magpy_like.compiler.version_counters import (
     count_further_writes,
     find_further_writes,
     find_result_versions,
+    set_result_versions,
 )
 
 W = torch.linspace(0.5, 2, 3).requires_grad_()
@@ -570,3 +571,11 @@ def test_data_of_a_tensor_has_a_counter_of_its_own(program, gradients):
             found.append([t._version for t in (x, *run(x))])
         assert found[0] == found[1]
     assert magpy.cache_info(fast).hits
+
+
+@pytest.mark.parametrize("absent", [(), (0,), (1,), (0, 1)])
+def test_absent_results_get_no_version(absent):
+    results = [None if k in absent else torch.ones(3) for k in range(2)]
+    assert set_result_versions(lambda: results, [(0, 1), (1, 2)])() is results
+    found = [None if t is None else t._version for t in results]
+    assert found == [None if k in absent else k + 1 for k in range(2)]
