@@ -45,6 +45,9 @@ ON_GPU = _declare("on_gpu", bool, "True if the node is a tensor on a CUDA device
 AS_IS = _declare(
     "as_is", str, "Why no backend receives the node, which runs as it was recorded: a verb phrase."
 )
+DIFFERENTIATES = _declare(
+    "differentiates", bool, "True for a custom function that computes gradients inside."
+)
 INPUT_WRITES = _declare(
     "input_writes",
     int,

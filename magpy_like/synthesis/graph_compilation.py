@@ -23,6 +23,7 @@ from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import BranchRefused, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.example_inputs import example_inputs
+from magpy_like.synthesis.guard.gradient_histories import write_separate_histories
 from magpy_like.synthesis.guard.guard_builder import GuardBuilder
 from magpy_like.synthesis.mock.mock_builder import MockBuilder
 from magpy_like.synthesis.shared_graphs import CompiledGraph
@@ -96,7 +97,10 @@ def compile_graph(
             tensors.append(node)
         names.append(mock.interface.existing(node))
     _write_conditions_on_memory(rec, guard, graph, tensors)
-    if rec.graph.runs_as_is or (rec.graph.stays_whole and has_parts(graph)):
+    if rec.graph.stays_whole and has_parts(graph):
+        rec.graph.runs_as_is = rec.graph.stays_whole
+    write_separate_histories(guard.writer, graph)
+    if rec.graph.runs_as_is:
         return CompiledGraph(graph, compiler.interpret(graph)), names
     make = without_default_device(
         lambda: compiler.backend(graph, example_inputs(rec, bool(changed)))

@@ -380,6 +380,7 @@ def _begin_operator(context: Context, call: NativeCall) -> Token:
     rec, operation = context.recording, call.operation
     if not call.on_graph:
         rec.running.enter()
+        rec.running.differentiates |= operation is torch.autograd.grad
     else:
         rec.running.begin(_tensor_inputs(call))
         if operation in _UNCOMPILABLE:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
-from magpy_like.graph_operators.node_metadata import AS_IS, TWIN
+from magpy_like.graph_operators.node_metadata import AS_IS, DIFFERENTIATES, TWIN
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.function_nodes import replace_data
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
@@ -24,6 +24,7 @@ from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.torch_state.default_device import with_device
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.autograd import custom_function_calls
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
 
@@ -86,6 +87,8 @@ class GraphValues:
         if self._running.as_is:
             node.meta[AS_IS] = self._running.as_is
             self.operators_as_is.append(self._running.as_is)
+        if self._running.differentiates and operation in custom_function_calls:
+            node.meta[DIFFERENTIATES] = True
         self._writes.note_operator(operation, args, kwargs, result)
 
     def add_item(

@@ -25,12 +25,14 @@ class RunningOperator:
         """Whether the operator does something dynamic: running it twice has effects."""
         self.as_is: str | None = None
         """The reason why a backend must not compile the operator, if any."""
+        self.differentiates = False
+        """Whether its own Python code calls ``torch.autograd.grad``."""
 
     def begin(self, inputs: Iterable[torch.Tensor]) -> None:
         """An operator of the graph begins, inside no other one, with these tensor arguments."""
         self.enter()
         self.inputs = {id(tensor): tensor for tensor in inputs}
-        self.as_is, self.is_dynamic = None, False
+        self.as_is, self.is_dynamic, self.differentiates = None, False, False
 
     def enter(self) -> None:
         """An operator begins, perhaps inside another one."""

@@ -92,6 +92,7 @@ class Kind(enum.StrEnum):
     SHARED_MEMORY = "aliasing: memory shared by tensors"
     NO_SHARED_MEMORY = "aliasing: no memory shared with fixed tensors"
     WRITABILITY = "aliasing: changed tensors are no leaves of autograd's graph"
+    SEPARATE_HISTORIES = "aliasing: no tensor computed from one that gradients are taken by"
     # Lifted values.
     LIFTED_VALUE = "lifted: expression over lifted values"
     SIZE_RELATION = "lifted: relation of sizes"

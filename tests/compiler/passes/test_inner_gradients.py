@@ -59,3 +59,139 @@ def test_backend_receives_the_whole_graph_with_inner_gradients():
     magpy.compile(penalty, backend=backend, fullgraph=True)(*random_leaves(0)[:2])
     (graph,) = graphs
     assert graph.graph.find_nodes(op="call_function", target=torch.autograd.grad)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 4))
+        self.bias = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x):
+        return (x * self.weight + self.bias).tanh()
+
+
+def by_weight(layer, x):
+    return torch.autograd.grad(layer(x).sum(), layer.weight)
+
+
+def by_all_parameters(layer, x):
+    return torch.autograd.grad([layer(x).sum(), x.sum()], list(layer.parameters()))
+
+
+def by_input_and_unused_weight(layer, x):
+    return torch.autograd.grad(x.exp().sum(), [x, layer.weight], allow_unused=True)
+
+
+def twice(layer, x):
+    slopes = torch.autograd.grad(layer(x).sum(), list(layer.parameters()), create_graph=True)
+    return torch.autograd.grad(sum(s.square().sum() for s in slopes), layer.weight)
+
+
+def differentiable(layer, x):
+    return torch.autograd.grad(layer(x).sum(), layer.weight, create_graph=True)
+
+
+def by_weight_with_new_data(layer, x):
+    layer.weight.data = layer.weight.data * 1.5
+    return torch.autograd.grad((x * layer.weight).sum(), layer.weight)
+
+
+class SlopeByWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad((x * weight).sum(), weight, retain_graph=True)
+            return slope.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad
+
+
+def inside_a_custom_function(layer, x):
+    return (SlopeByWeight.apply(x, layer.weight),)
+
+
+def leaf(layer):
+    return torch.linspace(1, 2, 4, requires_grad=True)
+
+
+def computed_from_another(layer):
+    return leaf(layer) * 2
+
+
+def computed_from_weight(layer):
+    return layer.weight * layer.weight
+
+
+def data(layer):
+    return torch.linspace(1, 2, 4)
+
+
+def results(call, layer, kind):
+    layer.zero_grad()
+    found = call(layer, kind(layer))
+    differentiable = [f.sum() for f in found if f.requires_grad]
+    if differentiable:
+        sum(differentiable).backward()
+    return [f.detach() for f in found], [p.grad for p in layer.parameters()]
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (leaf, computed_from_weight, computed_from_another, computed_from_weight, leaf),
+        (computed_from_another, computed_from_another, computed_from_weight),
+        (computed_from_weight, computed_from_weight, leaf),
+    ],
+)
+@pytest.mark.parametrize(
+    "program",
+    [
+        by_weight,
+        by_all_parameters,
+        by_input_and_unused_weight,
+        twice,
+        differentiable,
+        by_weight_with_new_data,
+        inside_a_custom_function,
+    ],
+)
+def test_inner_gradients_flow_through_what_an_argument_was_computed_from(program, kinds, backend):
+    if program is by_input_and_unused_weight:
+        kinds = [kind for kind in kinds if kind is computed_from_weight]
+    eager, compiled = Layer(), Layer()
+    fast = magpy.compile(program, backend=backend)
+    for kind in kinds:
+        expected = results(program, eager, kind)
+        torch.testing.assert_close(results(fast, compiled, kind), expected)
+
+
+@pytest.mark.parametrize("kind", [leaf, computed_from_another, data])
+def test_inner_gradients_apart_from_the_arguments_history_are_compiled_once(kind):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return compile_fx(graph, inputs, options={"strict": True})
+
+    fast, layer = magpy.compile(by_all_but_input, backend=backend, fullgraph=True), Layer()
+    for _ in range(3):
+        torch.testing.assert_close(
+            results(fast, layer, kind), results(by_all_but_input, layer, kind)
+        )
+    assert len(graphs) == 1
+    assert magpy.cache_info(fast).hits == 2
+
+
+def by_all_but_input(layer, x):
+    return torch.autograd.grad(layer(x).sum(), list(layer.parameters()), create_graph=True)
+
+
+def test_leaf_and_computed_argument_have_a_record_each():
+    fast, layer = magpy.compile(by_weight, backend="magpy"), Layer()
+    for kind in (leaf, computed_from_weight, leaf, computed_from_another, computed_from_weight):
+        results(fast, layer, kind)
+    assert magpy.cache_info(fast).misses == 2

@@ -1,4 +1,4 @@
-"""Programs that rely on lifted sizes and numbers, and on shared memory."""
+"""Programs that rely on lifted sizes and numbers, on shared memory, and on autograd's graph."""
 
 from __future__ import annotations
 
@@ -53,6 +53,20 @@ def leaf_changed_in_place() -> Calls:
         return ones().requires_grad_()
 
     return program, [lambda: (leaf() * 1,)] * 2 + [lambda: (leaf(),)]
+
+
+@relies_on(Kind.SEPARATE_HISTORIES, backend="magpy")
+def argument_computed_from_what_gradients_are_taken_by() -> Calls:
+    def program(w, x):
+        return torch.autograd.grad((w * x).sum(), w)[0]
+
+    def leaf() -> Any:
+        return ones().requires_grad_()
+
+    def computed(w: Any) -> Any:
+        return w, w * w
+
+    return program, [lambda: (leaf(), leaf())] * 2 + [lambda: computed(leaf())]
 
 
 @relies_on(Kind.UPPER_BOUND, Kind.VALUE)
