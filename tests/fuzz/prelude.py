@@ -37,6 +37,20 @@ class Trouble(ValueError):
 
 Pair = collections.namedtuple("Pair", "left right")
 
+class Items(list):
+    count = 0
+    mark = ...
+
+class Entries(dict):
+    count = 0
+
+items = Items([3, 1, 2])
+entries = Entries(a=1, b=2)
+
+@functools.lru_cache(maxsize=3)
+def plan(n):
+    return n * 2 % 7, [n, n // 2], "plan"
+
 @dataclasses.dataclass
 class Item:
     value: object

@@ -78,6 +78,22 @@ TENSOR_CHANGES: list[Production] = [
     (0.5, "<vec!>.fill_(<flt>).mul_(<vec>)"),
     (0.5, "<mat!>.lerp_(<mat>, 0.5)"),
 ]
+LISTS_OF_TENSORS: list[Production] = [
+    (0.3, "torch._foreach_add_([<vec!>, <vec!>], <flt>)"),
+    (0.3, "torch._foreach_mul_(<tl!>, 0.5)"),
+    (0.3, "<vec!>[1:].unsqueeze_(0).mul_(2)"),
+    (0.2, "<mat!>.view(-1).unsqueeze_(0)"),
+]
+SUBCLASSES_OF_CONTAINERS: list[Production] = [
+    (0.5, "items.append(<num>)"),
+    (0.3, "items[:] = <nl>"),
+    (0.5, "items.count += 1"),
+    (0.3, "items.mark = <vec>"),
+    (0.3, "items.mark = ..."),
+    (0.3, "entries.update(z=<num>)"),
+    (0.3, "entries.count = entries.count + len(entries)"),
+    (0.2, "entries.clear()"),
+]
 TENSOR_OBJECTS: list[Production] = [
     (0.5, "<vec!>.mark = <num>"),
     (0.3, "vars(<vec!>)['mark'] = <num>"),
@@ -87,6 +103,8 @@ TENSOR_OBJECTS: list[Production] = [
     (0.2, "<vec!>.data = <vec>.detach()"),
 ]
 CHOICES: list[Production] = [
+    (0.3, "<=num> = (<vec>.shape if <sc> > 0 else <vec>.shape)[0]"),
+    (0.3, "<=num> = (<num> is <num>) if <sc> > 0 else (<num> is <num>)"),
     (1, "<=vec:a> = <vec!>\nif <sc> > 0:\n    <$a> = <vec>"),
     (0.5, "<=vec:a> = <vec>\nif <$a>.sum() > 0:\n    <$a> = <vec!>"),
     (0.5, "<=row:a> = <row>\nif <sc> > 0:\n    <$a> = <row>"),
@@ -261,6 +279,8 @@ CLOSURES: list[Production] = [
 STATEMENTS = [
     *ASSIGNMENTS,
     *TENSOR_CHANGES,
+    *LISTS_OF_TENSORS,
+    *SUBCLASSES_OF_CONTAINERS,
     *TENSOR_OBJECTS,
     *CHOICES,
     *CONTAINER_CHANGES,
