@@ -25,6 +25,7 @@ __all__ = [
     "make_dual",
     "make_subclass",
     "schemas_of_operator",
+    "standard_gamma",
     "unpack_dual",
 ]
 
@@ -52,6 +53,8 @@ foreach_add_ = torch._foreach_add_
 """Adds to each tensor of a list; optimizers count their steps with it."""
 foreach_copy_ = torch._foreach_copy_
 """Copies each tensor of a list, in one call."""
+standard_gamma = torch._standard_gamma
+"""Draws numbers of a gamma distribution; ``torch.distributions`` calls it."""
 make_dual = torch._VF._make_dual
 """Native function under ``forward_ad.make_dual``."""
 unpack_dual = torch._VF._unpack_dual

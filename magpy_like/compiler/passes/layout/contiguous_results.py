@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.operators import OpOverload, standard_gamma
 
 
 def make_results_contiguous(gm: GraphModule) -> bool:
@@ -53,6 +53,6 @@ _LAYOUTS = {
     torch.max_pool1d: _make_pooled_contiguous,
     torch.poisson: _make_contiguous,
     torch.ops.aten.poisson: _make_contiguous,
-    torch._standard_gamma: _make_contiguous,
+    standard_gamma: _make_contiguous,
     torch.ops.aten._standard_gamma: _make_contiguous,
 }
