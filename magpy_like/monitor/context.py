@@ -20,6 +20,7 @@ from magpy_like.monitor.symbolic.lifted_flags import LiftedFlags
 from magpy_like.monitor.symbolic.numbers.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.symbolic.variation import Variation
 from magpy_like.monitor.torch_state import tensor_attributes
+from magpy_like.monitor.torch_state.cached_casts import CachedCasts
 from magpy_like.native import Monitor
 
 
@@ -61,6 +62,8 @@ class Context:
         """The call to make in place of the one that is about to run."""
         self.compiling_read = False
         """Whether the program has read that it is being compiled."""
+        self.casts = CachedCasts()
+        """The casts that autocast keeps."""
         self.compiled_by_torch: tuple[str, tuple[str, int, str]] | None = None
         """The first callee that torch.compile has compiled, and where the program calls it."""
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}

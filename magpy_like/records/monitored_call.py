@@ -9,6 +9,7 @@ from magpy_like.errors import FullGraphError
 from magpy_like.interruption import is_interruption
 from magpy_like.monitor.frame_observers import OBSERVES_ITSELF
 from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.torch_state.cached_casts import USES_OLD_CAST
 from magpy_like.native import call_as_caller
 from magpy_like.records.reports import Kind, Location, code_of
 from magpy_like.records.segments import SegmentCut
@@ -84,13 +85,22 @@ class MonitoredCall:
         changed = run.context.recording.changed_objects()
         if cut.awaits_instruction:
             dispatcher.program.run_natively(OBSERVES_ITSELF)
-        self._record_last_segment(result)
+        if run.context.casts.uses_old_one:
+            self._refuse_old_casts()
+        else:
+            self._record_last_segment(result)
         result = run.restore_result(result, changed)
         cut.release()
         if dispatcher.fullgraph and dispatcher.split_points:
             point = dispatcher.split_points[-1]
             raise FullGraphError(point.function, point.filename, point.lineno, point.cause)
         return self._branches.restore_result(result, changed)
+
+    def _refuse_old_casts(self) -> None:
+        """Run the program natively from now on: its earlier segments must keep casts, too."""
+        dispatcher, code = self._dispatcher, code_of(self._dispatcher.target)
+        dispatcher.note_split(SplitPoint.of(dispatcher.name, code, USES_OLD_CAST))
+        dispatcher.program.run_natively(str(USES_OLD_CAST))
 
     def _report_torch_compile(self) -> None:
         """Report that torch.compile has compiled a callee."""

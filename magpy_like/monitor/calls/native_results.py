@@ -136,10 +136,22 @@ def finish_operator(context: Context, done: NativeCall, result: Any) -> None:
     """Record the result of an operator, which may be inside another one."""
     running = context.recording.running
     running.leave()
+    _note_casts(context, done, result)
     _record_operator(context, done, result)
     if not running.depth:
         running.inputs = {}
     context.account()  # the recording may itself copy a constant tensor
+
+
+def _note_casts(context: Context, done: NativeCall, result: Any) -> None:
+    arguments = [*done.args, *done.kwargs.values()]
+    context.casts.note_operator(tensors_in(arguments), tensors_in(result))
+    for position, value in inputs_of(done.args, done.kwargs):
+        if done.annotation.writes_to(position, done.args):
+            for tensor in tensors_in(value):
+                context.casts.note_write(tensor)
+    if done.operation is torch.clear_autocast_cache:
+        context.casts.forget()
 
 
 def _record_operator(context: Context, done: NativeCall, result: Any) -> None:

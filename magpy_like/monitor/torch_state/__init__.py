@@ -1,6 +1,7 @@
 """State of torch: modes, devices, autograd nodes, tensor metadata.
 
 ``torch_modes``: gradient mode and autocast
+``cached_casts``: casts of weights that autocast keeps
 ``default_device``: the default device
 ``autograd_nodes``: hooks and reads of the autograd graph
 ``tensor_attributes``: attributes of tensors

@@ -75,6 +75,7 @@ def write(context: Context, tensor: torch.Tensor, name: str, value: Any) -> Any:
             return None
         if name == "data" and is_instance(value, torch.Tensor):
             context.recording.graph.replace_data(tensor, value)
+            context.casts.note_write(tensor)
             return native_results.recorded_tensor_call((tensor, value))
         if name == "requires_grad" and is_instance(value, bool):
             return _require_grad(context, tensor, value)

@@ -76,9 +76,10 @@ class Modes:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A context with these modes."""
+        """A context with these modes, but the nesting of the present ones: the casts that autocast
+        has kept in them stay."""
         before = Modes.now()
-        self.switch()
+        replace(self, nesting=before.nesting).switch()
         try:
             yield
         finally:

@@ -1,0 +1,74 @@
+"""Casts of weights that autocast keeps until the program leaves its outermost context.
+
+A later operator uses the kept cast, even if the program has changed the weight meanwhile. Compiled
+graphs cast anew and keep nothing, so a program that uses such a cast runs natively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from magpy_like.refgraph.plain_values import MonitorWeakRef, storage_of
+from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
+
+USES_OLD_CAST = SplitCause(
+    SplitReason.TENSOR_INTERNALS,
+    "changes a weight that autocast has cast, and uses the kept cast of its old values",
+)
+_DEVICES = ("cpu", "cuda")
+
+
+class CachedCasts:
+    """The weights that operators have cast in the autocast contexts around the program's position.
+
+    It lives as long as a monitor run: the segments of a program share the casts.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[MonitorWeakRef, int]] = {}
+        """By id, the weights with a cast, and their memory at that time."""
+        self._changed: set[int] = set()
+        """Those that the program has changed since."""
+        self.uses_old_one = False
+        """Whether an operator has used the cast of a weight that had changed."""
+
+    def note_operator(
+        self, tensors: Iterable[torch.Tensor], results: Iterable[torch.Tensor]
+    ) -> None:
+        """Note an operator: its results have autocast's dtype if it has cast its arguments."""
+        if not (is_any_autocast_enabled() and torch.is_autocast_cache_enabled()):
+            return
+        made = {tensor.dtype for tensor in results}
+        for tensor in tensors:
+            if _is_kept(tensor) and torch.get_autocast_dtype(tensor.device.type) in made:
+                if id(tensor) in self._changed and self._kept[id(tensor)][0]() is tensor:
+                    self.uses_old_one = True
+                else:
+                    kept = MonitorWeakRef(tensor), storage_of(tensor)
+                    self._kept[id(tensor)] = kept
+                    self._changed.discard(id(tensor))
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Note that the program writes to a tensor, or sets its data."""
+        if self._kept:
+            memory = storage_of(tensor)
+            self._changed.update(key for key, (_, found) in self._kept.items() if found == memory)
+
+    def forget(self) -> None:
+        """Note that autocast forgets all casts."""
+        self._kept, self._changed = {}, set()
+
+
+def _is_kept(tensor: torch.Tensor) -> bool:
+    """True if autocast keeps the cast of a tensor."""
+    return (
+        tensor.requires_grad
+        and tensor.is_leaf
+        and tensor.dtype is torch.float32
+        and not tensor._is_view()
+        and tensor.device.type in _DEVICES
+        and torch.is_autocast_enabled(tensor.device.type)
+    )

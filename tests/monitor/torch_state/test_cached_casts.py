@@ -1,0 +1,194 @@
+"""Autocast keeps the casts of weights until its outermost context ends, and uses them after writes
+to the weights."""
+
+import pytest
+import torch
+from torch import nn
+
+import magpy_like as magpy
+
+
+def autocast(**options):
+    return torch.autocast("cpu", torch.bfloat16, **options)
+
+
+def new_layer():
+    layer = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    return layer
+
+
+def halve(layer):
+    with torch.no_grad():
+        layer.weight.mul_(0.5)
+
+
+def write_between(layer, x):
+    with autocast():
+        before = layer(x)
+        halve(layer)
+        return before, layer(x)
+
+
+def write_through_a_detached_view_between(layer, x):
+    with autocast():
+        before = layer(x)
+        layer.weight.detach()[0].mul_(0.5)
+        return before, x @ layer.weight
+
+
+def new_data_between(layer, x):
+    with autocast():
+        before = layer(x)
+        layer.weight.data = layer.weight.data * 0.5
+        return before, layer(x)
+
+
+def write_in_nested_context_between(layer, x):
+    with autocast():
+        before = layer(x)
+        with autocast(enabled=False):
+            halve(layer)
+            exact = layer(x)
+        return before, exact, layer(x)
+
+
+def step_between(layer, x):
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with autocast():
+        layer(x).sum().backward()
+        optimizer.step()
+        return layer(x)
+
+
+def split_between(layer, x):
+    with autocast():
+        before = layer(x)
+        torch._dynamo.graph_break()
+        halve(layer)
+        torch._dynamo.graph_break()
+        return before, layer(x)
+
+
+def each_iteration(layer, x):
+    with autocast():
+        for _ in range(4):
+            x = layer(x)
+            halve(layer)
+        return x
+
+
+class Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def inside_a_custom_function(layer, x):
+    with autocast():
+        before = Project.apply(x, layer.weight)
+        halve(layer)
+        return before, layer(x)
+
+
+def run(call, calls=3):
+    torch.manual_seed(0)
+    layer = new_layer()
+    return [call(layer, torch.randn(3, 2)) for _ in range(calls)], layer.weight.detach()
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        write_between,
+        write_through_a_detached_view_between,
+        new_data_between,
+        write_in_nested_context_between,
+        step_between,
+        split_between,
+        each_iteration,
+        inside_a_custom_function,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*uses the kept cast of its old values")
+def test_kept_cast_of_a_changed_weight_is_used_as_in_eager_mode(program, backend):
+    fast = magpy.compile(program, backend=backend)
+    torch.testing.assert_close(run(fast), run(program))
+
+
+def write_before(layer, x):
+    with autocast():
+        halve(layer)
+        return layer(x)
+
+
+def write_after(layer, x):
+    with autocast():
+        result = layer(x)
+        halve(layer)
+        return result
+
+
+def write_between_contexts(layer, x):
+    with autocast():
+        before = layer(x)
+    halve(layer)
+    with autocast():
+        return before, layer(x)
+
+
+def write_between_without_cache(layer, x):
+    with autocast(cache_enabled=False):
+        before = layer(x)
+        halve(layer)
+        return before, layer(x)
+
+
+def new_data_from_old_before(layer, x):
+    with autocast():
+        layer.weight.data = layer.weight.data.clamp(-1, 3)
+        return layer(x)
+
+
+def write_between_without_gradients(layer, x):
+    weight = layer.weight.detach().clone()
+    with autocast():
+        before = x @ weight
+        weight.mul_(0.5)
+        return before, x @ weight
+
+
+def write_between_uses_without_cast(layer, x):
+    with autocast():
+        before = x * layer.weight[0]
+        halve(layer)
+        return before, x * layer.weight.sum(0), layer(x)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        write_before,
+        write_after,
+        write_between_contexts,
+        write_between_without_cache,
+        new_data_from_old_before,
+        write_between_without_gradients,
+        write_between_uses_without_cast,
+    ],
+)
+def test_program_that_uses_no_old_cast_is_compiled(program):
+    fast = magpy.compile(program, fullgraph=True)
+    torch.testing.assert_close(run(fast), run(program), rtol=2e-2, atol=1e-2)
+    assert magpy.cache_info(fast).hits == 2
+
+
+def test_use_of_an_old_cast_is_an_error_with_fullgraph():
+    with pytest.raises(magpy.FullGraphError, match="uses the kept cast of its old values"):
+        magpy.compile(write_between, fullgraph=True)(new_layer(), torch.ones(1, 2))
