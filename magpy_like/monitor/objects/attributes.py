@@ -324,6 +324,8 @@ def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
     relation, found = Relation(RelationKind.SLOT, name), _slot_value(value, slot)
     if found is NULL:
         rec.reads.record_absent(node, relation)
+        if type(value).__flags__ & HEAP_TYPE:
+            read_class(rec, type(value), "__getattr__")
     else:
         rec.reads.record(node, relation, found)
 

@@ -658,3 +658,17 @@ def test_descriptor_that_stores_on_new_objects_is_guarded(is_new_class):
     Base.limit = Logging()
     fast(torch.ones(1))
     assert log == [1, 1, 1]
+
+
+@pytest.mark.parametrize("base", [object, Exception])
+def test_getattr_that_a_class_gets_later_answers_for_an_unset_slot(base):
+    class Slotted(base):
+        __slots__ = ("unset",)
+
+    def program(thing, x):
+        return getattr(thing, "unset", 3), hasattr(thing, "unset"), x + 1
+
+    fast, thing, x = magpy.compile(program, backend="eager"), Slotted(), torch.ones(2)
+    assert [fast(thing, x)[:2] for _ in range(2)] == [(3, False)] * 2
+    Slotted.__getattr__ = lambda self, name: 55
+    assert fast(thing, x)[:2] == program(thing, x)[:2] == (55, True)
