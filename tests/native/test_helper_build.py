@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magpy_like.disk_cache import user_settings
+from magpy_like.native import helper_status
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def works():
 def run(tmp_path):
     compiler = tmp_path / "compiler"
     text = COMPILER.replace("FOLDER", str(tmp_path))
-    compiler.write_text(text.replace("LIBRARIES", str(user_settings.cache_root() / "magpy-v2/cpp")))
+    compiler.write_text(text.replace("LIBRARIES", str(_own_libraries(tmp_path / "own"))))
     compiler.chmod(0o700)
 
     def run(text):
@@ -63,6 +63,14 @@ def run(tmp_path):
         return done
 
     return run
+
+
+def _own_libraries(folder):
+    """The libraries of this process; the disk cache also has those of other sources."""
+    folder.mkdir()
+    for name, module in helper_status._helper.items():
+        (folder / f"{name}-own.so").symlink_to(module.__file__)
+    return folder
 
 
 def test_what_is_compiled_waits_for_the_helper_at_its_first_call(run):
