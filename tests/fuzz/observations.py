@@ -187,7 +187,7 @@ def _backward(names: dict[str, Any], roots: list[Any], exact: bool) -> Any:
 def _without_node(text: str) -> str:
     """The text of an error of autograd without the name of a node: an operator of a merged branch
     is another one."""
-    return re.sub(r"which is output \d+ of \w+, ", "", text)
+    return re.sub(r"which is output \d+ of [\w:]+, ", "", text)
 
 
 _OVERWRITTEN = "modified by an inplace operation"
