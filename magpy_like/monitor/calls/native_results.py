@@ -146,6 +146,8 @@ def finish_operator(context: Context, done: NativeCall, result: Any) -> None:
 def _note_casts(context: Context, done: NativeCall, result: Any) -> None:
     arguments = [*done.args, *done.kwargs.values()]
     context.casts.note_operator(tensors_in(arguments), tensors_in(result))
+    if not context.casts:
+        return
     for position, value in inputs_of(done.args, done.kwargs):
         if done.annotation.writes_to(position, done.args):
             for tensor in tensors_in(value):

@@ -35,6 +35,10 @@ class CachedCasts:
         self.uses_old_one = False
         """Whether an operator has used the cast of a weight that had changed."""
 
+    def __bool__(self) -> bool:
+        """True if autocast keeps a cast."""
+        return bool(self._kept)
+
     def note_operator(
         self, tensors: Iterable[torch.Tensor], results: Iterable[torch.Tensor]
     ) -> None:

@@ -37,7 +37,6 @@ class ProcessState:
         self._writer, self._rec, self._source = writer, writer.rec, writer.source
         self.modes: tuple[int, ...] = ()
         """Torch's modes in which the record serves calls."""
-        self._begin = ""
 
     def write_modes(self) -> None:
         """Torch's modes, the classes of tensors and the default device are unchanged.
@@ -126,42 +125,37 @@ class ProcessState:
         entry that was looked up first. The last conditions, so that only a program that would make
         these calls fills the cache.
         """
-        self._begin = f"{self._source.constant(begin_look_ups)}() and "
         plain: list[Query] = []
+        tests: list[tuple[str, str]] = []
         for call in self._rec.state.cached_calls:
             if is_instance(call, RepeatedLookUp):
-                self._repeat_cached(plain)
+                tests += [*self._repeated(plain), self._look_up(call, name_of_number)]
                 plain = []
-                self._look_up(call, name_of_number)
             else:
                 plain.append(call)
-        self._repeat_cached(plain)
+        tests += self._repeated(plain)
+        begin = f"{self._source.constant(begin_look_ups)}() and " if tests else ""
+        for test, description in tests:
+            self._writer.check(Kind.CACHED_CALL, f"{begin}{test}", description)
+            begin = ""
 
-    def _repeat_cached(self, calls: Sequence[Query]) -> None:
+    def _repeated(self, calls: Sequence[Query]) -> list[tuple[str, str]]:
+        """The test that these calls return the same, with its description; none without calls."""
         if not calls:
-            return
+            return []
         repeated = [(functools.partial(f, *args, **kwargs), r) for f, args, kwargs, r in calls]
         names = dict.fromkeys(getattr(f, "__name__", "cached") for f, *_ in calls)
         check = functools.partial(are_same_look_ups, repeated)
-        self._writer.check(
-            Kind.CACHED_CALL,
-            f"{self._take_begin()}{self._source.constant(check, 'caches_return')}()",
-            f"the cache of {', '.join(names)} returns the same",
-        )
+        test = f"{self._source.constant(check, 'caches_return')}()"
+        return [(test, f"the cache of {', '.join(names)} returns the same")]
 
-    def _take_begin(self) -> str:
-        """The begin of all look-ups, before the first."""
-        begin, self._begin = self._begin, ""
-        return begin
-
-    def _look_up(self, call: RepeatedLookUp, name_of_number: Callable[[ShadowNode], str]) -> None:
+    def _look_up(
+        self, call: RepeatedLookUp, name_of_number: Callable[[ShadowNode], str]
+    ) -> tuple[str, str]:
+        """The test that a result has its form, with its description."""
         texts = [
             number_source.text(argument, name_of_number, self._source.constant)
             for argument in call.arguments
         ]
-        name = call.look_up.__name__
-        self._writer.check(
-            Kind.CACHED_CALL,
-            f"{self._take_begin()}{self._source.constant(call.look_up, name)}({', '.join(texts)})",
-            str(call.look_up),
-        )
+        name = self._source.constant(call.look_up, call.look_up.__name__)
+        return f"{name}({', '.join(texts)})", str(call.look_up)

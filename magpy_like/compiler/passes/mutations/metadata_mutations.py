@@ -168,6 +168,8 @@ def find_unwritten_arguments(gm: GraphModule, example_inputs: Sequence[Any]) -> 
     The graph changes the dimensions of the input and restores them, or those of views of it only,
     which share its version counter.
     """
+    if not any(is_mutating(node) and _is_inplace_view(node) for node in gm.graph.nodes):
+        return set()
     restored = find_restored_arguments(gm, example_inputs)
     return {
         node
@@ -203,14 +205,17 @@ def leave_detached_views_to_eager(call: Call, gm: GraphModule, eager: Call) -> C
 
 def _writes_to_memory_of(argument: Node) -> list[Node]:
     """The nodes that may write to what shares the memory of a node."""
-    found, reached = [], [argument]
+    found: list[Node] = []
+    reached, seen = [argument], {argument}
     for node in reached:
         for user in node.users:
             effect = memory_effect(user) if user.op.startswith("call") else Effect.NEW
+            if user in seen or effect in (Effect.NEW, Effect.COPY):
+                continue
+            seen.add(user)
+            reached.append(user)
             if effect is Effect.WRITES:
                 found.append(user)
-            if effect not in (Effect.NEW, Effect.COPY) and user not in reached:
-                reached.append(user)
     return found
 
 

@@ -90,8 +90,8 @@ def _writes_to_list(node: Node) -> bool:
 
 
 def _check_list(values: list[Any]) -> None:
-    """Raises Unsupported if an entry of the first list may overlap with what the operator takes for
-    other entries: theirs in each list, and tensors that are in no list."""
+    """Raises Unsupported if an entry of the first list may overlap with the tensors of another
+    entry, in any list, or with tensors that are in no list."""
     taken: dict[int, list[tuple[int, range | None]]] = defaultdict(list)
     for value in values:
         for number, tensor in enumerate(_tensors(value)):

@@ -20,7 +20,7 @@ import torch
 from magpy_like.monitor.symbolic.expressions import Computed, is_number
 from magpy_like.monitor.symbolic.numbers.pure_number_calls import LIFTED, LiftedCall, SizeForm
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.refgraph.plain_values import is_plain, is_same_value
 
 if TYPE_CHECKING:
     from magpy_like.monitor.object_replacement import OriginalNumbers
@@ -78,9 +78,7 @@ def are_same_look_ups(calls: Sequence[tuple[functools.partial[Any], Any]]) -> bo
     """True if each call, made in order until one does not, returns the result beside it."""
     for call, result in calls:
         found = _of_thread.make(call.func, call.args, call.keywords)
-        if found is not result and not (
-            is_plain(result) and type(found) is type(result) and repr(found) == repr(result)
-        ):
+        if not _is_same(found, result):
             return False
     return True
 
@@ -199,8 +197,9 @@ class LookUps:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """True for one object: a lifted number counts as the equal one that it replaces."""
-    return one is other or (is_plain(one) and type(one) is type(other) and repr(one) == repr(other))
+    """True for one object, and for equal plain values: a lifted number counts as the one that it
+    replaces."""
+    return one is other or (is_plain(one) and is_same_value(one, other))
 
 
 def depends_on_look_up(expression: Any) -> bool:
