@@ -9,6 +9,7 @@ counter shows (``p.data``), so the graph reads it at every call.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,22 +52,30 @@ def fold_constants(gm: GraphModule) -> bool:
     constant = _constant_nodes(gm)
     aliases = Aliases(gm.graph)
     evaluate = _evaluator(gm)
-    for node in list(gm.graph.nodes):
+    for node in reversed(list(gm.graph.nodes)):
         if node not in constant or node.target in _FACTORIES or node.op != "call_function":
             continue
-        if all(user in constant and not is_view(user) for user in node.users):
-            continue  # its users will be folded themselves
-        try:
-            with unset_fake_temporarily(), torch.no_grad():
-                result = evaluate(node)
-        except Exception:
-            continue  # an error of the program: raised at run time, as in eager
-        new = _as_constant(gm, node, result, aliases)
-        if new is not None and is_interchangeable(node, new):
+        if all(user in constant for user in node.users):
+            continue  # its users are folded themselves
+        new = _folded(gm, node, evaluate, aliases)
+        if new is None:
+            constant.discard(node)  # the values that it is computed from may be small enough
+        else:
             node.replace_all_uses_with(new)
-            constant.discard(node)
             changed = True
     return changed
+
+
+def _folded(
+    gm: GraphModule, node: Node, evaluate: Callable[[Node], Any], aliases: Aliases
+) -> Node | None:
+    try:
+        with unset_fake_temporarily(), torch.no_grad():
+            result = evaluate(node)
+    except Exception:
+        return None  # an error of the program: raised at run time, as in eager
+    new = _as_constant(gm, node, result, aliases)
+    return new if new is not None and is_interchangeable(node, new) else None
 
 
 def _fill_by_numbers(gm: GraphModule) -> bool:
@@ -112,7 +121,7 @@ def _is_small(node: Node) -> bool:
     )
 
 
-def _evaluator(gm: GraphModule) -> Any:
+def _evaluator(gm: GraphModule) -> Callable[[Node], Any]:
     @functools.cache
     def evaluate(node: Node) -> Any:
         if node.op == "get_attr":

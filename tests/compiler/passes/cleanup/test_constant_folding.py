@@ -1,5 +1,7 @@
 """Constant folding: values that depend on no input are computed once at compile time."""
 
+import math
+
 import pytest
 import torch
 from torch import fx
@@ -28,6 +30,24 @@ def test_tensors_that_are_filled_by_numbers_are_folded():
     gm = optimised_graph(masked, X)
     assert operator_names(gm) == ["add"]
     torch.testing.assert_close(gm(X), masked(X), rtol=0, atol=0)
+
+
+def test_small_values_below_a_large_constant_are_folded():
+    """A mask of windows: each pair of places is too much to keep, the places are not."""
+    n = math.isqrt(constant_folding.MAX_CONSTANT_BYTES)
+
+    def masked(x):
+        places = x.new_zeros(n)
+        places[n // 2 :] = 1
+        places[-3:] = 2
+        return x + (places[:, None] - places[None, :])
+
+    x = torch.randn(n, n)
+    gm = optimised_graph(masked, x)
+    assert operator_names(gm).count("sub") == 1
+    assert not {"copy", "slice_scatter", "lift_fresh_copy", "full"} & set(operator_names(gm))
+    assert max(b.numel() for b in gm.buffers()) == n
+    torch.testing.assert_close(gm(x), masked(x), rtol=0, atol=0)
 
 
 def test_a_number_of_another_device_is_no_operand():
