@@ -13,6 +13,8 @@ __all__ = [
     "copy_all",
     "empty_strided_cpu",
     "reinterpret_tensor",
+    "set_conj",
+    "set_neg",
     "storage_use_count",
 ]
 
@@ -26,5 +28,7 @@ TensorGuards = torch._C._dynamo.guards.TensorGuards
 tensors have the same class, dtype, device, sizes, strides and ``requires_grad``."""
 copy_all = torch._foreach_copy_
 """``(targets, sources)``: copy each source to its target, with few kernels."""
+set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
+"""``(tensor, bit)``: whether elements are the conjugates, or the negatives, of those in memory."""
 storage_use_count = torch._C._storage_Use_Count
 """``(storage._cdata)``: number of C++ references to a storage."""

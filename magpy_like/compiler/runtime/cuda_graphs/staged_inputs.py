@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from magpy_like.compiler.runtime.cuda_graphs.tensor_windows import with_bits
+
 
 class StagedInput:
     """Memory of a CUDA graph for one argument, in the argument's layout.
@@ -15,9 +17,11 @@ class StagedInput:
     def __init__(self, argument: Tensor) -> None:
         size, stride = argument.size(), argument.stride()
         extent = 0 if 0 in size else sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
-        self._flat = torch.empty(extent, dtype=argument.dtype, device=argument.device)
+        with torch.inference_mode(False):  # an inference tensor counts no writes
+            flat = torch.empty(extent, dtype=argument.dtype, device=argument.device)
+            self._flat = with_bits(flat, argument.is_conj(), argument.is_neg())
+            self.tensor = self._flat.as_strided(size, stride)
         self._dense = extent == argument.numel()
-        self.tensor = self._flat.as_strided(size, stride)
 
     def fill(self, argument: Tensor) -> None:
         """Copy the argument of a call."""

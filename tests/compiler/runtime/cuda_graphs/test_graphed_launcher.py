@@ -128,6 +128,84 @@ def test_results_of_a_replay_have_the_version_and_layout_of_a_call(gpu):
     assert gpu.replays
 
 
+def conjugates_and_parts(x):
+    y = x * 2
+    return x.conj(), x.conj().imag, torch.view_as_real(x), y.conj(), y.conj().imag[1:], y
+
+
+def real_halves(x):
+    return x.view(torch.int16), x[1:].view(torch.int16)[:, ::2], (x * 2).view(torch.int16)
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["same", "new"])
+@pytest.mark.parametrize("lendable", [(), range(6)], ids=["copied", "lent"])
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [(conjugates_and_parts, torch.complex64), (real_halves, torch.float32)],
+)
+def test_results_keep_their_dtype_and_bits_after_each_replay(gpu, function, dtype, lendable, new):
+    launch, held = launcher(function, lendable=lendable), [torch.randn(3, 4, dtype=dtype)]
+    for _ in range(9):
+        if new:
+            held.append(torch.randn(5, 4, dtype=dtype)[1:4])
+        results = call(launch, held[-1])
+        assert_same((results, held[-1]), (function(held[-1]), held[-1]))
+        bits = [(r.is_conj(), r.is_neg(), r._version) for r in results]
+        assert bits == [(r.is_conj(), r.is_neg(), r._version) for r in function(held[-1])]
+        del results
+    assert gpu.replays
+
+
+def test_larger_elements_over_those_of_an_argument_are_not_captured(gpu):
+    launch = launcher(lambda x: (x.view(torch.float64), x * 2))
+    x = torch.randn(3, 4)
+    for _ in range(8):
+        assert_same(call(launch, x)[0], x.view(torch.float64))
+    assert not gpu.replays and "torch.float32 as torch.float64" in launch.obstacle
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32])
+@pytest.mark.parametrize("make", [torch.conj, torch._neg_view, lambda x: x[:, ::2].conj()])
+def test_arguments_with_bits_at_new_addresses(gpu, make, dtype):
+    launch, held = launcher(lambda x: (x * 1, x)), []
+    for _ in range(9):
+        held.append(make(torch.randn(3, 4, dtype=dtype)))
+        assert_same(call(launch, held[-1]), (held[-1] * 1, held[-1]))
+    assert gpu.replays
+
+
+def test_a_result_that_is_returned_twice_is_one_tensor_after_each_replay(gpu):
+    def twice(x):
+        y = x * 2
+        return y, x + 1, y
+
+    for lendable in (), (2,), (0, 2):
+        launch, x = launcher(twice, lendable=lendable), torch.randn(3)
+        for _ in range(9):
+            a, b, c = call(launch, x)
+            assert a is c and a._version == 0
+            assert_same((a, b), (x * 2, x + 1))
+            del a, b, c
+    assert gpu.replays
+
+
+def test_results_that_view_one_tensor_share_its_version_counter_after_each_replay(gpu):
+    def views(x):
+        y = x * 2
+        return y, y[1:], y.view(torch.int32), x[1:]
+
+    launch, x = launcher(views), torch.randn(4)
+    for _ in range(9):
+        results = call(launch, x)
+        assert [r._version for r in results[:3]] == [0, 0, 0]
+        results[1].add_(1)
+        assert [r._version for r in results[:2]] == [1, 1]
+        before = x._version
+        results[3].add_(1)
+        assert x._version == before + 1
+    assert gpu.replays
+
+
 # --- lent results --------------------------------------------------------------------------------
 
 
@@ -236,6 +314,18 @@ def test_writes_to_arguments_reach_them_and_are_counted_once(gpu):
         assert_same(x, twin)
         assert x._version == version + 1
     assert len(gpu.replays) > 6
+
+
+def test_writes_in_inference_mode_reach_arguments(gpu):
+    """Inference tensors count no writes."""
+    launch, held = launcher(lambda x: (x.add_(1),)), []
+    for k in range(12):
+        with torch.inference_mode(k % 2 == 0):
+            held.append(torch.randn(4))
+            expected = held[-1] + 1
+            call(launch, held[-1])
+            assert_same(held[-1], expected)
+    assert gpu.replays
 
 
 def test_writes_to_a_staged_argument_with_gaps_leave_the_gaps(gpu):

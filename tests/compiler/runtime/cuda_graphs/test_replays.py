@@ -201,6 +201,43 @@ def test_retained_graphs_and_second_gradients(replays):
     assert replays
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32])
+def test_gradients_of_complex_and_real_programs(replays, dtype):
+    """A complex one saves conjugates for the backward pass."""
+
+    def product(x, y):
+        return torch.outer(x[:, 0], y[:, 1]) * x.mT.sqrt().sum(), y.exp()
+
+    fast = magpy.compile(product, mode="reduce-overhead")
+    for _ in range(CALLS):
+        x, y = (torch.rand(4, 3, dtype=dtype) + 1 for _ in range(2))
+        grads = []
+        for call in fast, product:
+            leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
+            results = call(*leaves)
+            assert [r._version for r in results] == [0, 0]
+            sum(r.abs().square().sum() for r in results).backward()
+            grads.append([leaf.grad for leaf in leaves])
+        assert_close(*grads)
+    assert replays
+
+
+def test_writes_to_results_that_the_backward_pass_needs_are_errors(replays):
+    def saved(x):
+        y = x.exp()
+        return y, y[1:]
+
+    fast = compiled(saved)
+    for k in range(CALLS + 2):
+        x = torch.randn(8, requires_grad=True)
+        results = fast(x)
+        with torch.no_grad():
+            results[k % 2].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            results[0].sum().backward()
+    assert replays
+
+
 def test_buffers_that_training_writes(replays):
     def make():
         torch.manual_seed(0)
