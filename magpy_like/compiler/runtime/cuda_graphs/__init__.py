@@ -6,6 +6,7 @@
 ``captured_graph``: one CUDA graph: its inputs, its results, its replay
 ``staged_inputs``: inputs whose addresses change from call to call
 ``passed_results``: results that a replay hands out
+``tensor_windows``: tensors over the memory of another one, made anew for each call
 ``streams_of_loans``: streams on which a program uses lent results
 ``held_graphs``: the bound on their memory
 ``capture_reports``: what ``explain`` says of a program's compiled graphs

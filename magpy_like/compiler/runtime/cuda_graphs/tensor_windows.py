@@ -1,7 +1,7 @@
 """Windows: tensors over the memory of another tensor, made anew for each call.
 
-A window has a dtype, sizes, strides, an offset, and the bits by which its elements are the conjugates
-or the negatives of those in memory.
+A window has a dtype, sizes, strides, an offset, and the bits by which its elements are the
+conjugates or the negatives of those in memory.
 """
 
 from __future__ import annotations
