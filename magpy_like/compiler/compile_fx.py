@@ -31,7 +31,11 @@ from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_
 from magpy_like.compiler.graph_partition import compile_in_parts, make_interpreter
 from magpy_like.compiler.lowering.aten_graph_properties import assumptions, find_shape_env
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.running_statistics import find_uncounted, keep_versions
+from magpy_like.compiler.running_statistics import (
+    copy_for_evaluation,
+    find_uncounted,
+    keep_versions,
+)
 from magpy_like.compiler.runtime import captured_graph_cache
 from magpy_like.compiler.runtime.cuda_graphs.capture_reports import collected_launchers
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import find_line, source_lines
@@ -255,6 +259,7 @@ def _compile_captured(
         call = without_grad(cached)
         call = call if restore is None else _then(call, restore)
         return count_as_eager(call if views is None else views.after(call))
+    copy_for_evaluation(gm, example_inputs)
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flatten_outputs(gm)
     examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)

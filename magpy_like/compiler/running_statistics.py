@@ -3,11 +3,14 @@
 Autograd refuses a backward pass whose saved tensors have other versions than in the forward pass.
 The kernels of batch norms update statistics without a new version. A compiled graph writes them as
 it writes any input, so its call restores the versions.
+
+The backward pass of a batch norm in evaluation reads the statistics. On a CPU it reads what they are
+by then; on a GPU the forward pass keeps a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from magpy_like.torch_compat.autograd import set_version
 _OPERATORS = {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 _POSITIONS, _POSITIONS_IN_PYTHON = (3, 4), (1, 2)
 _KEYWORDS = ("running_mean", "running_var")
+_TRAINING = 5
 
 
 def find_uncounted(gm: fx.GraphModule) -> list[int]:
@@ -54,6 +58,27 @@ def _counts_no_write(user: fx.Node, node: fx.Node) -> bool:
     if effect in (Effect.NEW, Effect.COPY):
         return True
     return effect is not Effect.WRITES and all(_counts_no_write(n, user) for n in user.users)
+
+
+def copy_for_evaluation(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    """Copy statistics on a GPU for each batch norm in evaluation that a later one updates."""
+    order = {node: k for k, node in enumerate(gm.graph.nodes)}
+    for node, example in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False):
+        if not (isinstance(example, torch.Tensor) and example.is_cuda):
+            continue
+        users = sorted((u for u in node.users if node in _statistics(u)), key=order.__getitem__)
+        updates = [order[user] for user in users if _is_training(user)]
+        for user in users:
+            if updates and order[user] < updates[-1] and not _is_training(user):
+                with gm.graph.inserting_before(user):
+                    copied = gm.graph.call_function(torch.clone, (node,))
+                copied.meta |= node.meta
+                user.replace_input_with(node, copied)
+
+
+def _is_training(batch_norm: fx.Node) -> bool:
+    given = batch_norm.args[_TRAINING:] or (batch_norm.kwargs.get("training", False),)
+    return given[0] is not False
 
 
 def keep_versions(call: Callable[..., Any], inputs: list[int]) -> Callable[..., Any]:

@@ -93,3 +93,25 @@ def test_statistics_of_inference_tensors_are_updated():
             fast(X)
     assert model.num_batches_tracked == 3
     assert model.running_var.ne(1).all()
+
+
+def test_gradients_of_evaluation_before_a_training_pass(device):
+    """On a CPU, eager mode's backward pass reads the new statistics; on a GPU, the old ones."""
+
+    def both(model, x):
+        model.eval()
+        first = model(x)
+        model.train()
+        return first, model(x)
+
+    models = [nn.BatchNorm1d(3).to(device) for _ in range(2)]
+    fast = magpy.compile(both)
+    for k in range(3):
+        gradients = []
+        for call, model in zip((both, fast), models, strict=True):
+            x = (X.to(device) + k).requires_grad_()
+            first, second = call(model, x)
+            (first.square().sum() + second.pow(3).sum()).backward()
+            gradients.append((x.grad, model.weight.grad, model.running_mean))
+            model.zero_grad()
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
