@@ -24,9 +24,9 @@ signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
 :func:`forget_fake_results`, :func:`bound_tables`, :func:`rewriting_ptx`,
-:func:`transient_graph_sources`, :func:`graphs_count_writes`, :func:`gradients_own_elements`. The
-modes of torch that one thread enters and leaves (gradient mode, autocast, hooks on saved tensors,
-the default device) are listed in ``torch_compat``.
+:func:`transient_graph_sources`, :func:`graphs_count_writes`, :func:`gradients_own_elements`,
+:func:`dropout_of_all_draws_nothing`. The modes of torch that one thread enters and leaves (gradient
+mode, autocast, hooks on saved tensors, the default device) are listed in ``torch_compat``.
 
 Once a CUDA graph lends results: :func:`note_streams_of`.
 
@@ -241,6 +241,33 @@ def gradients_own_elements(has_overlap: Callable[[torch.Tensor], bool]) -> Itera
         yield
     finally:
         MemoryFormatMeta.from_tensor = staticmethod(choose)
+
+
+@contextlib.contextmanager
+def dropout_of_all_draws_nothing() -> Iterator[None]:
+    """Have torch trace ``dropout`` with a probability of 1 as a product with zero, as eager mode
+    computes it, and not as ``native_dropout``, which draws random numbers.
+
+    Applied while AOTAutograd runs, under the lock of tracing. *Seen* on torch 2.13.
+    """
+    operator = torch.ops.aten.dropout.default
+    traced = {key: kernel for key, kernel in operator.py_kernels.items() if callable(kernel)}
+
+    def as_eager(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+            if train and p == 1 and input.numel():
+                return input * torch.zeros((), dtype=input.dtype, device=input.device)
+            return kernel(input, p, train)
+
+        return dropout
+
+    operator.py_kernels.update({key: as_eager(kernel) for key, kernel in traced.items()})
+    operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        operator.py_kernels.update(traced)
+        operator._dispatch_cache.clear()
 
 
 def forget_script_classes() -> None:

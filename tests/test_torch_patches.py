@@ -17,6 +17,7 @@ from magpy_like.torch_compat.aot_autograd import MemoryFormatMeta, ViewAndMutati
 from magpy_like.torch_patches import (
     Compiling,
     compile_source,
+    dropout_of_all_draws_nothing,
     gradients_own_elements,
     graphs_count_writes,
     no_garbage_collection,
@@ -117,6 +118,13 @@ def test_gradients_have_the_strides_of_results_again_afterwards_and_in_other_thr
     note()
     assert chosen == [None, (1, 2), (1, 2)]
     assert MemoryFormatMeta.from_tensor is original
+
+
+def test_torch_traces_dropout_of_all_as_before_afterwards():
+    kernels = {**torch.ops.aten.dropout.default.py_kernels}
+    with dropout_of_all_draws_nothing():
+        assert torch.ops.aten.dropout.default.py_kernels != kernels
+    assert torch.ops.aten.dropout.default.py_kernels == kernels
 
 
 TEXT = """def one():

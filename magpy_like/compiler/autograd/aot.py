@@ -56,7 +56,11 @@ from magpy_like.torch_compat.aot_autograd import (
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
 from magpy_like.torch_compat.fake_tensors import FakeTensor
-from magpy_like.torch_patches import gradients_own_elements, graphs_count_writes
+from magpy_like.torch_patches import (
+    dropout_of_all_draws_nothing,
+    gradients_own_elements,
+    graphs_count_writes,
+)
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -119,6 +123,7 @@ class _AotCompilation:
             use_lazy_graph_module(True),
             graphs_count_writes(),
             gradients_own_elements(has_overlap),
+            dropout_of_all_draws_nothing(),
         ):
             wrapped = aot_module_simplified(
                 self._gm,

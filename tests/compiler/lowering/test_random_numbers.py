@@ -43,6 +43,11 @@ DRAWS = {
         F.layer_norm((x * 2).t(), (6,)).t().tanh(), 0.4
     ),
     "dropout of an expanded tensor": lambda x: F.dropout(x[:1].expand(6, 10), 0.4),
+    "dropout of all": lambda x: F.dropout(x, 1.0),
+    "dropout of all in place": lambda x: F.dropout(x + 1, 1.0, inplace=True),
+    "attention without probabilities": lambda x: F.scaled_dot_product_attention(
+        x[None], x[None], x[None], dropout_p=1.0
+    ),
     "unused draw": lambda x: (x + 1, torch.empty_like(x).normal_())[0],
 }
 
