@@ -1,7 +1,8 @@
-"""Losses with checked arguments: class indices and probabilities.
+"""Losses with checked arguments, class indices and probabilities, and NaN in gradients.
 
 Torch's decompositions gather by class index, and raise another error than the loss if there is no
 such class; and they take the logarithm of any number. So own operators check the arguments first.
+Some of torch's gradients are 0 where an element is NaN. Eager's are NaN: training notices it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from magpy_like.compiler.decompositions.registration import (
     register_decomposition,
     torch_decomposition,
 )
+from magpy_like.compiler.ir.ops import compute_dtype
 from magpy_like.compiler.lowering.value_checks import INDICES
 from magpy_like.torch_compat.dispatch import DispatchKey
 
@@ -33,6 +35,27 @@ def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
     return _reduced(
         torch_decomposition(aten.huber_loss.default)(a, target, 0, delta).to(a.dtype), reduction
     )
+
+
+@register_decomposition(aten.smooth_l1_loss_backward.default)
+def _smooth_l1_loss_backward(
+    grad: Tensor, a: Tensor, target: Tensor, reduction: int, beta: float
+) -> Tensor:
+    precise = compute_dtype(torch.promote_types(a.dtype, target.dtype))
+    difference = a.to(precise) - target.to(precise)
+    grad = grad.to(precise) * (1.0 / a.numel() if reduction == 1 else 1.0)
+    linear, quadratic = grad * difference.sign(), grad * difference / beta
+    return torch.where(difference.abs() >= beta, linear, quadratic).to(a.dtype)
+
+
+@register_decomposition(aten.logit_backward.default)
+def _logit_backward(grad: Tensor, a: Tensor, eps: float | None = None) -> Tensor:
+    if eps is None:
+        return torch_decomposition(aten.logit_backward.default)(grad, a)
+    precise = compute_dtype(a.dtype)
+    x = a.to(precise)
+    slope = grad.to(precise) / (x * (1.0 - x))
+    return torch.where((x < eps) | (x > 1.0 - eps), 0.0, slope).to(a.dtype)
 
 
 def _nll_loss(operator: Any) -> None:

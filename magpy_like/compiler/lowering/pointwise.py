@@ -122,10 +122,10 @@ def _scaled_sum(graph: Graph, a: Any, b: Any, alpha: Any, sign: int) -> Box:
     of_alpha = compute if device in GPU_ONLY and common.is_floating_point else common
 
     def scaled(x: Value, y: Value) -> Value:
-        factor = ops.to_dtype(ops.constant(alpha, of_alpha), of_alpha)
         if not common.is_floating_point:
-            return function(x, ops.mul(y, factor))
-        return ops.fma(y, factor if sign > 0 else ops.neg(factor), x)
+            return function(x, ops.mul(y, ops.to_dtype(ops.constant(alpha, of_alpha), of_alpha)))
+        signed = alpha if sign > 0 else -alpha  # -0 is 0, where -0.0 is not 0.0
+        return ops.fma(y, ops.to_dtype(ops.constant(signed, of_alpha), of_alpha), x)
 
     return elementwise(graph, [a, b], _DEFAULT, scaled, operations=2, exact_scalars=GPU_ONLY)
 

@@ -39,6 +39,26 @@ def test_nan_margins_equal_eager(loss, target):
     same(lambda x, target: loss(x, target), x, target)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"),
+        lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), beta=2.0),
+        lambda x: F.smooth_l1_loss(torch.ones_like(x), x, reduction="sum"),
+        lambda x: x.logit(eps=0.1),
+    ],
+)
+def test_gradients_of_nan_are_nan(function, dtype):
+    def gradient(call):
+        x = torch.tensor([torch.nan, 0.5, 3.0, torch.nan, -1.0, 0.0], dtype=dtype)
+        call(x.requires_grad_()).sum().backward()
+        return x.grad
+
+    assert gradient(function).isnan().sum() >= 2
+    torch.testing.assert_close(gradient(compiled(function)), gradient(function), equal_nan=True)
+
+
 @REDUCTIONS
 @pytest.mark.parametrize("p", [1, 2])
 def test_multi_margin_loss_equals_eager(p, reduction):

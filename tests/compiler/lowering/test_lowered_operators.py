@@ -265,3 +265,18 @@ def test_strides_that_a_decomposition_does_not_give_are_those_of_the_kernel():
     assert not aten_fallbacks(function, a, b)
     same(function, a, b)
     assert function(a, b)[0].stride() == compiled(function)(a, b)[0].stride() == (1, 4)
+
+
+# --- sums with a factor ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0, 0.0, -0.0, 2, -1.5])
+def test_signs_of_zero_of_scaled_differences_equal_eager(alpha):
+    x = torch.tensor([-0.0, -0.0, 0.0, 0.0, 1.0] * 8)
+    y = torch.tensor([-1.0, 1.0, -0.0, 0.0, 2.0] * 8)
+    for function in (torch.sub, torch.add):
+
+        def signs(x, y, function=function):
+            return torch.copysign(torch.ones_like(x), function(x, y, alpha=alpha))
+
+        same(signs, x, y)
