@@ -24,6 +24,10 @@ def needs_eager_answer(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
 
 
+def is_code_of_torch(frame: types.FrameType | None) -> bool:
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("torch.")
+
+
 def traceable_entry(target: Callable[..., Any]) -> Callable[..., Any]:
     """``target``, or a Python function that calls it, so that the call can be traced."""
     called = target.__func__ if is_instance(target, types.MethodType) else target

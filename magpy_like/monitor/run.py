@@ -176,8 +176,8 @@ class MonitorRun:
         """
         self.restoration.restore(frame, self.context.recording.changed_objects())
         self.restoration.end(frame, bytes([WHEN["always"]]) * 256)
-        if not self.context.compiling_read:
-            self.compiling.leave()  # the program has not read that it is compiled
+        if not self.context.compiling_read_by_user:
+            self.compiling.leave()  # optimizers run as in eager mode
         split = self.context.recording.split
         self.context.release()  # the program's objects must not outlive its own references
         self.context.recording.split = split

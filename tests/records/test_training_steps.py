@@ -4,6 +4,7 @@ Whatever happens to model and optimizer between two steps, both equal eager's, b
 """
 
 import copy
+import types
 
 import pytest
 import torch
@@ -338,6 +339,29 @@ def test_compiled_optimizer_raises_eagers_assertions():
     for call in (program, magpy.compile(program, backend="eager")):
         with pytest.raises(AssertionError, match="capturable"):
             call(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore::magpy_like.MagpyWarning")
+def test_optimizers_round_as_in_eager_mode_where_the_program_continues_natively():
+    """A module call with hooks has read ``is_compiling`` before."""
+
+    def program(model, optimizer, kept, x):
+        model.weight.data = model.weight.data * 0.9
+        loss = model(x).abs().mean()
+        kept.view = model.weight.view(-1)  # no segment ends after that
+        loss.backward()
+        optimizer.step()
+
+    results = []
+    for call in (program, magpy.compile(program, backend="eager")):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4).double()
+        model.register_forward_pre_hook(lambda _, args: (args[0] * 0.5,))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(2):
+            call(model, optimizer, types.SimpleNamespace(), torch.ones(3, 4).double())
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
 
 
 def test_profiler_label_is_recorded_once_at_every_call():

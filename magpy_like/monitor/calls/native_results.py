@@ -21,7 +21,7 @@ from magpy_like.annotation.schema import InputProperty, OutputProperty
 from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tensors_in
 from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
 from magpy_like.monitor.objects import object_addresses
-from magpy_like.monitor.region_entry import COMPILING_QUERIES
+from magpy_like.monitor.region_entry import COMPILING_QUERIES, is_code_of_torch
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.lists.unbound_tensors import unbind_into_list
@@ -60,7 +60,9 @@ def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
     """Record the result of a call that is not an operator of the graph."""
     if done.annotation.state_read:
         context.recording.state.queries.append((done.operation, done.args, done.kwargs, result))
-        context.compiling_read |= result is True and done.operation in COMPILING_QUERIES
+        if result is True and done.operation in COMPILING_QUERIES:
+            context.compiling_read = True
+            context.compiling_read_by_user |= not is_code_of_torch(context.frame)
         context.account()  # torch creates a tensor to find the default device
     if is_instance(done.operation, functools._lru_cache_wrapper):
         note_call(done.operation, done.args, done.kwargs, result)
