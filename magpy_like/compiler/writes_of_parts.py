@@ -9,8 +9,7 @@ are composed of several writes.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory
 from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode
+from magpy_like.torch_interop.autocast_cache import without_autocast_cache
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_interop.symbols import ShapeEnvironment
@@ -92,7 +92,7 @@ def _count(part: fx.GraphModule, inputs: Sequence[Any]) -> _Counts:
     run = _Run(part, mode)
     tensors = [value for value in fakes if isinstance(value, torch.Tensor)]
     before = {id(tensor): tensor._version for tensor in tensors}
-    with mode, silent_fake_tensor_errors(), _without_autocast_cache():
+    with mode, silent_fake_tensor_errors(), without_autocast_cache():
         results = run.run(*fakes)
     writes = {id(tensor): tensor._version - before[id(tensor)] for tensor in tensors}
     external = [*tensors, *run.constants]
@@ -131,14 +131,3 @@ def _without_data(mode: FakeTensorMode, value: Any) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-@contextlib.contextmanager
-def _without_autocast_cache() -> Iterator[None]:
-    """Keep autocast from storing casts of tensors without data."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

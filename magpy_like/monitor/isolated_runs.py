@@ -228,6 +228,10 @@ class IsolatedRun:
             raise Split(
                 SplitReason.ISOLATED_EFFECT, f"calls {name}, which has an effect outside", name
             )
+        if self.on_fake_tensors and operation is torch.is_autocast_cache_enabled:
+            raise Split(
+                SplitReason.ISOLATED_EFFECT, f"calls {name}: autocast keeps no casts here", name
+            )
         if is_instance(operation, functools._lru_cache_wrapper):
             raise Split(
                 SplitReason.ISOLATED_EFFECT, f"calls {name}, which caches its results", name

@@ -1,5 +1,6 @@
 """Torch's state, most of it process-wide, shared by the monitor and the compiler.
 
+``autocast_cache``: casts that autocast keeps
 ``current_gpu``: the GPU that ``cuda`` means without a number
 ``error_texts``: errors of torch's tracing in plain words
 ``onednn``: whether the library is there and enabled

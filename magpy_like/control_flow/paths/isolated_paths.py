@@ -162,6 +162,7 @@ class IsolatedPaths:
                 self._nested(context, function, start.code, shift, options),
                 without_saved_tensor_hooks(),
                 silent_fake_tensor_errors(),
+                context.casts.of_fake_path(),
                 self._placeholders.fake_mode,
                 path.tensors,
             ):

@@ -6,13 +6,15 @@ graphs cast anew and keep nothing, so a program that uses such a cast runs nativ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from magpy_like.refgraph.plain_values import MonitorWeakRef, storage_of
 from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
+from magpy_like.torch_interop.autocast_cache import without_autocast_cache
 
 USES_OLD_CAST = SplitCause(
     SplitReason.TENSOR_INTERNALS,
@@ -34,6 +36,8 @@ class CachedCasts:
         """Those that the program has changed since."""
         self.uses_old_one = False
         """Whether an operator has used the cast of a weight that had changed."""
+        self._keeps_in_program = False
+        """Whether the program has autocast keep casts, while a path on fake tensors keeps none."""
 
     def __bool__(self) -> bool:
         """True if autocast keeps a cast."""
@@ -43,7 +47,7 @@ class CachedCasts:
         self, tensors: Iterable[torch.Tensor], results: Iterable[torch.Tensor]
     ) -> None:
         """Note an operator: its results have autocast's dtype if it has cast its arguments."""
-        if not (is_any_autocast_enabled() and torch.is_autocast_cache_enabled()):
+        if not (is_any_autocast_enabled() and self._keeps()):
             return
         made = {tensor.dtype for tensor in results}
         for tensor in tensors:
@@ -60,6 +64,20 @@ class CachedCasts:
         if self._kept:
             memory = storage_of(tensor)
             self._changed.update(key for key, (_, found) in self._kept.items() if found == memory)
+
+    @contextlib.contextmanager
+    def of_fake_path(self) -> Iterator[None]:
+        """Have autocast keep no casts while a path runs on fake tensors: the program would use
+        them. Its operators are noted as if casts were kept."""
+        before, self._keeps_in_program = self._keeps_in_program, self._keeps()
+        try:
+            with without_autocast_cache():
+                yield
+        finally:
+            self._keeps_in_program = before
+
+    def _keeps(self) -> bool:
+        return self._keeps_in_program or torch.is_autocast_cache_enabled()
 
     def forget(self) -> None:
         """Note that autocast forgets all casts."""

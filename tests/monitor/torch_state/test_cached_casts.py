@@ -192,3 +192,82 @@ def test_program_that_uses_no_old_cast_is_compiled(program):
 def test_use_of_an_old_cast_is_an_error_with_fullgraph():
     with pytest.raises(magpy.FullGraphError, match="uses the kept cast of its old values"):
         magpy.compile(write_between, fullgraph=True)(new_layer(), torch.ones(1, 2))
+
+
+def cast_first_in_a_branch(layer, x):
+    with autocast():
+        if x.sum() > 0:
+            x = layer(x)
+        else:
+            x = x * 2 @ layer.weight
+    x.float().sum().backward()
+
+
+def cast_first_in_a_loop(layer, x):
+    with autocast():
+        while x.float().sum().abs() > 0.5:
+            x = layer(x) * 0.05
+        x = layer(x)
+    x.float().sum().backward()
+
+
+def cast_again_after_a_branch(layer, x):
+    with autocast():
+        before = x @ layer.weight
+        torch.clear_autocast_cache()
+        with autocast():
+            if before.sum() > 0:
+                x = layer(x)
+        x = layer(x)
+    x.float().sum().backward()
+
+
+def branch_on_whether_casts_are_kept(layer, x):
+    with autocast():
+        if x.sum() > 0:
+            x = layer(x) if torch.is_autocast_cache_enabled() else x
+        x = layer(x)
+    x.float().sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        cast_first_in_a_branch,
+        cast_first_in_a_loop,
+        cast_again_after_a_branch,
+        branch_on_whether_casts_are_kept,
+    ],
+)
+def test_branch_on_fake_tensors_leaves_no_casts(program, backend):
+    def gradients(call):
+        layer, found = new_layer(), []
+        for sign in (1, -1, 1):
+            call(layer, sign * torch.tensor([[1.0, 0.5]]))
+            found.append(layer.weight.grad)
+            layer.weight.grad = None
+        return found
+
+    result = gradients(magpy.compile(program, backend=backend))
+    torch.testing.assert_close(result, gradients(program), rtol=2e-2, atol=1e-2)
+    assert {type(gradient) for gradient in result} == {torch.Tensor}
+
+
+@pytest.mark.filterwarnings("ignore:.*uses the kept cast of its old values")
+def test_use_of_an_old_cast_from_a_branch_is_noticed():
+    def program(layer, x):
+        with autocast():
+            if x.sum() > 0:
+                x = layer(x)
+            halve(layer)
+            return layer(x)
+
+    fast = magpy.compile(program)
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(run_on(fast, x), run_on(program, x))
+
+
+def run_on(call, x):
+    layer = new_layer()
+    return [call(layer, x) for _ in range(3)]
