@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from magpy_like.monitor.operator_graph.tensor_writes import tensor_form
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression, is_computable_at_entry
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
@@ -55,15 +56,21 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
 def _at_entry(rec: Recording, source: int) -> Any:
     """An input at the entry of the region: a tensor with the metadata that the guard checks.
 
-    In-place operators may have changed sizes, strides or ``requires_grad`` since. Inputs that are
-    no tensors are objects that a custom autograd function reads.
+    In-place operators may have changed sizes, strides or ``requires_grad`` since, and new data
+    also dtype and device. Inputs that are no tensors are objects that a custom autograd function
+    reads.
     """
     node = rec.refs.get_node_by_id(source)
     tensor, form, before = node.variable, rec.reads.layouts.get(source), node.first.value
     if not is_instance(tensor, torch.Tensor):
         return tensor
     requires_grad, same = tensor.requires_grad, tensor
-    if form is not None and (tuple(tensor.shape), tuple(tensor.stride())) != form:
+    replaced = rec.writes.data_replaced.get(source)
+    if replaced is not None and replaced != tensor_form(tensor):
+        dtype, device, _ = replaced
+        layout = form if form is not None else (tensor.shape, tensor.stride())
+        same = torch.empty_strided(*layout, dtype=dtype, device=device, requires_grad=requires_grad)
+    elif form is not None and (tuple(tensor.shape), tuple(tensor.stride())) != form:
         plain = tensor.detach()
         try:
             same = plain.as_strided(*form)

@@ -246,6 +246,12 @@ def _check_operation(
         attributes.read_signature(rec, args[0])
     if (rec.writes.data_replaced or rec.inspections.possible_aliases) and annotation.as_op_node:
         _check_written_tensors(rec, annotation, args, kwargs)
+        if rec.writes.data_replaced and torch.is_grad_enabled() and operation not in _DETACHES:
+            for tensor in tensors_in((args, kwargs)):
+                rec.writes.check_form_at_use(tensor)
+
+
+_DETACHES = (torch.Tensor.data, torch.Tensor.detach, torch.detach)
 
 
 def _check_written_tensors(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from magpy_like.graph_operators.wrapped_functions import REPLAYED
 from magpy_like.native.instance_checks import is_instance
@@ -68,3 +69,10 @@ def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     program assigns under ``no_grad``."""
     with torch.enable_grad():
         return _ReplaceData.apply(tensor, value.detach())
+
+
+def before_replacement(node: fx.Node) -> fx.Node:
+    """The node of a tensor before the program has set its data: its place in autograd's graph."""
+    while node.target is replace_data:
+        node = node.all_input_nodes[0]
+    return node

@@ -16,7 +16,7 @@ from torch import fx
 from magpy_like.annotation.schema import DataShape
 from magpy_like.graph_operators.node_metadata import AS_IS, DIFFERENTIATES, TWIN
 from magpy_like.monitor.objects.variables import Variables
-from magpy_like.monitor.operator_graph.function_nodes import replace_data
+from magpy_like.monitor.operator_graph.function_nodes import before_replacement, replace_data
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
@@ -158,8 +158,8 @@ class GraphValues:
             raise EffectInsideOperator(
                 SplitReason.EFFECT_IN_OPERATOR, "sets the data of a tensor inside an operator"
             )
-        before, after = self.value(tensor), self.value(value)
+        before, after = before_replacement(self.value(tensor)), self.value(value)
         if tensor.requires_grad:
             after = self._operators.nodes.graph.call_function(replace_data, (before, after))
         self._operators.nodes.set_node(tensor, after)
-        self._writes.data_replaced[node.node_id] = None
+        self._writes.note_replaced_data(node)

@@ -17,11 +17,14 @@ from magpy_like.monitor.symbolic.expressions import Computed
 from magpy_like.monitor.torch_state.tensor_counters import TensorCounters
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import RefGraph, ShadowNode
-from magpy_like.refgraph.plain_values import storage_of, tensor_version
+from magpy_like.refgraph.plain_values import has_values, storage_of, tensor_version
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
 WRITE_TO_REPLACED_DATA = "writes to a tensor after setting its data"
+_USE_OF_ANOTHER_FORM = "uses a tensor after setting its data to another dtype, shape or device"
+
+Form = tuple[torch.dtype, torch.device, torch.Size | None]
 
 
 class TensorWrites:
@@ -35,8 +38,9 @@ class TensorWrites:
         constants: ConstantTensors,
     ) -> None:
         self._refs, self._operators, self._constants = refs, operators, constants
-        self.data_replaced: dict[int, None] = {}
-        """The nodes of external tensors whose data the program replaced (``tensor.data = …``)."""
+        self.data_replaced: dict[int, Form] = {}
+        """The nodes of external tensors whose data the program replaced (``tensor.data = …``), and
+        the tensors' form before."""
         self.replaced_and_written = False
         """Whether an operator was about to write to one that requires gradients: autograd raises
         where an operator before it has saved the tensor, which in a record is another tensor."""
@@ -75,6 +79,23 @@ class TensorWrites:
         return tensor_version(tensor) != self.versions.get(node.node_id) or (
             bool(self.written_memory) and storage_of(tensor) in self.written_memory
         )
+
+    def note_replaced_data(self, node: ShadowNode) -> None:
+        """Note that the program is about to set the data of an external tensor."""
+        self.data_replaced.setdefault(node.node_id, tensor_form(node.variable))
+
+    def check_form_at_use(self, tensor: torch.Tensor) -> None:
+        """Check a tensor that an operator is about to use, whose gradients autograd records.
+
+        Raises:
+            Split: the program has given it data of another form. Autograd casts its gradients to
+                the form at its first use; in a record, that is the old one.
+        """
+        if not tensor.requires_grad:
+            return
+        for number, form in self.data_replaced.items():
+            if self._refs.get_node_by_id(number).variable is tensor and form != tensor_form(tensor):
+                raise Split(SplitReason.TENSOR_INTERNALS, _USE_OF_ANOTHER_FORM)
 
     def check_replaced_data(self, tensor: torch.Tensor) -> None:
         """Check a tensor that an operator is about to write to.
@@ -144,3 +165,9 @@ class TensorWrites:
         seen = [(n.variable, n.contents) for n in self._refs if is_instance(n.contents, np.ndarray)]
         pairs = [*seen, *self._operators.shared_arrays]
         return any(array.tobytes() != before.tobytes() for array, before in pairs)
+
+
+def tensor_form(tensor: torch.Tensor) -> Form:
+    """What autograd notes of a tensor: its gradients have the same."""
+    shape = tensor.shape if has_values(tensor) else None
+    return tensor.dtype, tensor.device, shape

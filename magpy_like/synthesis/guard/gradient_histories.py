@@ -14,7 +14,7 @@ from torch import fx
 
 from magpy_like.graph_operators.control_operators import may_write
 from magpy_like.graph_operators.node_metadata import DIFFERENTIATES
-from magpy_like.monitor.operator_graph.function_nodes import replace_data
+from magpy_like.monitor.operator_graph.function_nodes import before_replacement, replace_data
 from magpy_like.monitor.recording import Recording
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
@@ -30,14 +30,17 @@ def write_separate_histories(writer: GuardWriter, graph: fx.GraphModule) -> None
     If one does in the recorded run, the graph runs as it is.
 
     Raises:
-        Split: one does, and the program has set the data of a tensor that a gradient is taken by:
-            the graph has another tensor in its place.
+        Split: the program has set the data of a tensor that a gradient is taken by, so that the
+            graph has another tensor in its place, and one does or the earlier tensor was used.
     """
     rec, calls = writer.rec, [node for node in graph.graph.nodes if _wanted(node)]
     external = _differentiable_inputs(rec) if calls else {}
     for call in calls:
         places = _wanted(call)
-        wanted = [external[n] for n in dict.fromkeys(map(_before_set, places)) if n in external]
+        _check_replaced_data(call, places)
+        wanted = [
+            external[n] for n in dict.fromkeys(map(before_replacement, places)) if n in external
+        ]
         used = [external[n] for n in _sources(call) if n in external] if wanted else []
         if not used or len({*wanted, *used}) == 1:
             continue
@@ -55,6 +58,16 @@ def write_separate_histories(writer: GuardWriter, graph: fx.GraphModule) -> None
         by = ", ".join(map(writer.label, wanted))
         description = f"no input was computed from what gradients are taken by: {by}"
         writer.check(Kind.SEPARATE_HISTORIES, test, description)
+
+
+def _check_replaced_data(call: fx.Node, wanted: list[fx.Node]) -> None:
+    """Raises Split if a node differentiates by a tensor whose data was set, and by uses of it
+    before: in the graph, those are of another tensor."""
+    replaced = {before_replacement(node) for node in wanted if node.target is replace_data}
+    if replaced:
+        for node in _sources(call, but=wanted):
+            if before_replacement(node) in replaced:
+                raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
 
 
 def have_separate_histories(wanted: Sequence[torch.Tensor], used: Sequence[torch.Tensor]) -> bool:
@@ -113,15 +126,11 @@ def _wanted(call: fx.Node) -> list[fx.Node]:
     return [node for node in nodes if is_instance(node, fx.Node)]
 
 
-def _before_set(node: fx.Node) -> fx.Node:
-    """The node of a tensor before the program has set its data: its place in autograd's graph."""
-    while node.target is replace_data:
-        node = node.all_input_nodes[0]
-    return node
+def _sources(call: fx.Node, but: Sequence[fx.Node] = ()) -> dict[fx.Node, None]:
+    """The nodes that the differentiated tensors depend on, through writes before the call too.
 
-
-def _sources(call: fx.Node) -> dict[fx.Node, None]:
-    """The nodes that the differentiated tensors depend on, through writes before the call too."""
+    Those in ``but``, and what only they depend on, are left out.
+    """
     outputs: Any = call.all_input_nodes
     if DIFFERENTIATES not in call.meta:
         outputs = call.args[0] if call.args else call.kwargs["outputs"]
@@ -134,7 +143,7 @@ def _sources(call: fx.Node) -> dict[fx.Node, None]:
     found: dict[fx.Node, None] = {}
     while nodes:
         node = nodes.pop()
-        if is_instance(node, fx.Node) and node not in found:
+        if is_instance(node, fx.Node) and node not in found and node not in but:
             found[node] = None
             nodes += node.all_input_nodes
     return found

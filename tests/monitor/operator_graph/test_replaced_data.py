@@ -139,3 +139,106 @@ def test_write_to_a_saved_tensor_with_replaced_data_is_refused_in_the_backward_p
         result = fast(torch.ones(4, requires_grad=True) * 1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             result.sum().backward()
+
+
+def through_another_dtype(weight, x):
+    weight.data = weight.data.bfloat16()
+    weight.data = weight.data.double()
+    (weight * x).sum().backward()
+
+
+def another_dtype(weight, x):
+    weight.data = weight.data.bfloat16()
+    (weight * x).sum().backward()
+
+
+def another_dtype_without_gradients(weight, x):
+    weight.data = weight.data.bfloat16()
+    with torch.no_grad():
+        return weight * 2 + x
+
+
+def another_dtype_after_the_use(weight, x):
+    result = weight * x
+    weight.data = weight.data.bfloat16()
+    result.sum().backward()
+
+
+def two_dtypes_in_use(weight, x):
+    result = (weight * x).sum()
+    weight.data = weight.data.float()
+    result = result + (weight * x).sum()
+    weight.data = weight.data.double()
+    (result + (weight * x).sum()).backward()
+
+
+def inner_gradient_by_another_dtype(weight, x):
+    weight.data = weight.data.bfloat16()
+    return torch.autograd.grad((weight * x).sum(), weight)[0]
+
+
+def fewer_elements(weight, x):
+    weight.data = weight.data[:2].clone()
+    (weight * x).sum().backward()
+
+
+def intermediate_tensor_of_another_dtype(weight, x):
+    scaled = weight * 3
+    scaled.data = scaled.data.float()
+    scaled.data = scaled.data.double()
+    (scaled * x).sum().backward()
+
+
+def module_of_another_dtype_and_back(weight, x):
+    layer = nn.Module()
+    layer.weight = weight
+    layer.bfloat16()
+    layer.double()
+    (layer.weight * x).sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        through_another_dtype,
+        another_dtype,
+        another_dtype_without_gradients,
+        another_dtype_after_the_use,
+        two_dtypes_in_use,
+        inner_gradient_by_another_dtype,
+        fewer_elements,
+        intermediate_tensor_of_another_dtype,
+        module_of_another_dtype_and_back,
+    ],
+)
+def test_gradients_have_the_form_that_the_tensor_has_at_its_use(program, backend):
+    fast, seen = magpy.compile(program, backend=backend), []
+    for call in (program, fast, fast, fast):
+        weight = nn.Parameter(torch.arange(1, 4, dtype=torch.double) / 7)
+        result = call(weight, torch.tensor(1 / 3, dtype=torch.double))
+        seen.append((weight.detach(), weight.grad, result))
+    torch.testing.assert_close(seen[1:], seen[:1] * 3, rtol=0, atol=0)
+    assert magpy.cache_info(fast).hits == 2
+
+
+def used_before(weight, x):
+    loss = (weight * x).sum()
+    weight.data = weight.data * 3
+    return torch.autograd.grad(loss + (weight * x).sum(), weight)
+
+
+def used_between(weight, x):
+    weight.data = weight.data * 2
+    loss = (weight * x).sum()
+    weight.data = weight.data * 3
+    return torch.autograd.grad(loss + (weight * x).sum(), weight)
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("program", [used_before, used_between])
+def test_inner_gradients_count_uses_before_the_data_is_set(program, backend):
+    fast, seen = magpy.compile(program, backend=backend), []
+    for call in (program, fast, fast):
+        seen.append(call(nn.Parameter(torch.arange(3.0)), torch.ones(3)))
+    torch.testing.assert_close(seen[1:], seen[:1] * 2)
