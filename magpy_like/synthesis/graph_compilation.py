@@ -23,8 +23,8 @@ from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import BranchRefused, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.example_inputs import example_inputs
-from magpy_like.synthesis.guard.gradient_histories import write_separate_histories
 from magpy_like.synthesis.guard.guard_builder import GuardBuilder
+from magpy_like.synthesis.guard.inner_gradients import write_inner_gradients
 from magpy_like.synthesis.mock.mock_builder import MockBuilder
 from magpy_like.synthesis.shared_graphs import CompiledGraph
 from magpy_like.torch_interop.current_gpu import tracing_without_cache
@@ -99,7 +99,7 @@ def compile_graph(
     _write_conditions_on_memory(rec, guard, graph, tensors)
     if rec.graph.stays_whole and has_parts(graph):
         rec.graph.runs_as_is = rec.graph.stays_whole
-    write_separate_histories(guard.writer, graph)
+    write_inner_gradients(guard.writer, graph)
     if rec.graph.runs_as_is:
         return CompiledGraph(graph, compiler.interpret(graph)), names
     make = without_default_device(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 __all__ = [
     "current_backward_node",
     "current_backward_pass",
     "custom_function_calls",
+    "gradient_hooks",
     "increment_version",
     "is_node_needed",
     "make_nonleaf",
@@ -45,6 +48,10 @@ current_backward_node = torch._C._current_autograd_node
 is_node_needed = torch._C._will_engine_execute_node
 """``(node)``: True if the running backward pass reaches the node. Raises RuntimeError for a leaf
 whose gradient ``torch.autograd.grad`` returns."""
+
+gradient_hooks = operator.attrgetter("_backward_hooks")
+"""``(tensor)``: the hooks that ``Tensor.register_hook`` has added, by number; None if it never
+has."""
 
 make_nonleaf = torch._C._functions.DelayedError("an example input has no backward pass", 1)
 """``(tensor)``: a tensor of the same memory that is no leaf of autograd's graph, and no view. The

@@ -9,7 +9,7 @@
 - ``lifted_conditions``: conditions on lifted values
 - ``size_conditions``: bounds and relations of sizes that may vary
 - ``distinctness_conditions``: conditions on distinct objects and on shared memory
-- ``gradient_histories``: conditions on what tensors were computed from, for inner gradients
+- ``inner_gradients``: conditions on histories and hooks of tensors, for inner gradients
 - ``process_state_conditions``: conditions on torch's modes and on other process-wide state
 - ``abstract_classes``: answers of abstract classes about others
 - ``guard_checks``: functions that generated guards call

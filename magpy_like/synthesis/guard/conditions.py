@@ -93,6 +93,7 @@ class Kind(enum.StrEnum):
     NO_SHARED_MEMORY = "aliasing: no memory shared with fixed tensors"
     WRITABILITY = "aliasing: changed tensors are no leaves of autograd's graph"
     SEPARATE_HISTORIES = "aliasing: no tensor computed from one that gradients are taken by"
+    NO_GRADIENT_HOOKS = "aliasing: no hooks on a tensor that gradients are taken by"
     # Lifted values.
     LIFTED_VALUE = "lifted: expression over lifted values"
     SIZE_RELATION = "lifted: relation of sizes"

@@ -195,3 +195,78 @@ def test_leaf_and_computed_argument_have_a_record_each():
     for kind in (leaf, computed_from_weight, leaf, computed_from_another, computed_from_weight):
         results(fast, layer, kind)
     assert magpy.cache_info(fast).misses == 2
+
+
+def by_argument(layer, x):
+    return torch.autograd.grad(layer(x).sum(), x)
+
+
+def double(gradient):
+    return gradient * 2
+
+
+def hook_on_weight(layer, x):
+    return layer.weight.register_hook(double)
+
+
+def hook_on_argument(layer, x):
+    return x.register_hook(double)
+
+
+def hook_on_any(layer, x):
+    def note(gradient):
+        layer.log.append(gradient.sum())
+
+    tensors = [*layer.parameters(), x]
+    return torch.autograd.graph.register_multi_grad_hook(tensors, note, mode="any")
+
+
+def no_hook(layer, x):
+    return None
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        (no_hook, no_hook, hook_on_weight, hook_on_argument, no_hook),
+        (hook_on_weight, hook_on_weight, no_hook, hook_on_any),
+        (hook_on_argument, hook_on_argument, no_hook, hook_on_argument),
+    ],
+)
+@pytest.mark.parametrize("kind", [leaf, computed_from_another])
+@pytest.mark.parametrize(
+    "program",
+    [
+        by_weight,
+        by_all_parameters,
+        by_argument,
+        twice,
+        differentiable,
+        by_weight_with_new_data,
+        inside_a_custom_function,
+    ],
+)
+def test_inner_gradients_pass_the_hooks_of_what_they_are_taken_by(program, kind, hooks, backend):
+    def run(call):
+        layer, found = Layer(), []
+        layer.log = []
+        for add in hooks:
+            x = kind(layer)
+            handle = add(layer, x)
+            found.append(results(call, layer, lambda _, x=x: x))
+            if handle is not None:
+                handle.remove()
+        return found, layer.log
+
+    torch.testing.assert_close(run(magpy.compile(program, backend=backend)), run(program))
+
+
+def test_hooked_and_plain_weight_have_a_record_each():
+    fast, layer = magpy.compile(by_weight, backend="magpy"), Layer()
+    for add in (no_hook, hook_on_weight, no_hook, hook_on_weight, no_hook):
+        handle = add(layer, None)
+        results(fast, layer, leaf)
+        if handle is not None:
+            handle.remove()
+    assert magpy.cache_info(fast).misses == 2

@@ -69,6 +69,22 @@ def argument_computed_from_what_gradients_are_taken_by() -> Calls:
     return program, [lambda: (leaf(), leaf())] * 2 + [lambda: computed(leaf())]
 
 
+@relies_on(Kind.NO_GRADIENT_HOOKS, backend="magpy")
+def hook_on_what_gradients_are_taken_by() -> Calls:
+    def program(w, x):
+        return torch.autograd.grad((w * x).sum(), w)[0]
+
+    def leaf() -> Any:
+        return ones().requires_grad_()
+
+    def hooked() -> Any:
+        tensor = leaf()
+        tensor.register_hook(lambda gradient: gradient * 2)
+        return tensor
+
+    return program, [lambda: (leaf(), ones())] * 2 + [lambda: (hooked(), ones())]
+
+
 @relies_on(Kind.UPPER_BOUND, Kind.VALUE)
 def upper_bound_of_a_number() -> Calls:
     return varied_argument(

@@ -2,6 +2,8 @@
 
 Autograd follows an external tensor that is no leaf to the operators before the region, and may
 arrive at the very tensor that the program differentiates by. A compiled graph begins at its inputs.
+Autograd also passes a gradient to the hooks of the tensor that it is taken by; a compiled graph
+calls none.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from magpy_like.split_points import AUTOGRAD, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
+from magpy_like.torch_compat.autograd import gradient_hooks
 
 
-def write_separate_histories(writer: GuardWriter, graph: fx.GraphModule) -> None:
-    """Write that no input of the graph depends on one that an inner gradient is taken by.
+def write_inner_gradients(writer: GuardWriter, graph: fx.GraphModule) -> None:
+    """Write that an input which an inner gradient is taken by has no hooks, and that no input
+    depends on it.
 
-    If one does in the recorded run, the graph runs as it is.
+    If one has or does in the recorded run, the graph runs as it is.
 
     Raises:
         Split: the program has set the data of a tensor that a gradient is taken by, so that the
-            graph has another tensor in its place, and one does or the earlier tensor was used.
+            graph has another tensor in its place, and one has or does, or the earlier tensor was
+            used.
     """
     rec, calls = writer.rec, [node for node in graph.graph.nodes if _wanted(node)]
     external = _differentiable_inputs(rec) if calls else {}
@@ -41,23 +46,46 @@ def write_separate_histories(writer: GuardWriter, graph: fx.GraphModule) -> None
         wanted = [
             external[n] for n in dict.fromkeys(map(before_replacement, places)) if n in external
         ]
+        replaced = any(node.target is replace_data for node in places)
+        if wanted and (replaced or not rec.graph.runs_as_is):
+            _write_hooks(writer, wanted, replaced)
         used = [external[n] for n in _sources(call) if n in external] if wanted else []
         if not used or len({*wanted, *used}) == 1:
             continue
-        replaced = any(node.target is replace_data for node in places)
         if rec.graph.runs_as_is and not replaced:
             continue  # autograd follows its inputs
         tensors = [[node.variable for node in nodes] for nodes in (wanted, used)]
         if _has_new_history(rec, (*wanted, *used)) or not have_separate_histories(*tensors):
-            if replaced:
-                raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-            rec.graph.runs_as_is = "computes gradients by what its inputs were computed from"
+            _run_as_is(rec, "computes gradients by what its inputs were computed from", replaced)
             continue
-        names = (f"({', '.join(map(writer.name, nodes))},)" for nodes in (wanted, used))
+        names = (_tuple(writer, nodes) for nodes in (wanted, used))
         test = f"{writer.source.constant(have_separate_histories)}({', '.join(names)})"
         by = ", ".join(map(writer.label, wanted))
         description = f"no input was computed from what gradients are taken by: {by}"
         writer.check(Kind.SEPARATE_HISTORIES, test, description)
+
+
+def _write_hooks(writer: GuardWriter, wanted: list[ShadowNode], replaced: bool) -> None:
+    if not have_no_hooks([node.variable for node in wanted]):
+        _run_as_is(writer.rec, "computes gradients by a tensor that has hooks", replaced)
+        return
+    test = f"{writer.source.constant(have_no_hooks)}({_tuple(writer, wanted)})"
+    by = ", ".join(map(writer.label, wanted))
+    writer.check(
+        Kind.NO_GRADIENT_HOOKS, test, f"nothing that gradients are taken by has hooks: {by}"
+    )
+
+
+def _run_as_is(rec: Recording, reason: str, replaced: bool) -> None:
+    """Have the graph run as it is. ``replaced`` tells that it has another tensor in the place of
+    one whose data was set: then it cannot be part of a record."""
+    if replaced:
+        raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
+    rec.graph.runs_as_is = reason
+
+
+def _tuple(writer: GuardWriter, nodes: Sequence[ShadowNode]) -> str:
+    return f"({', '.join(map(writer.name, nodes))},)"
 
 
 def _check_replaced_data(call: fx.Node, wanted: list[fx.Node]) -> None:
@@ -68,6 +96,11 @@ def _check_replaced_data(call: fx.Node, wanted: list[fx.Node]) -> None:
         for node in _sources(call, but=wanted):
             if before_replacement(node) in replaced:
                 raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
+
+
+def have_no_hooks(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if no tensor has hooks on its gradient."""
+    return not any(map(gradient_hooks, tensors))
 
 
 def have_separate_histories(wanted: Sequence[torch.Tensor], used: Sequence[torch.Tensor]) -> bool:
