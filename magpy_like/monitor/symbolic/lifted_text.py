@@ -1,4 +1,4 @@
-"""Text formatted from lifted numbers: it is lifted too, so that logging it adds no guard."""
+"""Text formatted from lifted numbers, and parts of it: lifted too, so that logs add no guard."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def joined(*texts: str) -> str:
 def percent(form: str, *values: Any) -> str:
     """``form % values`` with one value or several."""
     return form % values
+
+
+def sliced(text: str, start: Any, stop: Any, step: Any) -> str:
+    """``text[start:stop:step]``."""
+    return text[start:stop:step]

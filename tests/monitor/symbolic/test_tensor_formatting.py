@@ -202,3 +202,13 @@ def _outcome(run, *args):
         return run(*args)
     except Exception as error:
         return error
+
+
+def test_part_of_a_text_that_decides_control_flow_matches_eager():
+    def program(x):
+        return x + 1 if repr(x)[7:-1] == "[1.]" else x - str(x.sum().item()).index(".")
+
+    compiled = magpy.compile(program, backend="eager")
+    for number in (1.0, 2.0, 1.0, 30.0, 4.0, 1.0):
+        x = torch.full((1,), number)
+        assert_same(compiled(x), program(x))

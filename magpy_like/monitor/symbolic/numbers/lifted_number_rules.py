@@ -20,7 +20,7 @@ from magpy_like.monitor.calls import python_operators
 from magpy_like.monitor.calls.call_inputs import visit_input
 from magpy_like.monitor.calls.lifted_calls import finish_computed
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
-from magpy_like.monitor.symbolic.lifted_text import formatted, joined
+from magpy_like.monitor.symbolic.lifted_text import formatted, joined, sliced
 from magpy_like.monitor.symbolic.lists import varying_lists
 from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
 from magpy_like.monitor.symbolic.numbers.pure_number_calls import Function, lifted_call
@@ -173,8 +173,11 @@ def _index(container: int, *keys: int) -> Callable[[Context, Step], Token]:
 
 
 def _read_item(context: Context, step: Step) -> Token:
-    """Read an item at a lifted key: a number of a list or tuple varies with the key."""
+    """Read a part of a lifted text, or an item at a lifted key: a number of a list or tuple varies
+    with the key."""
     container, key = step.stack[-2:]
+    if _is_lifted_text(context, container):
+        return _read_text(context, container, key)
     rows = context.recording.operators.lists.get(id(container))
     if is_instance(rows, GraphList) or (rows is not None and type(key) is int):
         return None  # the read's own rule computes the element of any iteration
@@ -194,6 +197,30 @@ def _read_item(context: Context, step: Step) -> Token:
         return token or _index(2, 1)(context, step)
     function = _repeated(context, operator.getitem, (container, key))
     return (finish_computed, function) if function else _index(2, 1)(context, step)
+
+
+def _read_slice(context: Context, step: Step) -> Token:
+    """``source[start:stop]`` in one instruction."""
+    source, start, stop = step.stack[-3:]
+    if _is_lifted_text(context, source):
+        return _read_text(context, source, slice(start, stop))
+    return _index(3, 2, 1)(context, step)
+
+
+def _is_lifted_text(context: Context, value: Any) -> bool:
+    return type(value) is str and context.lifted.is_lifted(value)
+
+
+def _read_text(context: Context, text: str, key: Any) -> Token:
+    """``text[key]`` of a lifted text: a part varies with the whole."""
+    if type(key) is slice:
+        bounds = key.start, key.stop, key.step
+        if all(map(is_plain, bounds)):
+            return finish_computed, (sliced, (text, *bounds))
+    elif is_plain(key):
+        return finish_computed, (operator.getitem, (text, key))
+    context.lifted.specialize([text, key])
+    return None
 
 
 def _write_item(context: Context, step: Step) -> Token:
@@ -288,7 +315,7 @@ def _lifted_number_rules() -> dict[int, Callable[[Context, Step], Token]]:
         "BINARY_SUBSCR": _read_item,
         "STORE_SUBSCR": _write_item,
         "DELETE_SUBSCR": _index(2, 1),
-        "BINARY_SLICE": _index(3, 2, 1),
+        "BINARY_SLICE": _read_slice,
         "STORE_SLICE": _index(3, 2, 1),
         **dict.fromkeys(FORMATS, _format),
         "BUILD_STRING": _join,

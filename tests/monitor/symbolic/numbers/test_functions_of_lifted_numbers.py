@@ -44,6 +44,8 @@ ONE_RECORD = {
     "a function of operators": lambda x, a, b: x * operator.add(a, b) - operator.neg(a),
     "a start": lambda x, a, b: x * sum([a, b], 2.0) + sum((a, b), start=1.5),
     "a product": lambda x, a, b: x * math.prod([a, b]) + math.fsum([a, b, 1]),
+    "parts of text": lambda x, a, b: (x, str(a)[:1], repr(b)[-2::-1], f"{a:9.2f}"[-1]),
+    "an item of text by a method": lambda x, a, b: (x, str(a).__getitem__(0)),
     "a list as text": lambda x, a, b: (x, str([a, (b, 2)]), "{0} {1!r:>9}".format(a, b)),  # noqa: UP032
     "keywords": lambda x, a, b: (x * round(a, ndigits=1), "{n:.1e}".format(n=b)),  # noqa: UP032
     "a default": lambda x, a, b: x * max([a, b], default=0) + min([b, a], default=None),
