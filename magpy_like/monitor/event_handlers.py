@@ -172,12 +172,20 @@ class EventHandlers:
         except BaseException as error:
             self.run.splits.fail(frame, error)
             return
-        if not self.run.context.lifted.any_lifted((value,)) or caller is None:
+        if caller is None:
+            return
+        inspections = self.run.context.recording.inspections
+        is_lifted = self.run.context.lifted.any_lifted((value,))
+        if not (is_lifted or inspections.compares_yielded):
             return
         try:
             native = (
                 self._waits_for_native_code(caller) or current_opname(caller) not in _PASSES_THROUGH
             )
+            if native and inspections.compares_yielded and value is not NULL:
+                inspections.record_hash(value)
+            if not is_lifted:
+                return
             _, operands = (native and self.run.context.step_of(caller)) or (0, ())
             if native and not is_passed_through(frame.f_code, caller, operands, value):
                 self.run.context.lifted.specialize(value)

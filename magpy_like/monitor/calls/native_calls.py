@@ -177,7 +177,9 @@ def begin_native_call(
     _record_effects(context, call, changed)
     if relation is not None and relation.access == "read":
         record_read_call(context, annotation, args, kwargs)
-    if on_graph:
+    if not on_graph:
+        _record_comparisons(rec, call)
+    else:
         rec.running.callees = []
         if operation in _CALLS_ARGUMENTS_LATER:
             call.args = tuple(close_over(rec, value) for value in args)
@@ -320,9 +322,14 @@ def _read_inputs(context: Context, call: NativeCall) -> list[Any]:
             rec.inspections.visit(value, ValueRead.ELEMENTS)
         else:
             rec.inspections.visit(value, properties.value_read)
-        if not on_graph and properties.value_read in COMPARES_OBJECTS:
-            rec.inspections.record_comparison(value)
     return changed
+
+
+def _record_comparisons(rec: Recording, call: NativeCall) -> None:
+    """Record which arguments the call compares, now that their contents have been read."""
+    for position, value in inputs_of(call.args, call.kwargs):
+        if call.annotation.input(position).value_read in COMPARES_OBJECTS:
+            rec.inspections.record_comparison(value)
 
 
 _CALLS_PER_ELEMENT = {

@@ -106,7 +106,6 @@ def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | 
             if node is not None:
                 record_change(rec, list.extend, value, args, {})
             continue  # nothing reads its elements, which may be many
-        rec.inspections.record_comparison(value)
         if position == 0 and in_place and node is not None and is_instance(value, _CHANGE_IN_PLACE):
             if is_instance(value, list) and operation is operator.iadd:
                 record_change(rec, list.extend, value, args, {})
@@ -121,6 +120,8 @@ def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | 
                 )
         elif node is not None and not is_mutable_class(type(value)):
             rec.inspections.visit(value, ValueRead.ALL)
+        if operation in _COMPARISONS or not is_instance(value, _SEQUENCES):
+            rec.inspections.record_comparison(value)
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:
                 class_lookup.read_class(rec, type(value), name)
@@ -143,6 +144,8 @@ IN_PLACE = {
     if symbol.endswith("=") and symbol not in ("<=", "==", "!=", ">=")
 }
 
+_SEQUENCES = (list, tuple, collections.deque)
+"""Containers whose operators but comparisons compare no elements."""
 _COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 
 _REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "eq"}

@@ -74,7 +74,6 @@ def contains(context: Context, step: Step) -> Token:
     special_methods.read_special_methods(rec, container)
     if not is_plain(item):
         rec.inspections.visit(item, ValueRead.ALL)
-        rec.inspections.record_comparison((item, container))
     elif type(item) is float and item != item:
         # NaN is equal to no other, and yet found where it is itself.
         others = elements(container) if is_instance(container, CONTAINERS) else ()
@@ -85,6 +84,8 @@ def contains(context: Context, step: Step) -> Token:
                 SplitReason.TENSOR_VALUE_READ, "compares a tensor with the elements of a container"
             )
     read_calls.read_membership(rec, container, item)
+    if not is_plain(item):
+        rec.inspections.record_comparison((item, container))
     return None
 
 

@@ -36,7 +36,7 @@ def add_element(context: Context, step: Step) -> Token:
     """An element that a comprehension adds to its list or set."""
     value, target = step.stack[-1], step.stack[-step.oparg - 1]
     if opcode.opname[step.opcode] == "SET_ADD":
-        context.recording.inspections.record_comparison(value)
+        context.recording.inspections.record_hash(value)
         _put_into(context, target)
     elif not is_instance(context.recording.operators.lists.get(id(target)), CarriedList):
         native_calls.record_change(context.recording, list.append, target, (target, value), {})
@@ -45,30 +45,31 @@ def add_element(context: Context, step: Step) -> Token:
 
 def add_entry(context: Context, step: Step) -> Token:
     """An entry that a comprehension adds to its dictionary."""
-    context.recording.inspections.record_comparison(step.stack[-2])
+    context.recording.inspections.record_hash(step.stack[-2])
     _put_into(context, step.stack[-step.oparg - 2])
     return None
 
 
 def extend(context: Context, step: Step) -> Token:
     """The elements of an iterable that are added to a new container, as in ``[*a, *b]``."""
+    _put_into(context, step.stack[-step.oparg - 1])
+    token = iterate(context, step)
     if opcode.opname[step.opcode] != "LIST_EXTEND":
         context.recording.inspections.record_comparison(step.stack[-1])
-    _put_into(context, step.stack[-step.oparg - 1])
-    return iterate(context, step)
+    return token
 
 
 def build_set(context: Context, step: Step) -> Token:
     """``{a, b}``: the members are hashed and compared."""
     for member in step.stack[len(step.stack) - step.oparg :]:
-        context.recording.inspections.record_comparison(member)
+        context.recording.inspections.record_hash(member)
     return None
 
 
 def build_map(context: Context, step: Step) -> Token:
     """``{key: value}``: the keys are hashed and compared."""
     for key in step.stack[len(step.stack) - 2 * step.oparg :: 2]:
-        context.recording.inspections.record_comparison(key)
+        context.recording.inspections.record_hash(key)
     return None
 
 

@@ -199,7 +199,7 @@ def set_item(context: Context, target: Any, key: Any, value: Any) -> Token:
             context, operator.setitem, (target, random_draws.tensor_index(context, key), value)
         )
         return None if token is None else (finish_without_result, token)
-    rec.inspections.record_comparison(key)
+    rec.inspections.record_hash(key)
     setter = class_lookup.read_class(rec, type(target), "__setitem__")
     if is_instance(key, slice) and not is_instance(setter, types.FunctionType):
         varying_reads.substitute(context, value)
@@ -234,7 +234,7 @@ def delete_item(context: Context, step: Step) -> Token:
     rec = context.recording
     if is_instance(target, torch.Tensor):
         raise Split(SplitReason.UNSUPPORTED_INSTRUCTION, "deletes an item of a tensor")
-    rec.inspections.record_comparison(key)
+    rec.inspections.record_hash(key)
     remover = class_lookup.read_class(rec, type(target), "__delitem__")
     node = rec.variables.node(target)
     if is_instance(remover, types.FunctionType) or node is None:

@@ -15,6 +15,7 @@ import torch
 from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_python, elements
 from magpy_like.monitor.objects.external_reads import ExternalReads
+from magpy_like.monitor.objects.iterators import contents_of, yields_from_python
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.symbolic.variation import Variation
 from magpy_like.native import instance_dict, lookup_in_type
@@ -44,6 +45,8 @@ class Inspections:
         """Pairs of nodes that the program has tested to be distinct objects."""
         self.compared: dict[int, None] = {}
         """Nodes of objects that native code has compared with others, at least by identity."""
+        self.compares_yielded = False
+        """Whether native code has compared elements that functions in Python compute for it."""
         self.possible_aliases: list[VersionCheck] = []
         """Version checks of tensors that must keep their data: see ``note_possible_aliases``."""
 
@@ -175,7 +178,7 @@ class Inspections:
         """Record that native code compares or hashes ``value`` or its contents.
 
         By default an object equals only itself, so the guard checks that distinct objects are
-        distinct.
+        distinct. Only contents that have been read are known, so their read comes first.
         """
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
@@ -184,12 +187,21 @@ class Inspections:
         node = self._variables.node(value)
         if node is not None:
             self.compared[node.node_id] = None
-        if is_instance(value, CONTAINERS):
-            seen |= {id(value)}
-            for item in elements(value):
-                self.record_comparison(item, seen)
-            for key in dict.keys(value) if is_instance(value, dict) else ():
-                self.record_comparison(key, seen)
+        seen |= {id(value)}
+        for item in contents_of(value):
+            if is_instance(item, CONTAINERS) and not is_instance(value, CONTAINERS):
+                self.visit(item, ValueRead.ALL)  # the source of an iterator's elements
+            self.record_comparison(item, seen)
+        for key in dict.keys(value) if is_instance(value, dict) else ():
+            self.record_comparison(key, seen)
+        self.compares_yielded |= yields_from_python(value)
+
+    def record_hash(self, key: Any) -> None:
+        """Record that native code reads, hashes or compares a key or an element."""
+        if not is_plain(key):
+            if is_instance(key, CONTAINERS):
+                self.visit(key, ValueRead.ALL)
+            self.record_comparison(key)
 
     def note_possible_aliases(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note a result of a branch or loop, and the tensors that it may be, as aliases of each

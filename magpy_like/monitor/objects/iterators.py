@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from types import FunctionType, GeneratorType
+from types import FunctionType, GeneratorType, MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS, elements
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
+from magpy_like.refgraph.plain_values import proxied_mapping
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
@@ -120,6 +122,32 @@ def is_native_iterator(value: Any) -> bool:
     """True if native code implements ``__next__`` and holds the iterator's state."""
     step = lookup_in_type(type(value), "__next__")
     return step is not NULL and not is_instance(step, FunctionType)
+
+
+def contents_of(value: Any) -> list[Any]:
+    """The objects that native code may read when it receives ``value``."""
+    if is_instance(value, CONTAINERS):
+        return elements(value)
+    if is_instance(value, slice):
+        return [value.start, value.stop, value.step]
+    if is_instance(value, BaseException):
+        return [*value.args]
+    if is_instance(value, SimpleNamespace):
+        return [*value.__dict__.values()]
+    if is_instance(value, MappingProxyType):
+        return [proxied_mapping(value)]
+    if is_native_iterator(value) and not is_instance(value, GeneratorType):
+        return gc.get_referents(value)  # the source of its elements
+    view: Any = value
+    return list(view) if is_instance(value, DICT_VIEWS) else []
+
+
+def yields_from_python(value: Any) -> bool:
+    """True if functions in Python may compute the elements that native code takes from a value."""
+    if is_native_iterator(value):
+        return True
+    methods = (lookup_in_type(type(value), name) for name in ("__iter__", "__getitem__"))
+    return any(is_instance(method, FunctionType) for method in methods)
 
 
 def is_started_before(rec: Recording, value: Any) -> bool:

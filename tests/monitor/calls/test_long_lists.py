@@ -18,7 +18,7 @@ COUNT = 120
 def visits(monkeypatch):
     """The values that searches of arguments have visited."""
     found = []
-    leaves, numbers = constant_tensors._leaves, lifted_identities._contents
+    leaves, numbers = constant_tensors._leaves, lifted_identities.contents_of
     may_be_number = tensors_as_numbers._may_be_number
     compare = Inspections.record_comparison
 
@@ -39,7 +39,7 @@ def visits(monkeypatch):
         return compare(inspections, value, *seen)
 
     monkeypatch.setattr(constant_tensors, "_leaves", note_leaves)
-    monkeypatch.setattr(lifted_identities, "_contents", note(numbers))
+    monkeypatch.setattr(lifted_identities, "contents_of", note(numbers))
     monkeypatch.setattr(tensors_as_numbers, "_may_be_number", note(may_be_number))
     monkeypatch.setattr(Inspections, "record_comparison", note_comparison)
     return found

@@ -7,18 +7,14 @@ shares; wherever Python moves that object, the monitor recognizes it.
 
 from __future__ import annotations
 
-import gc
-import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS, elements
-from magpy_like.monitor.objects.iterators import is_native_iterator
+from magpy_like.monitor.objects.iterators import contents_of
 from magpy_like.monitor.symbolic.expressions import Expression, distinct_copy, is_array_number
-from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import is_plain, proxied_mapping
+from magpy_like.refgraph.plain_values import is_plain
 
 
 class LiftedIdentities:
@@ -104,24 +100,6 @@ def numbers_in(value: Any) -> Iterator[Any]:
         value = pending.pop()
         if type(value) in (int, float, str) or is_array_number(value):
             yield value
-        elif id(value) not in seen and (contents := _contents(value)):
+        elif id(value) not in seen and (contents := contents_of(value)):
             seen.add(id(value))
             pending += reversed(contents)
-
-
-def _contents(value: Any) -> list[Any]:
-    """The objects that native code may read when it receives ``value``."""
-    if is_instance(value, CONTAINERS):
-        return elements(value)
-    if is_instance(value, slice):
-        return [value.start, value.stop, value.step]
-    if is_instance(value, BaseException):
-        return [*value.args]
-    if is_instance(value, types.SimpleNamespace):
-        return [*value.__dict__.values()]
-    if is_instance(value, types.MappingProxyType):
-        return [proxied_mapping(value)]
-    if is_native_iterator(value) and not is_instance(value, types.GeneratorType):
-        return gc.get_referents(value)  # the source of its elements
-    view: Any = value
-    return list(view) if is_instance(value, DICT_VIEWS) else []
