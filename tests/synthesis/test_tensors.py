@@ -967,6 +967,28 @@ def test_weight_sharing():
     check_stateful(Tied, lambda: (matrix(2, 3),), changes=[untie], backward=True)
 
 
+SCALARS = [np.bool_(True), np.complex64(2), np.complex128(2j), np.int8(3)]
+
+
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("scalar", SCALARS, ids=lambda scalar: type(scalar).__name__)
+def test_operators_take_numpy_scalars_as_in_eager_mode(scalar, backend):
+    """Torch takes a flag of NumPy as a floating-point number, unlike a flag of Python."""
+
+    def program(x, s):
+        flags, whole = x.to(torch.bool), x.int()
+        results = flags * s, whole + s, s - whole, torch.full((1,), s), torch.tensor([s])
+        return *results, torch.where(flags, s, s), whole == s, torch.pow(whole, s)
+
+    compiled = magpy.compile(program, backend=backend)
+    x = torch.tensor([1.0, 2.0])
+    for _ in range(3):
+        assert_same(compiled(x, scalar), program(x, scalar))
+    info = magpy.cache_info(compiled)
+    assert info.hits + info.uncompiled == 2
+
+
 def test_new_tensor_has_the_dtype_of_numpy_scalars():
     def program(x):
         scale = np.float64(0.5)

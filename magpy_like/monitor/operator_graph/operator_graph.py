@@ -36,7 +36,7 @@ from magpy_like.monitor.operator_graph.operator_arguments import (
     without_size_argument,
 )
 from magpy_like.monitor.operator_graph.subgraphs import GraphControl
-from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
+from magpy_like.monitor.symbolic.expressions import is_array_number, is_liftable, is_number
 from magpy_like.monitor.symbolic.lists.graph_lists import CarriedList, GraphList, LiftedRange
 from magpy_like.monitor.symbolic.symbolic_forms import (
     SUBSCRIPTS,
@@ -224,7 +224,9 @@ class OperatorGraph:
                 )
             )
         if is_instance(value, np.generic):
-            return self.numbers.array_number_node(value) or value.item()
+            if (number := self.numbers.array_number_node(value)) is not None:
+                return number
+            return value.item() if _equals_number(value) else self.nodes.add_constant(value)
         if is_instance(value, np.ndarray):
             value = value.copy(order="K")
         elif not is_plain(value) and not is_identity(value) and may_vary(value):
@@ -345,3 +347,9 @@ class OperatorGraph:
 def _depends_on_data() -> Split:
     detail = "creates a number of tensors that depends on data"
     return Split(SplitReason.DATA_DEPENDENT_SIZE, detail)
+
+
+def _equals_number(scalar: np.generic) -> bool:
+    """True if torch treats a NumPy scalar as the Python number that it equals. It converts others,
+    such as a flag, to ``float``."""
+    return is_array_number(scalar) or is_instance(scalar, complex)
