@@ -11,7 +11,7 @@ import torch
 from magpy_like.annotation import lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, overrides_iteration
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import is_instance
+from magpy_like.native.instance_checks import answers_in_python, is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity, is_plain
 
 
@@ -27,7 +27,10 @@ def is_followed(function: Any) -> bool:
 
 
 def describe(function: Any) -> str:
-    """The name of an operation for messages, with its module unless it is a built-in."""
+    """The name of an operation for messages, with its module unless it is a built-in; that of the
+    class if the operation looks up its attributes in Python."""
+    if answers_in_python(function):
+        function = type(function)
     module = getattr(function, "__module__", None)
     if module is None:
         module = getattr(getattr(function, "__objclass__", None), "__module__", None)

@@ -33,6 +33,7 @@ from magpy_like.monitor.calls.checkpoint_calls import (
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.objects.object_addresses import ADDRESS_QUERIES
 from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.operators import associative_scan
@@ -306,14 +307,14 @@ def _is_lazy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """True for a lazy iterable, whose lifted numbers native code would read."""
     if len(args) != 1 or "key" in kwargs:
         return False
-    if isinstance(args[0], types.GeneratorType):
+    if is_instance(args[0], types.GeneratorType):
         return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
     return type(args[0]) in _LAZY_ITERATORS and not _inspects_frames(args[0])
 
 
 def _inspects_frames(iterator: Any) -> bool:
     """True if a function that the iterator calls inspects frames: native code has none."""
-    found = (f for f in gc.get_referents(iterator) if isinstance(f, types.FunctionType))
+    found = (f for f in gc.get_referents(iterator) if is_instance(f, types.FunctionType))
     return any(not FRAME_INSPECTORS.isdisjoint(f.__code__.co_names) for f in found)
 
 
@@ -331,23 +332,26 @@ def _do_nothing(module: torch.nn.RNNBase) -> None:
 def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if kwargs or not args or (len(args) == 1 and type(args[0]) not in (list, tuple)):
         return False
-    return any(isinstance(value, torch.Tensor) for value in (args if len(args) > 1 else args[0]))
+    return any(is_instance(value, torch.Tensor) for value in (args if len(args) > 1 else args[0]))
 
 
 def _calls_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """True if a native function is called on each item, unseen by the monitor."""
-    if not args or isinstance(args[0], types.FunctionType | types.MethodType | str):
+    if not args or is_instance(args[0], types.FunctionType | types.MethodType | str):
         return False
-    if isinstance(getattr(args[0], "__self__", None), CONTAINERS):
+    if is_instance(args[0], _NATIVE_METHODS) and is_instance(args[0].__self__, CONTAINERS):
         return True  # it may change a container
-    if isinstance(args[0], type):
+    if is_instance(args[0], type):
         return any(map(_may_yield_numbers, args[1:]))
     return any(may_yield_tensors(it) or _may_yield_numbers(it) for it in args[1:])
 
 
+_NATIVE_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
+
+
 def _may_yield_numbers(iterable: Any) -> bool:
     """True if ``iterable`` may yield lifted numbers."""
-    if isinstance(iterable, list | tuple):
+    if is_instance(iterable, list | tuple):
         return any(type(item) in _NUMBERS for item in elements(iterable))
     return type(iterable) in (*_LAZY_ITERATORS, types.GeneratorType)
 
@@ -376,7 +380,7 @@ def _reads_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if not any(function is told for told in ADDRESS_QUERIES):
         return False
     return not all(
-        isinstance(iterable, range | str | bytes)
+        is_instance(iterable, range | str | bytes)
         or (type(iterable) in CONTAINERS and all(map(is_plain, iterable)))
         for iterable in iterables
     )
@@ -384,12 +388,12 @@ def _reads_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def _by_native_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     key = kwargs.get("key")
-    return key is not None and not isinstance(key, types.FunctionType | types.MethodType)
+    return key is not None and not is_instance(key, types.FunctionType | types.MethodType)
 
 
 def _is_mapping(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """True for a mapping: native code iterates over the keys only."""
-    return len(args) == 1 and isinstance(args[0], dict)
+    return len(args) == 1 and is_instance(args[0], dict)
 
 
 def _is_inactive_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -399,7 +403,7 @@ def _is_inactive_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _is_pointwise_scan(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     mode = kwargs.get("combine_mode", args[4] if len(args) > 4 else "pointwise")
     xs = kwargs.get("xs", args[1] if len(args) > 1 else None)
-    tensors = (isinstance(x, torch.Tensor) and x.is_cuda for x in pytree.tree_leaves(xs))
+    tensors = (is_instance(x, torch.Tensor) and x.is_cuda for x in pytree.tree_leaves(xs))
     return mode == "pointwise" and all(tensors)
 
 
@@ -440,9 +444,10 @@ _RULES: tuple[tuple[Any, Condition, Callable[..., Any]], ...] = (
     (min, _by_key, _min_by_key),
 )
 """The polyfills: native function, condition on the arguments, and replacement."""
-_POLYFILLS: dict[Any, list[tuple[Condition, Callable[..., Any]]]] = {}
+_POLYFILLS: dict[int, list[tuple[Condition, Callable[..., Any]]]] = {}
+"""The polyfills of a function, by its id: a callable of the program may have its own hash."""
 for _function, _applies, _replacement in _RULES:
-    _POLYFILLS.setdefault(_function, []).append((_applies, _replacement))
+    _POLYFILLS.setdefault(id(_function), []).append((_applies, _replacement))
 
 
 def polyfill(
@@ -456,10 +461,7 @@ def polyfill(
     getter = _GETTERS.get(type(function))
     if getter is not None:
         return getter(function)
-    try:
-        rows = _POLYFILLS.get(function, ())
-    except TypeError:  # not hashable
-        return None
+    rows = _POLYFILLS.get(id(function), ())
     return next((replacement for applies, replacement in rows if applies(args, kwargs)), None)
 
 
@@ -476,23 +478,23 @@ def _is_replaced_inside(
 
 def may_yield_tensors(iterable: Any) -> bool:
     """True if ``iterable`` may yield a tensor; found without iterating over it."""
-    if isinstance(iterable, range | str | bytes):
+    if is_instance(iterable, range | str | bytes):
         return False
-    if isinstance(iterable, list | tuple | set | frozenset | collections.deque):
-        return any(isinstance(item, torch.Tensor) for item in elements(iterable))
-    if isinstance(iterable, dict):
-        return any(isinstance(item, torch.Tensor) for item in dict.keys(iterable))
+    if is_instance(iterable, list | tuple | set | frozenset | collections.deque):
+        return any(is_instance(item, torch.Tensor) for item in elements(iterable))
+    if is_instance(iterable, dict):
+        return any(is_instance(item, torch.Tensor) for item in dict.keys(iterable))
     return True
 
 
 CODE = (
     {_running.__code__, *element_consumers.CODE}
-    | {function.__code__ for _, _, function in _RULES if isinstance(function, types.FunctionType)}
+    | {function.__code__ for _, _, function in _RULES if is_instance(function, types.FunctionType)}
     | {
         constant
         for maker in (variadic, _partial, *_GETTERS.values())
         for constant in maker.__code__.co_consts
-        if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
+        if is_instance(constant, types.CodeType) and not constant.co_name.startswith("<")
     }
 )
 """The code objects of this package that the monitor follows."""

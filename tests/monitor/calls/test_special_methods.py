@@ -1,12 +1,15 @@
 """Special methods that Python looks up in classes by itself: guarded like any other read."""
 
 import copy
+import functools
+import itertools
 import operator
 
 import pytest
 import torch
 
 import magpy_like as magpy
+from tests.compare import assert_same
 from tests.programs import tensor
 
 OPERATIONS = {
@@ -307,3 +310,61 @@ def test_index_methods_provide_numbers_of_operators(program):
     for number in (0, 0, 1, 0):
         x = tensor(1, 2)
         assert torch.equal(fast(x, Index(number)), program(x, Index(number)))
+
+
+class _Observed:
+    """A callable object that notes the uses of its other methods."""
+
+    def __init__(self):
+        self.__dict__["used"] = []
+
+    def __call__(self, *values):
+        return values[0]
+
+    def __hash__(self):
+        self.__dict__["used"].append("__hash__")
+        return 1
+
+    def __eq__(self, other):
+        self.__dict__["used"].append("__eq__")
+        return self is other
+
+    def __getattr__(self, name):
+        self.__dict__["used"].append(name)
+        raise AttributeError(name)
+
+    def __repr__(self):
+        self.__dict__["used"].append("__repr__")
+        return "observed"
+
+
+def _decorated(x, call):
+    @call
+    def program():
+        return x
+
+    return program()
+
+
+CALLS = {
+    "call": lambda x, call: call(x),
+    "decorator": _decorated,
+    "map": lambda x, call: list(map(call, [x])),
+    "map of numbers": lambda x, call: [x * n for n in map(call, [1, 2])],
+    "filter": lambda x, call: list(filter(call, [1, 2])),
+    "reduce": lambda x, call: functools.reduce(call, [x, x]),
+    "accumulate": lambda x, call: list(itertools.accumulate([x, x], call)),
+    "take while": lambda x, call: list(itertools.takewhile(call, [1, 2])),
+    "sorted": lambda x, call: sorted([2, 1], key=call),
+    "largest": lambda x, call: max([2, 1], key=call),
+    "partial": lambda x, call: functools.partial(call, x)(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_only_the_call_method_of_a_callable_object_runs(name):
+    compiled = magpy.compile(CALLS[name], backend="eager")
+    for _ in range(3):
+        call = _Observed()
+        assert_same(compiled(tensor(1, 2), call), CALLS[name](tensor(1, 2), _Observed()))
+        assert call.used == []
