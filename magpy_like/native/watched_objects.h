@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 namespace {
@@ -104,7 +105,19 @@ bool holds_expected(const Location &p, PyObject *found) {
   return same == 1;
 }
 
+// True if no code of the program writes an object's `repr`: native code writes it, and without those of
+// other objects.
+bool has_native_repr(PyObject *object) {
+  PyTypeObject *t = Py_TYPE(object);
+  if (PyFunction_Check(object) || PyCFunction_Check(object) || t == &PyType_Type) return true;
+  return !PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE) && !PyType_IS_GC(t);
+}
+
 std::string short_repr(PyObject *object) {
+  if (object && !has_native_repr(object)) {
+    const char *name = Py_TYPE(object)->tp_name, *dot = std::strrchr(name, '.');
+    return std::string("a ") + (dot ? dot + 1 : name);
+  }
   PyObject *repr = object ? PyObject_Repr(object) : nullptr;
   const char *s = repr ? PyUnicode_AsUTF8(repr) : nullptr;
   std::string out = s ? s : "?";

@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import operator
+import types
 
 import pytest
 import torch
@@ -368,3 +369,18 @@ def test_only_the_call_method_of_a_callable_object_runs(name):
         call = _Observed()
         assert_same(compiled(tensor(1, 2), call), CALLS[name](tensor(1, 2), _Observed()))
         assert call.used == []
+
+
+def test_miss_does_not_write_the_text_of_a_changed_object():
+    holder = types.SimpleNamespace(value=_Observed(), values=[_Observed()], by_name={})
+
+    def program(x):
+        return x * len([holder.value, holder.values, holder.by_name])
+
+    compiled = magpy.compile(program, backend="eager")
+    found = []
+    for _ in range(3):
+        found += [_Observed() for _ in range(3)]
+        holder.value, holder.values, holder.by_name = found[-1], [found[-2]], {1: found[-3]}
+        assert_same(compiled(tensor(1, 2)), program(tensor(1, 2)))
+    assert [one.used for one in found] == [[]] * 9
