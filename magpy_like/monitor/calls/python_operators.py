@@ -118,7 +118,9 @@ def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | 
                     SplitReason.TENSOR_VALUE_READ,
                     "compares containers that hold tensors by their values",
                 )
-        elif node is not None and not is_mutable_class(type(value)):
+        elif is_instance(value, BaseException) or (
+            node is not None and not is_mutable_class(type(value))
+        ):
             rec.inspections.visit(value, ValueRead.ALL)
         if operation in _COMPARISONS or not is_instance(value, _SEQUENCES):
             rec.inspections.record_comparison(value)

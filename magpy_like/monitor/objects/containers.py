@@ -18,6 +18,7 @@ import torch
 from magpy_like.native import dict_of, frame_locals, lookup_in_type, ordered_keys, stored_hashes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import (
+    HEAP_TYPE,
     PLAIN_TYPES,
     is_identity,
     is_mutable_class,
@@ -149,6 +150,21 @@ def is_compared_by_identity(key: Any) -> bool:
         lookup_in_type(cls, "__eq__") is object.__eq__
         and lookup_in_type(cls, "__hash__") is object.__hash__
     )
+
+
+def arguments_of(exception: BaseException) -> tuple[Any, ...]:
+    """The arguments of an exception, which native code reads in order to show it."""
+    args: tuple[Any, ...] = _args.__get__(exception)
+    return args
+
+
+_args = BaseException.__dict__["args"]
+
+
+def holds_only_arguments(exception: BaseException) -> bool:
+    """True if the native part of an exception has no other state, as that of ``OSError`` has."""
+    native = next(c for c in type(exception).__mro__ if not c.__flags__ & HEAP_TYPE)
+    return native.__basicsize__ == BaseException.__basicsize__
 
 
 def exposes_only_identity(value: Any) -> bool:

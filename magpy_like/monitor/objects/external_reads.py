@@ -20,8 +20,10 @@ from magpy_like.annotation.schema import RelationKind
 from magpy_like.config import config
 from magpy_like.monitor.objects.containers import (
     SCALARS,
+    arguments_of,
     elements,
     exposes_only_identity,
+    holds_only_arguments,
     items_of,
     plain_key,
 )
@@ -336,7 +338,9 @@ class ExternalReads:
         elif is_instance(value, slice):
             for part in ("start", "stop", "step"):
                 self._keep(node, Relation(RelationKind.SLOT, part), getattr(value, part))
-        elif not exposes_only_identity(value):
+        elif is_instance(value, BaseException) and holds_only_arguments(value):
+            self.record(node, Relation(RelationKind.SLOT, "args"), arguments_of(value))
+        elif is_instance(value, BaseException) or not exposes_only_identity(value):
             raise unknown_value_split(
                 value,
                 SplitReason.CUSTOM_CLASS_STATE,

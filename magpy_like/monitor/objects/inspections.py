@@ -13,7 +13,12 @@ from typing import Any
 import torch
 
 from magpy_like.annotation.schema import RelationKind, ValueRead
-from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_python, elements
+from magpy_like.monitor.objects.containers import (
+    CONTAINERS,
+    any_hashes_in_python,
+    arguments_of,
+    elements,
+)
 from magpy_like.monitor.objects.external_reads import ExternalReads
 from magpy_like.monitor.objects.iterators import contents_of, yields_from_python
 from magpy_like.monitor.objects.variables import Variables
@@ -58,11 +63,8 @@ class Inspections:
             value = self.unwrap_proxy(value)
         node = self._variables.node(value)
         if node is None:
-            if read in (ValueRead.ALL, ValueRead.PAIRS) and is_instance(value, CONTAINERS):
-                deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
-                for item in elements(value):
-                    if not is_plain(item):
-                        self.visit(item, deeper)
+            if read in (ValueRead.ALL, ValueRead.PAIRS):
+                self._visit_parts(value, read)
             return
         if read is ValueRead.LENGTH:
             self.inspect_length(node)
@@ -70,11 +72,20 @@ class Inspections:
             self.inspect_keys(node)
         elif read in (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL):
             self._reads.record_contents(node)
-            if read is not ValueRead.ELEMENTS and is_instance(value, CONTAINERS):
-                deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
-                for item in elements(value):
-                    if not is_plain(item):
-                        self.visit(item, deeper)
+            if read is not ValueRead.ELEMENTS:
+                self._visit_parts(value, read)
+
+    def _visit_parts(self, value: Any, read: ValueRead) -> None:
+        """Record that an operation inspects the elements of a container, or the arguments of an
+        exception."""
+        if is_instance(value, CONTAINERS):
+            parts = elements(value)
+        else:
+            parts = [arguments_of(value)] if is_instance(value, BaseException) else []
+        deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
+        for part in parts:
+            if not is_plain(part):
+                self.visit(part, deeper)
 
     def unwrap_proxy(self, value: Any) -> Any:
         """The mapping that a mapping proxy shows; any other value itself."""
