@@ -58,7 +58,7 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
     for argument, changes in find_restored_arguments(gm, example_inputs).items():
         _replace_by_views(gm, argument, changes)
     for node in written:
-        if node.op == "call_function" and isinstance(node.kwargs.get("out"), Node):
+        if node.op == "call_function" and _takes_results(node.kwargs.get("out")):
             if _DRAWS not in _tags(node):
                 node.target = _with_checked_out(node.target)
                 gm.recompile()
@@ -263,18 +263,35 @@ def _replace_by_views(gm: GraphModule, argument: Node, changes: Sequence[Node]) 
     gm.recompile()
 
 
-def _with_checked_out(function: Any) -> Any:
-    """``function``; raises Unsupported if its ``out=`` tensor has another size than the result.
+def _takes_results(out: Any) -> bool:
+    """True if an ``out=`` argument is a tensor or several."""
+    if isinstance(out, tuple | list):
+        return bool(out) and all(isinstance(target, Node) for target in out)
+    return isinstance(out, Node)
 
-    The result is copied, so that the functional graph keeps the layout of the tensor.
+
+def _with_checked_out(function: Any) -> Any:
+    """``function``; raises Unsupported if an ``out=`` tensor has another size than its result.
+
+    The results are copied, so that the functional graph keeps the layouts of the tensors.
     """
 
-    def checked(*args: Any, out: Tensor, **kwargs: Any) -> Any:
+    def checked(*args: Any, out: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if result.shape != out.shape:
-            raise Unsupported("a graph", "an `out=` tensor has another size than the result")
-        if (result.dtype, result.device) == (out.dtype, out.device):
+        is_one = isinstance(out, Tensor)
+        results, outs = ((result,), (out,)) if is_one else (result, out)
+        for value, target in zip(results, outs, strict=True):
+            if value.shape != target.shape:
+                raise Unsupported("a graph", "an `out=` tensor has another size than the result")
+        if is_one and (result.dtype, result.device) == (out.dtype, out.device):
             return out.copy_(result)
-        return function(*args, out=out, **kwargs)
+        # Some operators compute in the type of `out`: another new tensor receives the result.
+        new = [torch.empty_like(target) for target in outs]
+        returned = function(*args, out=new[0] if is_one else type(out)(new), **kwargs)
+        for value, target in zip(new, outs, strict=True):
+            target.copy_(value)
+        if returned is None:
+            return None
+        return out if is_one else type(returned)(outs)
 
     return checked

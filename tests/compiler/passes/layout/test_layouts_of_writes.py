@@ -45,6 +45,53 @@ def test_written_tensor_keeps_its_strides(write):
         twins.call(lambda: (seeded(4, 3),))
 
 
+def written_out(write):
+    """Writes the result of an operator on integers to a tensor of this type and layout."""
+
+    def program(dtype, is_transposed, x):
+        out = (
+            torch.zeros(3, 4, dtype=dtype).t() if is_transposed else torch.zeros(4, 3, dtype=dtype)
+        )
+        write(x, out)
+        return out, out.as_strided((5,), (1,)) + 0
+
+    return program
+
+
+OUT = {
+    "add": lambda x, out: torch.add(x, 1, out=out),
+    "cat": lambda x, out: torch.cat([x[:1], x[1:]], out=out),
+    "cumsum": lambda x, out: torch.cumsum(x, 0, out=out),
+    "gt": lambda x, out: torch.gt(x, 0, out=out),
+    "into a view": lambda x, out: torch.mul(x, 2, out=out[:, :]),
+    "max": lambda x, out: torch.max(x[None].to(out.dtype), 0, out=(out, torch.zeros_like(x))),
+    "sort": lambda x, out: torch.sort(x.to(out.dtype), 0, out=(out, torch.zeros_like(x))),
+    "sum": lambda x, out: torch.sum(x[None], 0, out=out),
+}
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int64])
+@pytest.mark.parametrize("write", OUT.values(), ids=list(OUT))
+def test_out_keeps_its_strides_whatever_its_type(write, dtype, is_transposed):
+    program = written_out(write)
+    twins = Twins(lambda: program, backend="magpy")
+    for _ in range(2):
+        twins.call(lambda: (dtype, is_transposed, torch.arange(12).view(3, 4).t() - 4))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_out_argument_of_another_type_is_written_in_its_layout(is_transposed):
+    def program(x, out):
+        torch.gt(x, 0, out=out)
+        return out.as_strided((5,), (1,)) + 0
+
+    twins = Twins(lambda: program, backend="magpy")
+    for _ in range(2):
+        out = torch.zeros(3, 4).t() if is_transposed else torch.zeros(4, 3)
+        twins.call(lambda out=out: (seeded(3, 4).t(), out.clone()))
+
+
 def test_gradients_flow_through_a_rewritten_write():
     def program(x, y):
         z = x.t().contiguous().t() * 1
