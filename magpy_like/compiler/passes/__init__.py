@@ -48,7 +48,10 @@ from magpy_like.compiler.passes.images.image_resizing import (
 from magpy_like.compiler.passes.inner_gradients import retain_inner_graphs
 from magpy_like.compiler.passes.layout.channels_last import use_channels_last
 from magpy_like.compiler.passes.layout.contiguous_results import make_results_contiguous
-from magpy_like.compiler.passes.layout.layouts_of_writes import keep_layouts_of_writes
+from magpy_like.compiler.passes.layout.layouts_of_writes import (
+    keep_layouts_of_writes,
+    reject_writes_between_gaps,
+)
 from magpy_like.compiler.passes.library_operators.gpu_biases import split_biases
 from magpy_like.compiler.passes.library_operators.matrix_products import choose_product_kernels
 from magpy_like.compiler.passes.library_operators.recurrent_layers import keep_recurrent_layers
@@ -101,7 +104,8 @@ CAPTURED_PASSES = (
     CapturedPass("constant attention masks", drop_constant_masks, needs_examples=True),
     # As eager lays out tensors that are written to.
     CapturedPass("layouts of writes", keep_layouts_of_writes),
-    # Leaves to eager: writes to expanded views and to windows.
+    # Leaves to eager: writes to new tensors with gaps, to expanded views and to windows.
+    CapturedPass("writes between gaps", reject_writes_between_gaps),
     CapturedPass("overlapping writes", reject_overlapping_writes),
     # Hides from AOTAutograd what autograd does not record; other passes know these calls by name.
     CapturedPass("detached writes", disable_gradients_of_detached_writes),

@@ -3,11 +3,28 @@
 An operator in place keeps the strides of the tensor; its functional form, which AOTAutograd traces
 instead, may lay out a result anew. Such a write becomes a copy of the functional result into the
 tensor, whose functional form keeps the strides.
+
+The functional form of most operators gives a tensor with gaps between its elements, such as a
+result of ``torch.empty_strided``, a layout without gaps. Graphs that write to one are left to
+eager.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.passes.mutations.metadata_mutations import is_mutating
+from magpy_like.compiler.passes.mutations.overlapping_writes import (
+    possible_aliases,
+    written_arguments,
+)
+from magpy_like.compiler.passes.mutations.tensor_subscripts import has_inplace_flag
+from magpy_like.graph_operators.control_operators import name_of
 
 _RELAYOUT = frozenset(
     f"{name}_"
@@ -36,3 +53,45 @@ def keep_layouts_of_writes(gm: fx.GraphModule) -> bool:
     if found:
         gm.recompile()
     return bool(found)
+
+
+_TAKES_STRIDES = frozenset(("empty_strided", "new_empty_strided"))
+"""Operators that return new memory with strides that the program chooses."""
+
+
+def reject_writes_between_gaps(gm: fx.GraphModule) -> None:
+    """Insert checks that raise Unsupported where a graph writes to a tensor with gaps, in place.
+
+    They run when AOTAutograd traces the graph: then strides are known.
+    """
+    made = {node for node in gm.graph.nodes if name_of(node).split(".")[0] in _TAKES_STRIDES}
+    for node in list(gm.graph.nodes) if made else ():
+        if not (node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node))):
+            continue
+        written = written_arguments(node)
+        if name_of(node) == "copy_" and written[0] in made:
+            continue  # its functional form keeps the strides
+        aliases = possible_aliases(list(written))
+        reached = {*written, *(source for alias in aliases for source in alias.all_input_nodes)}
+        if tensors := [source for source in made if source in reached]:
+            with gm.graph.inserting_before(node):
+                gm.graph.call_function(_check_gaps, (tensors,))
+            gm.recompile()
+
+
+def _check_gaps(tensors: Sequence[torch.Tensor]) -> None:
+    if not all(map(_is_dense, tensors)):
+        raise Unsupported("a graph", "it writes to a tensor with gaps between its elements")
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """True if the elements are known to lie side by side in memory, in some order."""
+    expected: int | torch.SymInt = 1
+    left = [d for d in range(t.dim()) if not statically_known_true(t.shape[d] == 1)]
+    while left:
+        found = [d for d in left if statically_known_true(t.stride(d) == expected)]
+        if not found:
+            return False
+        left.remove(found[0])
+        expected = expected * t.shape[found[0]]
+    return True

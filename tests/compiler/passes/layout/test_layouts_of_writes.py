@@ -92,6 +92,42 @@ def test_out_argument_of_another_type_is_written_in_its_layout(is_transposed):
         twins.call(lambda out=out: (seeded(3, 4).t(), out.clone()))
 
 
+def filled(x):
+    return torch.empty_strided(x.shape, x.stride()).zero_()
+
+
+def filled_new(x):
+    y = x.new_empty_strided((2, 3), (5, 1)).fill_(2)
+    return y, y.t() + 1
+
+
+def added_to(x):
+    y = torch.empty_strided((2, 3), (1, 4))
+    y.copy_(x[:2, :3])
+    y += 1
+    y[0] = 2
+    return y, y.stride(), y.is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like")
+@pytest.mark.parametrize("program", [filled, filled_new, added_to])
+def test_written_tensor_with_gaps_keeps_its_strides(program):
+    twins = Twins(lambda: program, backend="magpy")
+    for x in (seeded(3, 4), seeded(3, 9)[:, 2:6], seeded(3, 9)[:, 2:6], seeded(3, 8)[:, ::2]):
+        twins.call(lambda x=x: (x,))
+
+
+def test_writes_to_a_tensor_of_given_strides_without_gaps_are_compiled():
+    def program(x):
+        y = torch.empty_strided((2, 3), (1, 2)).zero_()
+        z = torch.empty_strided((2, 3), (5, 1))
+        return y.add_(x), z.copy_(x)
+
+    twins = Twins(lambda: program, backend="magpy", options={"strict": True})
+    for _ in range(2):
+        twins.call(lambda: (seeded(2, 3),))
+
+
 def test_gradients_flow_through_a_rewritten_write():
     def program(x, y):
         z = x.t().contiguous().t() * 1
