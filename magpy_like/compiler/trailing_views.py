@@ -156,7 +156,10 @@ class _Program:
         needs_gradient, is_external = self._may_require_grad(root), root in self._tensors
         if needs_gradient:
             special = [view for view in views if self._is_special(view)]
-            if special and self.position[special[-1]] <= self._last_write(root):
+            unrecorded = [*special, *self._find_unrecorded(views)]
+            if min(map(self.position.__getitem__, unrecorded), default=len(self.position)) <= (
+                self._last_write(root)
+            ):
                 raise Unsupported(
                     "a graph", "it writes to the memory of a view that no gradient may flow through"
                 )
@@ -231,6 +234,12 @@ class _Program:
             return True
         mode = self.modes[view]
         return mode is not self.entry_mode or (mode and _has_several_results(view))
+
+    def _find_unrecorded(self, views: list[fx.Node]) -> Iterator[fx.Node]:
+        """The views that autograd may show to have been made where it does not record, and before
+        later writes; not detached ones, and views of them, which have no gradient."""
+        attached = itertools.takewhile(lambda view: not _is_detached(view), reversed(views))
+        return (view for view in attached if not self.modes[view])
 
     def _may_require_grad(self, root: fx.Node) -> bool:
         example = self._examples.get(root)

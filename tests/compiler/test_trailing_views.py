@@ -422,6 +422,66 @@ def test_base_that_is_written_to_after_the_view_is_left_to_eager_mode():
         row.sum()
 
 
+def unrecorded_before_a_write(x):
+    view = x.t()
+    x.mul_(2)
+    return view
+
+
+def unrecorded_and_written(x):
+    view = x.view(-1)
+    view[1:].add_(1)
+    return view, x * 2
+
+
+def unrecorded_after_a_write(x):
+    x.mul_(2)
+    return x.t()
+
+
+def detached_before_a_write(x):
+    view = x.detach().t()
+    x.mul_(2)
+    return view
+
+
+def state(view):
+    """What autograd tells about a view, or refuses to tell."""
+    found = [view.requires_grad]
+    for read in (lambda: view.is_leaf, lambda: view.grad_fn is None, lambda: view.sum().backward()):
+        try:
+            found.append(read())
+        except RuntimeError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like")
+@pytest.mark.parametrize("caller_records", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        unrecorded_before_a_write,
+        unrecorded_and_written,
+        unrecorded_after_a_write,
+        detached_before_a_write,
+    ],
+)
+def test_view_made_without_gradients_of_memory_written_to_has_none(program, kind, caller_records):
+    program = without_gradients(program)
+    fast = magpy.compile(program)
+    for _ in range(3):
+        found = []
+        for call in (program, fast):
+            x = make(kind, 2, 3)
+            with torch.set_grad_enabled(caller_records):
+                results = call(x)
+            results = results if isinstance(results, tuple) else (results,)
+            found.append([state(result) for result in results])
+        assert found[0] == found[1]
+
+
 def test_writes_to_other_memory_after_the_view_do_not_matter():
     def counting(x, steps):
         row = (x * 2).unbind(0)[0]
