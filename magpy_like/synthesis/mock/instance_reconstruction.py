@@ -132,7 +132,7 @@ class Instances:
             if is_instance(value, base):
                 base = native_layout(cls) if base is BaseException else base
                 maker = self._source.constant(base, base.__name__)
-                args = "".join(f", {self._values.value(part)}" for part in state(value))
+                args = self._further_arguments(state(value))
                 return self._values.bind(value, f"{maker}.__new__({class_name}{args})")
         if cls.__flags__ & HEAP_TYPE and native_layout(cls) is object:
             return self._values.bind(value, f"object.__new__({class_name})")
@@ -140,6 +140,12 @@ class Instances:
             SplitReason.CUSTOM_CLASS_STATE,
             f"leaves a {cls.__qualname__}, whose state native code stores",
         )
+
+    def _further_arguments(self, state: tuple[Any, ...]) -> str:
+        """The text of arguments of ``__new__`` after the class."""
+        if self._rec.variables.node(state) is not None:
+            return f", *{self._values.value(state)}"  # the program's tuple: its numbers may vary
+        return "".join(f", {self._values.value(part)}" for part in state)
 
     def make_array(self, array: np.ndarray[Any, Any]) -> str:
         if not self._rec.variables.is_new_object(array) or array.dtype.hasobject:

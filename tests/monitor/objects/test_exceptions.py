@@ -1,5 +1,6 @@
 """Exceptions that native code shows: their arguments are guarded."""
 
+import copy
 import traceback
 
 import pytest
@@ -73,6 +74,21 @@ def test_shown_exception_of_a_varying_number_matches_eager(use):
     compiled = magpy.compile(program, backend="eager")
     for number in (1, 1, 2, 3, 4, 1):
         assert_same(compiled(tensor(1, 2), number), program(tensor(1, 2), number))
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like. ")
+@pytest.mark.parametrize("make", [Failure, ValueError, lambda n: Failure("of", n)])
+@pytest.mark.parametrize("use", [copy.copy, lambda error: type(error)(*error.args)])
+def test_exceptions_made_of_varying_arguments_match_eager_after_a_split(use, make):
+    def program(x, error):
+        made = use(error)
+        print(end="")
+        return made.args, x * 2
+
+    compiled = magpy.compile(program, backend="eager")
+    for number in (1, 1, 2, 3, 4, 1):
+        expected = program(tensor(1, 2), make(number))
+        assert_same(compiled(tensor(1, 2), make(number)), expected)
 
 
 def test_number_decides_on_the_class_of_an_error():
