@@ -112,21 +112,26 @@ def as_strided_scatter(
 ) -> Box:
     """A copy of ``a`` with a window overwritten; the window refers to eager's memory layout."""
     window = a.strided()
-    numbers = [*size, *stride, offset or 0, *a.size]
+    assert graph.origin is not None
+    eager = graph.origin.args[0].meta["val"]
+    start = 0 if offset is None else offset - eager.storage_offset()
+    numbers = [*size, *stride, start, *a.size]
     if window is None or not all(sympy.sympify(n).is_Integer for n in numbers):
         raise Unsupported("aten.as_strided_scatter", "a symbolic window, or one of no memory")
     if 0 in numbers[: len(size)] or 0 in a.size or source.dtype != a.dtype:
         raise Unsupported("aten.as_strided_scatter", "no elements, or another dtype")
+    if [sympy.sympify(step) for step in eager.stride()] != window.stride:
+        raise Unsupported("aten.as_strided_scatter", "the layout differs from eager's")
     room, gaps = _extent_and_gaps(a.size, window.stride)
     reach, _ = _extent_and_gaps(size, stride)
-    if gaps != 0 or window.offset != 0 or reach + int(offset or 0) > room:
+    if gaps != 0 or window.offset != 0 or not 0 <= start <= room - reach:
         raise Unsupported("aten.as_strided_scatter", "memory that is not the tensor's")
     source.realize()
     copy = graph.box(graph.new_buffer(a.dtype, a.device, a.size, window.stride))
     graph.store_into(a, copy)
     target = loop_ir.Strided(
         copy.realize().buffer, source.size, [sympy.Integer(int(s)) for s in stride],
-        sympy.Integer(int(offset or 0)),
+        sympy.Integer(int(start)),
     )  # fmt: skip
     graph.store_into(source, Box(graph, a.dtype, a.device, source.size, target))
     return copy

@@ -10,6 +10,7 @@ In reading order:
 - ``read_calls``: calls whose result is an existing variable
 - ``write_calls``: calls that store or delete one value
 - ``special_calls``: the table of rules for native calls that need more than an annotation
+- ``storage_calls``: the rules for calls that depend on where tensors lie in their storages
 - ``lifted_calls``: the rules for calls with lifted numbers, flags or lists
 - ``unreported_native_reads``: reads by native code that no instruction reports
 - ``special_methods``: look-ups of special methods by native code

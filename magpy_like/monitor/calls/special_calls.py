@@ -39,6 +39,7 @@ from magpy_like.monitor.calls.native_results import (
     recorded_call,
 )
 from magpy_like.monitor.calls.operator_body import check_undeclared_tensors
+from magpy_like.monitor.calls.storage_calls import check_resize, check_window
 from magpy_like.monitor.objects import exc_info, locks, object_addresses
 from magpy_like.monitor.operator_graph import profiler_labels
 from magpy_like.monitor.operator_graph.constant_tensors import VALUE_READERS
@@ -54,7 +55,6 @@ from magpy_like.monitor.symbolic.tensors_as_numbers import (
 from magpy_like.monitor.torch_state import autograd_nodes, default_device
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import storage_of
 from magpy_like.split_points import EffectInsideOperator, Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import function_mode_count
@@ -81,9 +81,6 @@ def handle_redundant_requires_grad(context: Context, call: NativeCall) -> Any:
     ):
         return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
-
-
-_RESIZING_OPERATORS = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_}
 
 
 def handle_exc_info(context: Context, call: NativeCall) -> Any:
@@ -195,31 +192,6 @@ def check_operator_body(context: Context, call: NativeCall) -> Any:
     if context.recording.running.depth:
         check_undeclared_tensors(context.recording, call.args, call.kwargs)
     return NotImplemented
-
-
-def check_resize(context: Context, call: NativeCall) -> Any:
-    """Check a call that may replace a tensor's storage.
-
-    Raises:
-        Split: the tensor is external, or shares its memory with an external one.
-    """
-    if call.operation in _RESIZING_OPERATORS and _shares_external_memory(
-        context.recording, call.args[0]
-    ):
-        raise Split(SplitReason.TENSOR_INTERNALS, "changes the storage of an external tensor")
-    return NotImplemented
-
-
-def _shares_external_memory(rec: Recording, tensor: Any) -> bool:
-    """True if a tensor is external or shares its memory with an external tensor."""
-    inputs = (
-        rec.refs.get_node_by_id(i) for _, i in rec.operators.nodes.inputs if is_instance(i, int)
-    )
-    variables = (node.variable for node in inputs)
-    return rec.variables.node(tensor) is not None or any(
-        is_instance(other, torch.Tensor) and storage_of(other) == storage_of(tensor)
-        for other in variables
-    )
 
 
 def handle_special_methods(context: Context, call: NativeCall) -> Any:
@@ -489,6 +461,7 @@ SPECIAL_CALL_RULES: tuple[Callable[[Context, NativeCall], Any], ...] = (
     handle_random_draw,
     handle_random_array_call,
     substitute_numbers_for_tensors,
+    check_window,
     handle_size_query,
     handle_getattr,
     handle_fold,
