@@ -579,3 +579,19 @@ def test_absent_results_get_no_version(absent):
     assert set_result_versions(lambda: results, [(0, 1), (1, 2)])() is results
     found = [None if t is None else t._version for t in results]
     assert found == [None if k in absent else k + 1 for k in range(2)]
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like")
+def test_created_results_of_a_graph_that_runs_operator_by_operator_are_unwritten():
+    def program(x):
+        rows, columns = x.shape
+        created = torch.full((2,), rows + columns), torch.zeros(rows), torch.arange(rows)
+        return *created, torch.ones(rows).add_(1), x.repeat(max(1, int(x.abs().sum())), 1)
+
+    fast = magpy.compile(program)
+    for rows, value in ((4, 2.0), (4, 2.0), (5, 3.0), (6, 1.0), (6, 1.0)):
+        x = torch.full((rows, 1), value)
+        results = zip(program(x), fast(x), strict=True)
+        for expected, actual in results:
+            assert torch.equal(actual, expected)
+            assert actual._version == expected._version

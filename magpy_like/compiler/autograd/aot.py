@@ -381,6 +381,8 @@ def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     It takes one list of arguments, which it empties.
     """
+    # ATen's operators that fill a new tensor count a write, which torch's functions hide.
+    unwritten = [(k, 0) for k in _created_results(gm.graph)]
 
     def call(args: list[Any]) -> Any:
         arguments = list(args)
@@ -388,7 +390,25 @@ def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
         with torch.no_grad():
             return gm(*arguments)
 
-    return call
+    return set_result_versions(call, unwritten)
+
+
+def _created_results(graph: fx.Graph) -> list[int]:
+    """The indices of the results in memory that operators without tensor arguments allocate."""
+    roots = Aliases(graph).roots
+    return [
+        k
+        for k, node in enumerate(graph.output_node().args[0])
+        if isinstance(node, fx.Node) and _is_tensor(node) and all(map(_creates, roots[node]))
+    ]
+
+
+def _creates(node: fx.Node) -> bool:
+    return node.op == "call_function" and not any(map(_is_tensor, node.all_input_nodes))
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
