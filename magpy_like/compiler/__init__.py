@@ -6,6 +6,7 @@ It knows nothing of capture: any captured graph will do, Dynamo's too. In the or
 ``graph_partition``: partitioning of graphs with control flow
 ``inferred_dynamic_sizes``: dynamic sizes of their parts
 ``runtime_scalars``, ``unbacked_symbols``: float and size arguments; data-dependent sizes
+``float_arithmetic``: arithmetic on floats known at run time, step by step
 ``trailing_views``: results that are views and share memory, made after the graph
 ``version_counters``, ``writes_of_parts``: writes counted as in eager mode
 ``running_statistics``: what batch norms write without a new version

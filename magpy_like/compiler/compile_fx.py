@@ -28,6 +28,7 @@ from magpy_like.compiler.codegen.capture_obstacles import find_obstacles, graph_
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
+from magpy_like.compiler.float_arithmetic import compute_floats_in_tensors
 from magpy_like.compiler.graph_partition import compile_in_parts, make_interpreter
 from magpy_like.compiler.lowering.aten_graph_properties import assumptions, find_shape_env
 from magpy_like.compiler.lowering.graph_lowering import Graph
@@ -264,6 +265,7 @@ def _compile_captured(
     gm, restore = _flatten_outputs(gm)
     examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)
     examples, floats = runtime_scalars.read_floats_from_tensors(gm, examples)
+    compute_floats_in_tensors(gm, examples)
 
     def aot() -> Callable[..., Any]:
         return aot_compile(

@@ -88,6 +88,7 @@ class Recording:
         self.operators = OperatorGraph()
         self.operators.numbers.expression = self.lifted.expression
         self.operators.numbers.value_of = self.lifted.identities.values.get
+        self.operators.numbers.twin_of = self.lifted.identities.twin
         self.constants = ConstantTensors()
         self.variables = Variables(self.refs, self.operators)
         self.running = RunningOperator()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ class GraphNumbers:
         """Returns the expression of a lifted number, None for any other value."""
         self.value_of: Callable[[Any], Any] = lambda expression: None
         """Returns the value of an expression in this run."""
+        self.twin_of: Callable[[Any], Any] = lambda value: None
+        """Returns the symbolic number of a lifted one, None if it has none."""
         self._numbers: dict[int, tuple[Any, fx.Node]] = {}
         self._values: dict[fx.Node, tuple[Any, int]] = {}
         """Symbolic numbers of integers in tensors, and the tensor's version for which they hold."""
@@ -101,9 +104,14 @@ class GraphNumbers:
         operation = IN_PLACE.get(operation.__name__, operation)
         if operation in (max, min) and len(parts) > 2:  # symbolic ones are of two
             parts = (self._arithmetic(operation, parts[:-1], None), parts[-1])
+        is_compensated = _SUMS_ARE_COMPENSATED and operation is sum_of and type(value) is float
+        if operation is sum_of and not is_compensated:
+            before = self._arithmetic(operation, parts[:-1], None) if len(parts) > 1 else 0
+            operation, parts = operator.add, (before, parts[-1])
         operation = _ON_SYMBOLS.get(operation, operation)
         node = self._nodes.graph.call_function(graph_function(operation, parts), parts)
-        if operation not in _ON_NUMBERS or is_of_negative_base(operation, parts):
+        on_numbers = operation in _ON_NUMBERS and not is_compensated
+        if not on_numbers or is_of_negative_base(operation, parts):
             node.meta[AS_IS] = "is a function of numbers that backends do not support"
         return self._know_number(node, value)
 
@@ -190,7 +198,18 @@ class GraphNumbers:
         """True if the mock computes a number and passes it to the graph."""
         in_python = expression.operation not in _ON_NUMBERS or depends_on_tensor(expression)
         of_text = any(type(self.value_of(part)) is str for part in expression.operands)
-        return (in_python or of_text) and is_computable_before_graph(expression)
+        return (in_python or of_text or self._rounds(expression)) and is_computable_before_graph(
+            expression
+        )
+
+    def _rounds(self, expression: Computed) -> bool:
+        """True for arithmetic on floats, unless torch's symbolic numbers do the same steps: SymPy
+        would simplify it as if numbers were exact and finite."""
+        value, operands = self.value_of(expression), map(self.value_of, expression.operands)
+        if float not in map(type, (value, *operands, *expression.operands)):
+            return False
+        twin = self._nodes.twin
+        return self.twin_of(value) is None or (twin is not None and expression in twin.numbers)
 
     def forget_numbers(self, nodes: Collection[fx.Node]) -> None:
         """Forget the lifted numbers of these nodes, which are removed from the graph."""
@@ -264,6 +283,10 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
     math.sqrt: torch.sym_sqrt,
 }
 """Functions that would query a symbolic number's value, and their symbolic forms."""
+
+
+_SUMS_ARE_COMPENSATED = sys.version_info >= (3, 12)
+"""Whether ``sum`` of floats corrects rounding errors, which no sequence of additions does."""
 
 
 _ON_NUMBERS: set[Any] = {

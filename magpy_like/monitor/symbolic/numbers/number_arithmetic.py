@@ -14,6 +14,7 @@ from magpy_like.monitor.symbolic.expressions import (
     EntryValue,
     Expression,
     GraphNumber,
+    depends_on_tensor,
     is_computable_at_entry,
     is_computable_before_graph,
     is_number,
@@ -74,6 +75,8 @@ class NumberArithmetic:
             return None  # it is the same whatever the operands are
         parts = self._identities.expressions(operands)
         computed = self._computed(operation, operands, parts)
+        if twin is None:
+            twin = self._twin_of_rounded(computed, operands, value)
         in_graph = is_number(value) and any(is_instance(part, GraphNumber) for part in parts)
         if not in_graph or any(map(needs_python_list, parts)):
             return self._identities.lift(value, computed, twin)
@@ -84,6 +87,20 @@ class NumberArithmetic:
         if operation in (operator.add, operator.iadd) and None not in bounds:
             self._guards.lower_bounds.note(number, sum(bounds))
         return self._identities.lift(value, number, twin)
+
+    def _twin_of_rounded(
+        self, computed: Computed, operands: tuple[Any, ...], value: Any
+    ) -> torch.SymInt | None:
+        """A new symbolic number for an integer computed from floats, from which sizes may follow.
+
+        The guard computes it as Python does."""
+        twin = self._rec.sizes.twin
+        if twin is None or type(value) is not int or float not in map(type, operands):
+            return None
+        if not is_computable_at_entry(computed) or depends_on_tensor(computed):
+            return None
+        symbol: torch.SymInt = twin.add_number(computed, value, size=False)
+        return symbol
 
     def compute_sequence(
         self, operation: Callable[..., Any], operands: tuple[Any, ...], values: Any

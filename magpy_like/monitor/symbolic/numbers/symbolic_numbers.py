@@ -14,6 +14,7 @@ from magpy_like.monitor.symbolic.expressions import Expression, Untranslatable, 
 from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
 from magpy_like.monitor.symbolic.numbers.number_guards import NumberGuards
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_interop.symbolic_floats import computes_as_written
 
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
@@ -99,4 +100,6 @@ class SymbolicNumbers:
             twin = symbolic(*twins)
         except Exception:  # of torch or of SymPy: a number without symbolic form is specialized
             return None
-        return twin if type(value) is int or is_instance(twin, torch.SymFloat) else None
+        if type(value) is int:
+            return twin
+        return twin if computes_as_written(operation, twins, twin) else None
