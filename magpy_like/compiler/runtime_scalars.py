@@ -117,10 +117,8 @@ def convert_floats(call: Call, floats: Sequence[int]) -> Call:
 
     def run(*args: Any) -> Any:
         arguments = list(args)
-        numbers = [arguments[k] for k in floats]
-        tensors = torch.tensor(numbers, dtype=torch.float64, device="cpu").unbind()
-        for k, tensor in zip(floats, tensors, strict=True):
-            arguments[k] = tensor
+        for k in floats:  # *measured*: 1.7 µs, and ``torch.tensor`` of one number 5.5 µs
+            arguments[k] = torch.scalar_tensor(arguments[k], dtype=torch.float64, device="cpu")
         return call(*arguments)
 
     return run
