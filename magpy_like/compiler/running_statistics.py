@@ -4,8 +4,8 @@ Autograd refuses a backward pass whose saved tensors have other versions than in
 The kernels of batch norms update statistics without a new version. A compiled graph writes them as
 it writes any input, so its call restores the versions.
 
-The backward pass of a batch norm in evaluation reads the statistics. On a CPU it reads what they are
-by then; on a GPU the forward pass keeps a copy.
+The backward pass of a batch norm in evaluation reads the statistics. On a CPU it reads what they
+are by then; on a GPU the forward pass keeps a copy.
 """
 
 from __future__ import annotations

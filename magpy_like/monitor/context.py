@@ -63,8 +63,8 @@ class Context:
         self.compiling_read = False
         """Whether the program has read that it is being compiled."""
         self.compiling_read_by_user = False
-        """Whether code outside torch has. Torch's own code, such as a module call with hooks, decides
-        for this one call."""
+        """Whether code outside torch has. Torch's own code, such as a module call with hooks,
+        decides for this one call."""
         self.casts = CachedCasts()
         """The casts that autocast keeps."""
         self.compiled_by_torch: tuple[str, tuple[str, int, str]] | None = None
