@@ -25,8 +25,9 @@ signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
 :func:`forget_fake_results`, :func:`bound_tables`, :func:`rewriting_ptx`,
 :func:`transient_graph_sources`, :func:`graphs_count_writes`, :func:`gradients_own_elements`,
-:func:`dropout_of_all_draws_nothing`. The modes of torch that one thread enters and leaves (gradient
-mode, autocast, hooks on saved tensors, the default device) are listed in ``torch_compat``.
+:func:`dropout_of_all_draws_nothing`, and for good :func:`keep_error_checks`. The modes of torch
+that one thread enters and leaves (gradient mode, autocast, hooks on saved tensors, the default
+device) are listed in ``torch_compat``.
 
 Once a CUDA graph lends results: :func:`note_streams_of`.
 
@@ -141,6 +142,16 @@ def operator_library() -> torch.library.Library:
     Applied on the import of ``graph_operators.custom_operators``; it is never undone.
     """
     return torch.library.Library("magpy_like", "DEF")
+
+
+@functools.cache
+def keep_error_checks() -> None:
+    """Have torch keep the checks of linear algebra in its graphs, though they return nothing.
+
+    ``linalg.cholesky`` and others raise by them. Applied, for good, before AOTAutograd runs for the
+    first time. *Seen* on torch 2.11, which removes them as unused; 2.13 knows their effect.
+    """
+    torch.fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
 
 
 def forget_fake_results() -> None:

@@ -60,6 +60,7 @@ from magpy_like.torch_patches import (
     dropout_of_all_draws_nothing,
     gradients_own_elements,
     graphs_count_writes,
+    keep_error_checks,
 )
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -118,6 +119,7 @@ class _AotCompilation:
         gives it a version counter of its own."""
 
     def build(self) -> Callable[..., Any]:
+        keep_error_checks()
         # Intermediate graphs are never run: lazy modules save printing their source ten times.
         with (
             use_lazy_graph_module(True),

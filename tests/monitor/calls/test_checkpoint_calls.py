@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import operator
 
 import pytest
 import torch
@@ -598,7 +599,7 @@ FOLLOWED = {
         lambda a: a * own.weight, reentrant(lambda a: a * own.weight, x)
     ),
     "numbers of tensors": lambda own, x, y: reentrant(
-        lambda a: a * own.weight * sum(a.tolist()), x
+        lambda a: a * own.weight * functools.reduce(operator.add, a.tolist()), x
     ),
     "a write": lambda own, x, y: reentrant(lambda a: own.count() * a * own.weight, x),
     "a write to a new tensor": lambda own, x, y: own.written(torch.ones(4), x),
