@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import magpy_like as magpy
+from magpy_like.torch_compat.supported_torch import installed
 from tests.compare import assert_same
 from tests.programs import Twins, one
 
@@ -605,4 +606,7 @@ def test_compiled_graph_does_not_specialize_drawn_numbers(program):
             except RuntimeError:
                 found.append("raised")
         assert_same(*found)
-    assert magpy.cache_info(fast).hits >= 7
+    info = magpy.cache_info(fast)
+    # Before torch 2.13, AOTAutograd decides by an exponent whether a power is a product.
+    uncompiled = info.uncompiled if program is _power and installed() < (2, 13) else 0
+    assert info.hits + uncompiled >= 7
