@@ -62,14 +62,13 @@ def _counts_no_write(user: fx.Node, node: fx.Node) -> bool:
 
 def copy_for_evaluation(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
     """Copy statistics on a GPU for each batch norm in evaluation that a later one updates."""
-    order = {node: k for k, node in enumerate(gm.graph.nodes)}
     for node, example in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False):
         if not (isinstance(example, torch.Tensor) and example.is_cuda):
             continue
-        users = sorted((u for u in node.users if node in _statistics(u)), key=order.__getitem__)
-        updates = [order[user] for user in users if _is_training(user)]
-        for user in users:
-            if updates and order[user] < updates[-1] and not _is_training(user):
+        users = sorted(user for user in node.users if node in _statistics(user))
+        last_update = max((k for k, user in enumerate(users) if _is_training(user)), default=0)
+        for user in users[:last_update]:
+            if not _is_training(user):
                 with gm.graph.inserting_before(user):
                     copied = gm.graph.call_function(torch.clone, (node,))
                 copied.meta |= node.meta

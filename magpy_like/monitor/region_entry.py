@@ -21,11 +21,12 @@ def needs_eager_answer(frame: types.FrameType) -> bool:
 
     torch's optimizers do: their steps are then tensors of low precision, not Python numbers.
     """
-    return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
+    return is_code_of_torch(frame, "torch.optim.")
 
 
-def is_code_of_torch(frame: types.FrameType | None) -> bool:
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith("torch.")
+def is_code_of_torch(frame: types.FrameType | None, package: str = "torch.") -> bool:
+    """True for code of a module of torch, or of one of its packages."""
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(package)
 
 
 def traceable_entry(target: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@
 ``onednn``: whether the library is there and enabled
 ``random_states``: states of the default random generators
 ``saved_tensor_hooks``: hooks on tensors saved for the backward pass
-``symbolic_floats``: whether a symbolic float is computed as the program does
+``symbolic_floats``: agreement of symbolic floats with the steps of the program
 ``symbols``: shape environments and their symbols
 ``tracing_lock``: the lock that lets one thread trace at a time
 ``version_counters``: whether tensors share a version counter

@@ -1,4 +1,4 @@
-"""Symbolic floats: whether torch's expression of one is what the program computes.
+"""Symbolic floats: agreement of their expressions in torch with the steps of the program.
 
 SymPy computes with real numbers: it reorders sums and products, ``0 * x`` is 0, and ``0 - 0`` has
 no sign. Floats are rounded at each step, and may be infinite or no number.

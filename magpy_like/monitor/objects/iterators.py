@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS, elements
+from magpy_like.monitor.objects.containers import (
+    CONTAINERS,
+    DICT_VIEWS,
+    arguments_of,
+    elements,
+)
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -131,7 +136,7 @@ def contents_of(value: Any) -> list[Any]:
     if is_instance(value, slice):
         return [value.start, value.stop, value.step]
     if is_instance(value, BaseException):
-        return [*value.args]
+        return [*arguments_of(value)]
     if is_instance(value, SimpleNamespace):
         return [*value.__dict__.values()]
     if is_instance(value, MappingProxyType):
