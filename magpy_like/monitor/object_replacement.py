@@ -20,12 +20,18 @@ class OriginalNumbers:
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[Any, Any]] = {}
+        self._computed: dict[int, tuple[Any, Any]] = {}
         self._substituted: list[tuple[Any, Any, Any]] = []
         """External containers, each with a key and the lifted number that it holds there now."""
 
     def note(self, number: Any, original: Any) -> None:
         """Note that ``number`` replaces ``original`` in the program."""
         self._pairs[id(number)] = number, self.original(original)
+
+    def note_computed(self, number: Any, computed: Any) -> None:
+        """Note that ``number`` replaces what Python computes: a small number that all computations
+        share, or an operand that a call returns."""
+        self._computed[id(number)] = number, self.original(computed)
 
     def substitute(self, container: Any, key: Any, number: Any) -> None:
         """Put ``number`` into a container while the program is monitored: iterations over it, also
@@ -49,18 +55,19 @@ class OriginalNumbers:
                 _put(container, key, self.original(number))
 
     def original(self, value: Any) -> Any:
-        """The external object that a lifted number replaces; any other value itself."""
-        pair = self._pairs.get(id(value))
+        """The object that a lifted number replaces; any other value itself."""
+        pair = self._pairs.get(id(value)) or self._computed.get(id(value))
         return value if pair is None else pair[1]
 
     def restore_originals(self, result: Any, changed: Sequence[Any]) -> Any:
-        """``result`` with the originals of lifted numbers, which are restored wherever the program
-        has left lifted numbers, as in the external objects it has ``changed``. The program must
-        have ended, and the recording be released."""
-        if not self._pairs:
-            return result
+        """``result`` with the originals of lifted numbers. Those of external numbers are restored
+        wherever the program has left lifted numbers, as in the external objects it has
+        ``changed``. The program must have ended, and the recording be released."""
         self.restore_containers()
         result = replaced(result, self.original)
+        self._computed.clear()
+        if not self._pairs:
+            return result
         numbers = [number for number, _ in self._pairs.values()]
         held = [number for number in numbers if sys.getrefcount(number) > _OURS]
         if held:

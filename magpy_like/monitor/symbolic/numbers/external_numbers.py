@@ -46,7 +46,7 @@ class ExternalNumbers:
         self._rec.operators.shared_arrays.append((value, value.copy()))
 
     def original(self, value: Any) -> Any:
-        """The external object of a lifted number; any other value itself."""
+        """The object that a lifted number replaces; any other value itself."""
         return self._originals.original(value) if self._identities.is_lifted(value) else value
 
     def is_entry_value(self, value: Any, node: ShadowNode) -> bool:

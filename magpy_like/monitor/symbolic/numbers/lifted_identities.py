@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.objects.iterators import contents_of
 from magpy_like.monitor.symbolic.expressions import Expression, distinct_copy, is_array_number
 from magpy_like.refgraph.plain_values import is_plain
@@ -20,7 +21,9 @@ from magpy_like.refgraph.plain_values import is_plain
 class LiftedIdentities:
     """The objects with an expression in one run, and their symbolic twins."""
 
-    def __init__(self) -> None:
+    def __init__(self, originals: OriginalNumbers) -> None:
+        """``originals`` maps the new objects of lifted numbers to those that they replace."""
+        self._originals = originals
         self._known: dict[int, tuple[Any, Expression]] = {}
         self._twins: dict[int, Any] = {}
         self.values: dict[Expression, Any] = {}
@@ -33,6 +36,7 @@ class LiftedIdentities:
         """A new object equal to ``value``, registered with ``expression``."""
         number = distinct_copy(value)
         self.register(number, expression, twin)
+        self._originals.note_computed(number, value)
         return number
 
     def register(self, number: Any, expression: Expression, twin: Any = None) -> None:

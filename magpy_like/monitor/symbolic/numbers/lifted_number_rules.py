@@ -110,14 +110,14 @@ def _contains(context: Context, step: Step) -> Token:
 def _identify(context: Context, step: Step) -> Token:
     left, right = step.stack[-2:]
     if is_liftable(left) and is_liftable(right):
+        restore_originals(context, step, 2)  # before a number turns out to split the program
         context.lifted.specialize((left, right))
-        restore_originals(context, step, 2)
     return None
 
 
 def restore_originals(context: Context, step: Step, count: int) -> None:
-    """Replace the topmost operands by the external objects of their numbers: the program compares
-    identities. Such numbers are specialized."""
+    """Replace the topmost operands by the objects that their lifted numbers replace: the program
+    compares identities. Such numbers are specialized."""
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
         original = context.lifted.external.original(value)
         if original is not value:

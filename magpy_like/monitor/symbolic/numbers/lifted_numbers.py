@@ -48,11 +48,11 @@ class LiftedNumbers:
             rec: the recording of the run.
             speculation_position: the program's position; None where values must not be
                 speculated on.
-            originals: maps the new objects of lifted numbers to the external ones.
+            originals: maps the new objects of lifted numbers to those that they replace.
         """
         self.draws: list[RepeatedCall] = []
         """The calls that the mock repeats before the operator graph."""
-        self.identities = LiftedIdentities()
+        self.identities = LiftedIdentities(originals)
         self.external = ExternalNumbers(rec, self.identities, originals)
         self.speculated = SpeculatedValues(rec, self.draws, speculation_position)
         self.guards = NumberGuards(rec, self.identities, self.speculated)

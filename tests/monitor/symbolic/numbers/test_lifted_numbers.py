@@ -456,6 +456,44 @@ def test_varying_number_keeps_its_identity_across_a_split(tmp_path):
         assert fast(number, torch.ones(2))[1] is number
 
 
+THREE = 3
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_small_number_computed_from_a_varying_one_is_the_one_that_python_shares(source):
+    def program(argument, x):
+        number = READS[source](argument) + 1
+        return number is THREE, operator.is_(number, x.shape[0]), number, x * 1
+
+    fast = magpy.compile(program, backend="eager")
+    for n in (1, 2, 2, 3, 1, 2):
+        argument = SOURCES[source](n)
+        expected = program(argument, torch.ones(3))
+        found = fast(argument, torch.ones(3))
+        assert found[:2] == expected[:2] == (n == 2, n == 2)
+        assert (found[2] is THREE) == (n == 2)
+
+
+def test_number_that_a_call_returns_unchanged_is_its_operand():
+    def program(n, fraction, x):
+        return int(n) is n, max(n, 0) is n, +n is n, float(fraction) is fraction, n + 1 is n, x * n
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(4):
+        n, fraction = 1000 + i, 0.5 + i
+        assert fast(n, fraction, torch.ones(2))[:-1] == program(n, fraction, torch.ones(2))[:-1]
+
+
+def test_small_number_in_a_branch_is_the_one_that_python_shares():
+    def program(items, x):
+        return (len(items) is THREE) if x.sum() > 0 else (len(items) is 2), x * 2  # noqa: F632
+
+    fast = magpy.compile(program, backend="eager")
+    for n, sign in ((1, 1), (3, 1), (2, -1), (3, -1), (2, 1), (3, 1)):
+        items, x = [0] * n, torch.ones(2) * sign
+        assert fast(items, x)[0] == program(items, x)[0] == (n == (3 if sign > 0 else 2))
+
+
 class Box:
     pass
 
