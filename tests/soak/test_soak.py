@@ -30,6 +30,11 @@ def test_growth_after_warm_up_is_named(name):
     assert found.startswith(f"{name} grows from")
 
 
+def test_amounts_that_rise_and_fall_do_not_grow():
+    allocated = (33.0, 98.0, 65.0, 33.0, 65.0, 65.0, 131.0, 33.0, 164.0)
+    assert growing([dataclasses.replace(FLAT, gpu_allocated=a) for a in allocated]) == []
+
+
 def test_disk_cache_may_grow_up_to_its_bound():
     fuller = [dataclasses.replace(FLAT, disk=size) for size in (4.0, 5.0, 8.0)]
     samples = [sample for sample in fuller for _ in range(3)]
