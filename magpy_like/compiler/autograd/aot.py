@@ -21,6 +21,11 @@ from magpy_like.compiler.autograd.conjugate_gradients import (
     take_resolved_gradients,
 )
 from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
+from magpy_like.compiler.autograd.double_backward import (
+    SecondRun,
+    find_drawing,
+    find_overwritten,
+)
 from magpy_like.compiler.autograd.outside_writes import (
     forbid_recomputation_from_visible_memory,
     is_backward,
@@ -112,8 +117,8 @@ class _AotCompilation:
         self._direct: list[Callable[..., Any]] = []
         """The compiled inference graph, if it needs no wrapper of AOTAutograd's."""
         self._forwards: list[Callable[..., Any]] = []
-        self._eager: Callable[..., Any] | None = gm
-        """The program operator by operator; None if it must not run a second time."""
+        self._second_run: SecondRun | None = SecondRun(gm, self._autocast)
+        """None if the program must not run a second time."""
         self._returns_saved_memory = False
         """Whether a result is a view of memory that the backward pass reads: AOTAutograd's own node
         gives it a version counter of its own."""
@@ -143,7 +148,7 @@ class _AotCompilation:
         if self._forwards:
             program = Program(
                 self._example_inputs,
-                self._eager,
+                self._second_run,
                 self._statistics,
                 materialize=self._absent.materializes,
                 autocast=self._autocast,
@@ -184,10 +189,12 @@ class _AotCompilation:
         forbid_recomputation_from_visible_memory(joint, forward_outputs)
         keep_integers_exact(joint)
         use_channels_last(joint)
-        if self._deferred.has_auxiliary_inputs or any(map(_draws, joint.graph.nodes)):
-            self._eager = None
+        drawing = find_drawing(joint)
+        if self._deferred.has_auxiliary_inputs or drawing is None:
+            self._second_run = None
         else:
-            self._eager = self._gm
+            overwritten = find_overwritten(joint)
+            self._second_run = SecondRun(self._gm, self._autocast, overwritten, drawing)
         self._absent.inspect_joint_graph(joint)
         self._deferred.rewrite_joint_graph(joint, forward_outputs)
         self._statistics.inspect_joint_graph(joint, forward_outputs)

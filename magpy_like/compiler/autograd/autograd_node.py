@@ -19,10 +19,11 @@ from torch import Tensor, fx
 
 from magpy_like.compiler.autograd.absent_gradients import skip_unreached_functions
 from magpy_like.compiler.autograd.double_backward import (
+    SecondRun,
     call_once_differentiable,
     has_tangents,
     make_once_differentiable,
-    run_eager_backward,
+    random_states,
     save_call_arguments,
 )
 from magpy_like.compiler.runtime.profiled_launchers import show_all
@@ -49,7 +50,7 @@ class Program:
     """The program that a node runs, apart from its two passes."""
 
     example_inputs: Sequence[Any]
-    eager: Callable[..., Any] | None
+    second_run: SecondRun | None
     """The same results operator by operator; None if the program must not run a second time."""
     statistics: CheckpointStatistics
     materialize: bool
@@ -84,16 +85,17 @@ def make_autograd_node(
     if not _needs_no_runtime_wrapper(aot_function, program.example_inputs):
         return None
     backward = _lazy_backward(aot_function, compile_backward)
-    eager = program.eager
+    second_run = program.second_run
     if program.autocast:
         forward, backward = _without_autocast(forward), _without_autocast(backward)
-    if program.autocast or any(info.mutates_data for info in metadata.input_info):
-        eager = None
+    modified = {k for k, info in enumerate(metadata.input_info) if info.mutates_data}
+    if second_run is not None and not modified <= second_run.overwritten:
+        second_run = None
     layout = _NodeLayout.from_metadata(metadata, program)
     apply = _make_apply(
         aot_function,
-        _make_forward(layout, forward, program.statistics),
-        _make_backward(layout, backward, eager, program.statistics),
+        _make_forward(layout, forward, second_run, program.statistics),
+        _make_backward(layout, backward, second_run, program.statistics),
     )
     detached = _inputs_without_gradient(metadata, aot_function._lazy_backward_info.bw_module)
 
@@ -265,15 +267,21 @@ def _make_apply(
 
 
 def _make_forward(
-    layout: _NodeLayout, run_forward: Call, statistics: CheckpointStatistics
+    layout: _NodeLayout,
+    run_forward: Call,
+    second_run: SecondRun | None,
+    statistics: CheckpointStatistics,
 ) -> Callable[..., Any]:
     # Locals: a call reads all of them.
     checked, unchecked, numbers = layout.checked, layout.unchecked, layout.numbers
     count, views, constant = layout.results, layout.views, layout.non_differentiable
     materialize = layout.materialize
+    drawing = None if second_run is None else second_run.drawing
 
     def forward(ctx: Any, *args: Any) -> Any:
         ctx.call_arguments = save_call_arguments(args)
+        if drawing:
+            ctx.random_states = random_states(drawing)
         ctx.targets = statistics.targets(args)
         results = run_forward([*args])
         ctx.save_for_backward(*map(not_view, results[checked]))
@@ -296,7 +304,7 @@ def _make_forward(
 def _make_backward(
     layout: _NodeLayout,
     run_backward: Call,
-    eager: Callable[..., Any] | None,
+    second_run: SecondRun | None,
     statistics: CheckpointStatistics,
 ) -> Callable[..., Any]:
     inputs, tangents, materialize = layout.inputs, layout.tangents, layout.materialize
@@ -309,7 +317,7 @@ def _make_backward(
         boxed = gradients_in[0] if type(gradients_in[0]) is list else [*gradients_in]
         differentiated = torch.is_grad_enabled()
         if differentiated or any(map(_is_batched, boxed)) or has_tangents(boxed):
-            found = run_eager_backward(eager, ctx, boxed)
+            found = None if second_run is None else second_run.gradients(ctx, boxed)
             if found is not None:
                 skip_unreached_functions(ctx, found, tensors)
                 return found

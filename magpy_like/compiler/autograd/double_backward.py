@@ -3,25 +3,141 @@
 A compiled backward pass has no backward of its own. Under ``create_graph``, for a batch of
 gradients (``is_grads_batched``) and for gradients with tangents (forward-mode AD), autograd runs
 the program once more instead, operator by operator, from the arguments of the compiled call.
-Nothing is kept for that, so all arguments must still exist, unmodified.
+No tensor is kept for that, so all arguments must still exist, unmodified but for those that the
+call has overwritten without use of their values. Random numbers are drawn again from the state of
+the generators at the call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.autograd import forward_ad
 
+from magpy_like.compiler.autograd.outside_writes import is_backward
+from magpy_like.torch_compat.dispatch import DisableAutocast
 from magpy_like.torch_compat.functorch import is_forward_ad_active
 from magpy_like.torch_patches import untraced
 
 CallArguments = list[Any] | None
 """A call's arguments: numbers, and weak references to tensors with their version counters; None if
 a tensor has no version counter."""
+
+
+@dataclass(frozen=True)
+class SecondRun:
+    """How a program runs once more, operator by operator."""
+
+    program: Callable[..., Any]
+    autocast: bool = False
+    """Whether the program was traced under autocast: then it has all casts."""
+    overwritten: frozenset[int] = frozenset()
+    """Arguments that a call writes to, and whose old values decide nothing else: the statistics of
+    a batch norm, for example."""
+    drawing: frozenset[torch.device] = frozenset()
+    """The devices whose generator the program draws from."""
+
+    def gradients(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The gradients of the call's arguments, differentiable, by a second run.
+
+        Args:
+            ctx: of the compiled call, with ``call_arguments`` by :func:`save_call_arguments`, and
+                ``random_states`` by :func:`random_states` if the program draws.
+            gradients: of the program's results, None for absent ones.
+
+        Returns None where the program cannot run once more.
+        """
+        args = _restore_call_arguments(ctx.call_arguments, self.overwritten)
+        if args is None or (self.drawing and ctx.random_states is None):
+            return None
+        # Views, so that hooks on the arguments do not run.
+        with torch.enable_grad():
+            views = [
+                a if not isinstance(a, Tensor) or k in self.overwritten else a.view_as(a)
+                for k, a in enumerate(args)
+            ]
+        with self._context_of_call(ctx), torch.enable_grad():
+            results = self.program(*views)
+        with self._autocast_off():
+            return _differentiate(ctx, results, views, gradients)
+
+    @contextlib.contextmanager
+    def _context_of_call(self, ctx: Any) -> Iterator[None]:
+        gpus = [device for device in self.drawing if device.type == "cuda"]
+        with self._autocast_off(), torch.random.fork_rng(gpus, enabled=bool(self.drawing)):
+            for device, state in ctx.random_states.items() if self.drawing else ():
+                _set_random_state(device, state)
+            yield
+
+    def _autocast_off(self) -> Any:
+        return DisableAutocast() if self.autocast else contextlib.nullcontext()
+
+
+def find_overwritten(joint: fx.GraphModule) -> frozenset[int]:
+    """The inputs of a graph of both passes that it writes to, and whose old values decide nothing
+    but their own new ones."""
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    return frozenset(k for k, node in enumerate(inputs) if _only_decides_itself(node))
+
+
+def _only_decides_itself(source: fx.Node) -> bool:
+    waiting, seen, written = [source], {source}, False
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op == "output":
+                return False
+            if user.target is torch.ops.aten.copy_.default:
+                if user.args[0] is not source:
+                    return False
+                written = True
+            elif user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return written
+
+
+def find_drawing(joint: fx.GraphModule) -> frozenset[torch.device] | None:
+    """The devices whose generators the forward pass draws from; None if a second run would not
+    draw the same numbers: from a generator of the program, or in the backward pass."""
+    found = set()
+    for node in joint.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            results = node.meta.get("val")
+            first = results[0] if isinstance(results, tuple | list) else results
+            if node.kwargs.get("generator") is not None or is_backward(node):
+                return None
+            if not isinstance(first, Tensor) or first.device.type not in ("cpu", "cuda"):
+                return None
+            found.add(first.device)
+    return frozenset(found)
+
+
+RandomStates = dict[torch.device, Tensor]
+
+
+def random_states(devices: Collection[torch.device]) -> RandomStates | None:
+    """The states of the default generators; None while a CUDA graph is captured, whose replays draw
+    other numbers."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    if gpus and torch.cuda.is_current_stream_capturing():
+        return None
+    return {
+        device: torch.cuda.get_rng_state(device) if device in gpus else torch.get_rng_state()
+        for device in devices
+    }
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def save_call_arguments(args: Sequence[Any]) -> CallArguments:
@@ -32,40 +148,26 @@ def save_call_arguments(args: Sequence[Any]) -> CallArguments:
         return None
 
 
-def _restore_call_arguments(saved: CallArguments) -> list[Any] | None:
-    """The arguments again; None if one is gone, or was modified in place."""
+def _restore_call_arguments(saved: CallArguments, overwritten: Collection[int]) -> list[Any] | None:
+    """The arguments again, copies of those that the call itself has overwritten; None if one is
+    gone, or was modified in place."""
     if saved is None:
         return None
     found = []
-    for argument in saved:
+    for k, argument in enumerate(saved):
         if isinstance(argument, tuple):
             tensor, version = argument[0](), argument[1]
-            if tensor is None or tensor._version != version:
+            if tensor is None or (k not in overwritten and tensor._version != version):
                 return None
-            argument = tensor
+            argument = tensor.detach().clone() if k in overwritten else tensor
         found.append(argument)
     return found
 
 
-def run_eager_backward(
-    program: Callable[..., Any] | None, ctx: Any, gradients: Sequence[Any]
-) -> tuple[Any, ...] | None:
-    """The gradients of the call's arguments, differentiable, by running ``program`` once more.
-
-    Args:
-        program: operator by operator; None if it must not run a second time.
-        ctx: of the compiled call, with ``call_arguments`` by :func:`save_call_arguments`.
-        gradients: of the program's results, None for absent ones.
-
-    Returns None where the program cannot run once more.
-    """
-    args = None if program is None else _restore_call_arguments(ctx.call_arguments)
-    if program is None or args is None:
-        return None
-    with torch.enable_grad():
-        # Views, so that hooks on the arguments do not run.
-        views = [a.view_as(a) if isinstance(a, Tensor) else a for a in args]
-        results = program(*views)
+def _differentiate(
+    ctx: Any, results: Sequence[Any], args: Sequence[Any], gradients: Sequence[Any]
+) -> tuple[Any, ...]:
+    """The gradients of ``args`` by those of ``results``, None where there is none."""
     needed = [k for k, needs in enumerate(ctx.needs_input_grad) if needs]
     pairs = [
         (result, gradient)
@@ -75,7 +177,7 @@ def run_eager_backward(
     found: list[Any] = [None] * len(args)
     if pairs:
         outputs, incoming = zip(*pairs, strict=True)
-        inputs = [views[k] for k in needed]
+        inputs = [args[k] for k in needed]
         taken = torch.autograd.grad(
             outputs, inputs, incoming, create_graph=torch.is_grad_enabled(), allow_unused=True
         )
@@ -134,9 +236,10 @@ class _OnceDifferentiable(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise RuntimeError(
             "no double backward through this magpy-compiled function: its arguments are gone or "
-            "were modified since the call, or it draws random numbers, or modifies or returns its "
-            "arguments. Keep the arguments as they are until the second backward pass, or take the "
-            "gradients inside of the compiled function"
+            "were modified since the call, or it draws from a generator of its own, or uses the "
+            "old value of an argument that it modifies, or returns a view of an argument. Keep the "
+            "arguments as they are until the second backward pass, or take the gradients inside of "
+            "the compiled function"
         )
 
 
