@@ -21,6 +21,7 @@ from magpy_like.compile_modes import CompileSettings, CudaGraphs, compile_settin
 from magpy_like.compiler import ir_text, kernel_build, passes, runtime_scalars
 from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
+from magpy_like.compiler.autograd.captured_program import program_as_captured, results_as_captured
 from magpy_like.compiler.autograd.gradient_modes import find_gradient_modes
 from magpy_like.compiler.autograd.overwritten_saved_values import may_overwrite_saved_tensors
 from magpy_like.compiler.autograd.saved_values import saved_tensor_indices
@@ -256,20 +257,24 @@ def _compile_captured(
     if cached is not None:
         launchers.add(cached, "inference")
         in_profiles.describe(cached, "inference")
-        _, restore = _flatten_outputs(gm)
+        _, restore, _ = _flatten_outputs(gm)
         call = without_grad(cached)
         call = call if restore is None else _then(call, restore)
         return count_as_eager(call if views is None else views.after(call))
+    results = results_as_captured(whole, gm)
     copy_for_evaluation(gm, example_inputs)
     gm = passes.run_captured(gm, example_inputs)
-    gm, restore = _flatten_outputs(gm)
+    gm, restore, kept = _flatten_outputs(gm)
     examples, sizes = runtime_scalars.pass_sizes_as_arguments(gm, example_inputs)
     examples, floats = runtime_scalars.read_floats_from_tensors(gm, examples)
     compute_floats_in_tensors(gm, examples)
+    program = None
+    if results is not None:
+        program = program_as_captured(whole, [results[k] for k in kept], floats)
 
     def aot() -> Callable[..., Any]:
         return aot_compile(
-            gm, examples,
+            gm, examples, program=program,
             forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
         )  # fmt: skip
 
@@ -307,25 +312,26 @@ def _compile_captured(
 
 def _flatten_outputs(
     gm: fx.GraphModule,
-) -> tuple[fx.GraphModule, Callable[[Any], Any] | None]:
+) -> tuple[fx.GraphModule, Callable[[Any], Any] | None, list[int]]:
     """The graph with a flat tuple of results, as AOTAutograd requires, each object once.
 
-    Also returns the function that restores the original structure; None if nothing changed.
+    Also returns the function that restores the original structure, None if nothing changed, and the
+    position of each result among the original ones.
     """
     output = gm.graph.output_node()
     returned = output.args[0]
     leaves, structure = pytree.tree_flatten(returned)
     positions: dict[Any, int] = {}  # identity of a result -> its position in the flat tuple
     of = [positions.setdefault(_identity(leaf, k), len(positions)) for k, leaf in enumerate(leaves)]
+    kept = [of.index(k) for k in range(len(positions))]
     if len(positions) == len(leaves) and isinstance(returned, tuple):
         if all(map(pytree.tree_is_leaf, returned)):
-            return gm, None
-    kept = [of.index(k) for k in range(len(positions))]
+            return gm, None, kept
     output.args = (tuple(leaves[k] for k in kept),)
     if (versions := output.meta.get(RESULT_VERSIONS)) is not None:
         output.meta[RESULT_VERSIONS] = tuple(versions[k] for k in kept)
     gm.recompile()
-    return gm, lambda results: pytree.tree_unflatten([results[k] for k in of], structure)
+    return gm, lambda results: pytree.tree_unflatten([results[k] for k in of], structure), kept
 
 
 def _identity(leaf: Any, index: int) -> Any:

@@ -23,6 +23,7 @@ from magpy_like.compiler.autograd.conjugate_gradients import (
 from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeightGradients
 from magpy_like.compiler.autograd.double_backward import (
     SecondRun,
+    autocast_states,
     find_drawing,
     find_overwritten,
 )
@@ -73,20 +74,21 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 def aot_compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, forward: Compiler, backward: Compiler,
-    inference: Compiler,
+    inference: Compiler, program: Callable[..., Any] | None,
 ) -> Callable[..., Any]:  # fmt: skip
     """Trace ``gm`` to functional ATen graphs and compile each with the given compilers.
 
     ``example_inputs`` are tensors, fake tensors (symbolic sizes included) or numbers, one per
     placeholder. The result takes the same arguments; it applies input mutations, regenerates
-    aliased outputs, and has a backward when an input or parameter requires grad.
+    aliased outputs, and has a backward when an input or parameter requires grad. ``program``
+    computes the same operator by operator, for gradients of gradients; None if nothing does.
 
     Raises:
         Unsupported: the functional graphs would differ from eager.
         StatisticsUpdateUnsupported: a checkpointed function updates statistics, and AOTAutograd's
             own node of autograd's graph is needed.
     """
-    return _AotCompilation(gm, example_inputs, forward, backward, inference).build()
+    return _AotCompilation(gm, example_inputs, forward, backward, inference, program).build()
 
 
 class _AotCompilation:
@@ -100,8 +102,9 @@ class _AotCompilation:
         forward: Compiler,
         backward: Compiler,
         inference: Compiler,
+        program: Callable[..., Any] | None,
     ) -> None:
-        self._gm = gm
+        self._gm, self._program = gm, program
         self._forward, self._inference = forward, inference
         self._absent, self._deferred = AbsentGradients(gm), DeferredWeightGradients(gm)
         self._statistics = CheckpointStatistics(gm, example_inputs)
@@ -113,12 +116,11 @@ class _AotCompilation:
         self._example_inputs = [*example_inputs, *auxiliary]
         # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph
         # has all casts, and its operators must not cast again.
-        self._autocast = is_any_autocast_enabled()
+        self._autocast, self._autocast_states = is_any_autocast_enabled(), autocast_states()
         self._direct: list[Callable[..., Any]] = []
         """The compiled inference graph, if it needs no wrapper of AOTAutograd's."""
         self._forwards: list[Callable[..., Any]] = []
-        self._second_run: SecondRun | None = SecondRun(gm, self._autocast)
-        """None if the program must not run a second time."""
+        self._second_run: SecondRun | None = None
         self._returns_saved_memory = False
         """Whether a result is a view of memory that the backward pass reads: AOTAutograd's own node
         gives it a version counter of its own."""
@@ -190,11 +192,16 @@ class _AotCompilation:
         keep_integers_exact(joint)
         use_channels_last(joint)
         drawing = find_drawing(joint)
-        if self._deferred.has_auxiliary_inputs or drawing is None:
+        if self._program is None or self._deferred.has_auxiliary_inputs or drawing is None:
             self._second_run = None
         else:
-            overwritten = find_overwritten(joint)
-            self._second_run = SecondRun(self._gm, self._autocast, overwritten, drawing)
+            self._second_run = SecondRun(
+                self._program,
+                self._autocast_states,
+                overwritten=find_overwritten(joint),
+                copied=frozenset(),
+                drawing=drawing,
+            )
         self._absent.inspect_joint_graph(joint)
         self._deferred.rewrite_joint_graph(joint, forward_outputs)
         self._statistics.inspect_joint_graph(joint, forward_outputs)

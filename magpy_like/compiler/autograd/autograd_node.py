@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from magpy_like.compiler.autograd.double_backward import (
     call_once_differentiable,
     has_tangents,
     make_once_differentiable,
-    random_states,
     save_call_arguments,
 )
 from magpy_like.compiler.runtime.profiled_launchers import show_all
@@ -85,12 +84,9 @@ def make_autograd_node(
     if not _needs_no_runtime_wrapper(aot_function, program.example_inputs):
         return None
     backward = _lazy_backward(aot_function, compile_backward)
-    second_run = program.second_run
+    second_run = _with_copies(program, metadata)
     if program.autocast:
         forward, backward = _without_autocast(forward), _without_autocast(backward)
-    modified = {k for k, info in enumerate(metadata.input_info) if info.mutates_data}
-    if second_run is not None and not modified <= second_run.overwritten:
-        second_run = None
     layout = _NodeLayout.from_metadata(metadata, program)
     apply = _make_apply(
         aot_function,
@@ -168,6 +164,24 @@ def _inputs_without_gradient(known: Any, backward: fx.GraphModule) -> frozenset[
         for k, (info, gradient) in enumerate(zip(known.input_info, gradients, strict=True))
         if gradient is None and info.requires_grad
     )
+
+
+MOST_COPIED = 1 << 16
+"""Elements of an argument that each call copies, for a second run."""
+
+
+def _with_copies(program: Program, metadata: Any) -> SecondRun | None:
+    """The program's second run, with the arguments to copy; None if one is too large."""
+    known = program.second_run
+    if known is None:
+        return None
+    modified = {k for k, info in enumerate(metadata.input_info) if info.mutates_data}
+    copied = frozenset(modified - known.overwritten)
+    for k in copied:
+        count = program.example_inputs[k].numel()
+        if type(count) is not int or count > MOST_COPIED:
+            return None
+    return replace(known, overwritten=known.overwritten & modified, copied=copied)
 
 
 def _lazy_backward(aot_function: Any, compile_backward: Callable[..., Call]) -> Call:
@@ -276,12 +290,12 @@ def _make_forward(
     checked, unchecked, numbers = layout.checked, layout.unchecked, layout.numbers
     count, views, constant = layout.results, layout.views, layout.non_differentiable
     materialize = layout.materialize
-    drawing = None if second_run is None else second_run.drawing
+    noting = second_run if second_run is not None and second_run.notes_calls else None
 
     def forward(ctx: Any, *args: Any) -> Any:
         ctx.call_arguments = save_call_arguments(args)
-        if drawing:
-            ctx.random_states = random_states(drawing)
+        if noting is not None:
+            noting.note_call(ctx, args)
         ctx.targets = statistics.targets(args)
         results = run_forward([*args])
         ctx.save_for_backward(*map(not_view, results[checked]))
@@ -376,7 +390,8 @@ _NOT_DETERMINISTIC = (
 _NO_EAGER_BACKWARD = (
     "a compiled backward pass cannot run for a batch of gradients at once, nor for gradients with "
     "tangents, and eager mode cannot run instead: the arguments of the magpy-compiled function are "
-    "gone or were modified since the call, or it draws random numbers or modifies its arguments"
+    "gone or were modified since the call, or it draws from a generator of its own, or uses the old "
+    "values of a large argument that it modifies"
 )
 
 

@@ -3,9 +3,8 @@
 A compiled backward pass has no backward of its own. Under ``create_graph``, for a batch of
 gradients (``is_grads_batched``) and for gradients with tangents (forward-mode AD), autograd runs
 the program once more instead, operator by operator, from the arguments of the compiled call.
-No tensor is kept for that, so all arguments must still exist, unmodified but for those that the
-call has overwritten without use of their values. Random numbers are drawn again from the state of
-the generators at the call.
+So all arguments must still exist, unmodified but for the writes of the call itself. Random numbers
+are drawn again from the state of the generators at the call.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch import Tensor, fx
 from torch.autograd import forward_ad
 
 from magpy_like.compiler.autograd.outside_writes import is_backward
-from magpy_like.torch_compat.dispatch import DisableAutocast
 from magpy_like.torch_compat.functorch import is_forward_ad_active
 from magpy_like.torch_patches import untraced
 
@@ -30,53 +28,84 @@ CallArguments = list[Any] | None
 a tensor has no version counter."""
 
 
+AutocastStates = dict[str, tuple[bool, torch.dtype]]
+"""Type of device -> (autocast enabled? its dtype)."""
+
+
+def autocast_states() -> AutocastStates:
+    """The present state."""
+    return {
+        kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    }
+
+
+@contextlib.contextmanager
+def _autocast(states: AutocastStates) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for kind, (enabled, dtype) in states.items():
+            if enabled or torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
+        yield
+
+
 @dataclass(frozen=True)
 class SecondRun:
     """How a program runs once more, operator by operator."""
 
     program: Callable[..., Any]
-    autocast: bool = False
-    """Whether the program was traced under autocast: then it has all casts."""
-    overwritten: frozenset[int] = frozenset()
+    autocast: AutocastStates
+    """The state in which the program is called."""
+    overwritten: frozenset[int]
     """Arguments that a call writes to, and whose old values decide nothing else: the statistics of
     a batch norm, for example."""
-    drawing: frozenset[torch.device] = frozenset()
+    copied: frozenset[int]
+    """Arguments that a call writes to, and whose old values it uses: a copy is kept, as the vectors
+    of a spectral norm are small."""
+    drawing: frozenset[torch.device]
     """The devices whose generator the program draws from."""
+
+    def note_call(self, ctx: Any, args: Sequence[Any]) -> None:
+        """Keep of a compiled call's state what the call itself changes."""
+        ctx.old_values = {k: args[k].detach().clone() for k in self.copied}
+        ctx.random_states = _random_states(self.drawing)
 
     def gradients(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...] | None:
         """The gradients of the call's arguments, differentiable, by a second run.
 
         Args:
-            ctx: of the compiled call, with ``call_arguments`` by :func:`save_call_arguments`, and
-                ``random_states`` by :func:`random_states` if the program draws.
+            ctx: of the compiled call, as :meth:`note_call` has left it.
             gradients: of the program's results, None for absent ones.
 
         Returns None where the program cannot run once more.
         """
-        args = _restore_call_arguments(ctx.call_arguments, self.overwritten)
-        if args is None or (self.drawing and ctx.random_states is None):
+        if self.drawing and ctx.random_states is None:
             return None
-        # Views, so that hooks on the arguments do not run.
+        modified = self.overwritten | self.copied
+        args = _restore_call_arguments(ctx.call_arguments, modified)
+        if args is None:
+            return None
+        # Views, so that hooks on the arguments do not run; the program writes to copies.
         with torch.enable_grad():
-            views = [
-                a if not isinstance(a, Tensor) or k in self.overwritten else a.view_as(a)
-                for k, a in enumerate(args)
-            ]
+            views = [a.view_as(a) if isinstance(a, Tensor) else a for a in args]
+        for k in modified:
+            views[k] = (ctx.old_values[k] if k in self.copied else args[k].detach()).clone()
         with self._context_of_call(ctx), torch.enable_grad():
             results = self.program(*views)
-        with self._autocast_off():
-            return _differentiate(ctx, results, views, gradients)
+        return _differentiate(ctx, results, views, gradients)
+
+    @property
+    def notes_calls(self) -> bool:
+        """Whether :meth:`note_call` has anything to keep."""
+        return bool(self.copied or self.drawing)
 
     @contextlib.contextmanager
     def _context_of_call(self, ctx: Any) -> Iterator[None]:
         gpus = [device for device in self.drawing if device.type == "cuda"]
-        with self._autocast_off(), torch.random.fork_rng(gpus, enabled=bool(self.drawing)):
+        with torch.random.fork_rng(gpus, enabled=bool(self.drawing)), _autocast(self.autocast):
             for device, state in ctx.random_states.items() if self.drawing else ():
                 _set_random_state(device, state)
             yield
-
-    def _autocast_off(self) -> Any:
-        return DisableAutocast() if self.autocast else contextlib.nullcontext()
 
 
 def find_overwritten(joint: fx.GraphModule) -> frozenset[int]:
@@ -121,7 +150,7 @@ def find_drawing(joint: fx.GraphModule) -> frozenset[torch.device] | None:
 RandomStates = dict[torch.device, Tensor]
 
 
-def random_states(devices: Collection[torch.device]) -> RandomStates | None:
+def _random_states(devices: Collection[torch.device]) -> RandomStates | None:
     """The states of the default generators; None while a CUDA graph is captured, whose replays draw
     other numbers."""
     gpus = [device for device in devices if device.type == "cuda"]
@@ -148,18 +177,18 @@ def save_call_arguments(args: Sequence[Any]) -> CallArguments:
         return None
 
 
-def _restore_call_arguments(saved: CallArguments, overwritten: Collection[int]) -> list[Any] | None:
-    """The arguments again, copies of those that the call itself has overwritten; None if one is
-    gone, or was modified in place."""
+def _restore_call_arguments(saved: CallArguments, modified: Collection[int]) -> list[Any] | None:
+    """The arguments again; None if one is gone, or was modified in place, except by the call
+    itself."""
     if saved is None:
         return None
     found = []
     for k, argument in enumerate(saved):
         if isinstance(argument, tuple):
             tensor, version = argument[0](), argument[1]
-            if tensor is None or (k not in overwritten and tensor._version != version):
+            if tensor is None or (k not in modified and tensor._version != version):
                 return None
-            argument = tensor.detach().clone() if k in overwritten else tensor
+            argument = tensor
         found.append(argument)
     return found
 
@@ -237,7 +266,7 @@ class _OnceDifferentiable(torch.autograd.Function):
         raise RuntimeError(
             "no double backward through this magpy-compiled function: its arguments are gone or "
             "were modified since the call, or it draws from a generator of its own, or uses the "
-            "old value of an argument that it modifies, or returns a view of an argument. Keep the "
+            "old values of a large argument that it modifies, or returns a view of one. Keep the "
             "arguments as they are until the second backward pass, or take the gradients inside of "
             "the compiled function"
         )

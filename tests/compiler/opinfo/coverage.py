@@ -117,7 +117,9 @@ def _lower(
     fresh = harness.fresh(inputs)
     try:
         with torch.set_grad_enabled(gradient):
-            call = aot_compile(graph, fresh, forward=stage, backward=stage, inference=stage)
+            call = aot_compile(
+                graph, fresh, forward=stage, backward=stage, inference=stage, program=graph
+            )
             outputs = call(*fresh)
             if gradient:  # the backward pass is compiled lazily
                 torch.autograd.backward([out.sum() for out in outputs if out.requires_grad])
