@@ -32,6 +32,7 @@ from magpy_like.compiler.autograd.outside_writes import (
     is_backward,
 )
 from magpy_like.compiler.autograd.saved_values import clone_before_mutation, save_gradient_sizes
+from magpy_like.compiler.autograd.shared_gradients import compile_with_shared_gradients
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
 from magpy_like.compiler.lowering.random_numbers import is_in_order
@@ -224,7 +225,15 @@ def _compile_backward(
     gradients = tangents(graph.graph)
     take_resolved_gradients(graph.graph, gradients)
     graph.recompile()
-    call = absent.compile_variants(graph, lambda part: backward(part, inputs), interpret)
+
+    def compile_part(part: fx.GraphModule) -> Callable[..., Any]:
+        return backward(part, inputs)
+
+    call = absent.compile_variants(
+        graph,
+        functools.partial(compile_with_shared_gradients, compile_part),
+        functools.partial(compile_with_shared_gradients, interpret),
+    )
     return resolve_conj_and_neg(deferred.wrap_backward(call), gradients)
 
 
