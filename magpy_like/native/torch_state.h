@@ -3,6 +3,7 @@
 #include "dynamo_stance.h"
 #include "expected_objects.h"
 
+#include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/AutogradState.h>
@@ -24,9 +25,10 @@ TORCH_API bool profilerEnabled();
 
 namespace {
 
-// Grad and inference modes, the dispatch keys enabled or disabled on this thread (autocast, functorch
-// and Python modes among them), the default dtype, the number of torch function modes (a default
-// device is one), and the dtypes of autocast: a program may enable it without naming one.
+// Grad and inference modes, deterministic algorithms, the dispatch keys enabled or disabled on this
+// thread (autocast, functorch and Python modes among them), the default dtype, the number of torch
+// function modes (a default device is one), and the dtypes of autocast: a program may enable it
+// without naming one.
 struct TorchState {
   long modes;
   uint64_t included, excluded;
@@ -43,6 +45,7 @@ TorchState read_torch_state() {
   const c10::AutogradState &a = c10::AutogradState::get_tls_state();
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   return {a.get_grad_mode() | a.get_fw_grad_mode() << 1 | a.get_inference_mode() << 2 |
+              at::globalContext().deterministicAlgorithms() << 3 |
               (long)c10::get_default_dtype_as_scalartype() << 8,
           keys.included_.raw_repr(), keys.excluded_.raw_repr(),
           at::impl::PythonTorchFunctionTLS::stack_len(),

@@ -185,26 +185,30 @@ def _with_copies(program: Program, metadata: Any) -> SecondRun | None:
 
 
 def _lazy_backward(aot_function: Any, compile_backward: Callable[..., Call]) -> Call:
-    """The backward pass, compiled when it first runs unless AOTAutograd has compiled it."""
+    """The backward pass, compiled when it first runs unless AOTAutograd has compiled it: once with,
+    and once without ``torch.use_deterministic_algorithms(True)``."""
     lazily = aot_function._lazy_backward_info
-    call: Call | None = aot_function.compiled_bw
+    calls: dict[bool, Call] = {}
+    if aot_function.compiled_bw is not None:
+        calls[aot_function.metadata.deterministic is not False] = aot_function.compiled_bw
 
     def run(args: list[Any]) -> Any:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        call = calls.get(deterministic)
         if call is None:
-            call_uninterrupted(compile_once)
-        assert call is not None
+            call = call_uninterrupted(compile_once, deterministic)
         if is_profiled():  # since the forward pass, maybe
             show_all()
         return call(args)
 
-    def compile_once() -> None:
-        nonlocal call
+    def compile_once(deterministic: bool) -> Call:
         with TRACING_LOCK:
-            if call is None:
+            if deterministic not in calls:
                 graph = copy.deepcopy(lazily.bw_module)
                 contexts = lazily.saved_context, lazily.saved_compile_context
                 with tracing(contexts[0]), compile_context(contexts[1]), torch.no_grad():
-                    call = compile_backward(graph, lazily.placeholder_list)
+                    calls[deterministic] = compile_backward(graph, lazily.placeholder_list)
+            return calls[deterministic]
 
     return run
 
@@ -240,8 +244,6 @@ class _NodeLayout:
     non_differentiable: list[int]
     tangents: list[tuple[int, Any]]
     """(result index, layout as traced) of each gradient that the backward pass takes."""
-    deterministic: bool
-    """Whether the backward pass may run under ``torch.use_deterministic_algorithms(True)``."""
     materialize: bool
 
     @classmethod
@@ -261,7 +263,6 @@ class _NodeLayout:
             views=known.unsafe_view_out_indices,
             non_differentiable=[k for k, o in enumerate(known.output_info) if not o.requires_grad],
             tangents=[*zip(used, formats, strict=True)],
-            deterministic=known.deterministic is not False,
             materialize=program.materialize,
         )
 
@@ -327,7 +328,7 @@ def _make_backward(
 
     @untraced
     def backward(ctx: Any, *gradients_in: Any) -> Any:
-        _check_mode(layout)
+        _check_no_transform()
         boxed = gradients_in[0] if type(gradients_in[0]) is list else [*gradients_in]
         differentiated = torch.is_grad_enabled()
         if differentiated or any(map(_is_batched, boxed)) or has_tangents(boxed):
@@ -358,17 +359,15 @@ def _make_backward(
     return backward
 
 
-def _check_mode(layout: _NodeLayout) -> None:
+def _check_no_transform() -> None:
     """
     Raises:
-        RuntimeError: the compiled backward pass cannot run under the present mode.
+        RuntimeError: a transform of functorch is active, which the compiled backward pass ignores.
     """
     if innermost_transform() is not None:
         raise RuntimeError(
             "the backward pass of a magpy-compiled function cannot run under vmap, grad or vjp"
         )
-    if not layout.deterministic and torch.are_deterministic_algorithms_enabled():
-        raise RuntimeError(_NOT_DETERMINISTIC)
 
 
 def _with_statistics_updates(
@@ -378,13 +377,6 @@ def _with_statistics_updates(
     return lambda args: statistics.apply_updates(
         ctx.targets, backward(args), find_executed_inputs(ctx, tensor_inputs)
     )
-
-
-_NOT_DETERMINISTIC = (
-    "the backward pass of a magpy-compiled function was compiled without "
-    "torch.use_deterministic_algorithms(True), and cannot run under it. Set the mode before the "
-    "first call of the function"
-)
 
 
 _NO_EAGER_BACKWARD = (

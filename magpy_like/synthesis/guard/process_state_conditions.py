@@ -26,7 +26,10 @@ from magpy_like.synthesis.guard.conditions import Condition, Kind
 from magpy_like.synthesis.guard.guard_checks import is_same, returns
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
 
-_COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
+_COVERED = {
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
+    torch.are_deterministic_algorithms_enabled,
+}  # fmt: skip
 """Reads of state that the condition on torch's modes covers."""
 
 
@@ -47,8 +50,8 @@ class ProcessState:
         state = self._source.names["state"] = self._state_check()
         self.modes = state.modes()
         description = (
-            "torch's global modes (grad, inference, autocast, dtype) and the classes of tensors "
-            "are unchanged"
+            "torch's global modes (grad, inference, autocast, dtype, deterministic) and the "
+            "classes of tensors are unchanged"
         )
         self._writer.add(Condition((Kind.TORCH_MODES,), description, "state()"))
         devices = default_devices()  # the program may leave one that was set before

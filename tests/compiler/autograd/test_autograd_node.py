@@ -483,6 +483,36 @@ def test_graph_that_enables_gradients_has_them_under_no_grad():
     torch.testing.assert_close(torch.autograd.grad(result.sum(), [x])[0], x.cos())
 
 
+@pytest.fixture
+def deterministic_algorithms():
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("in_program", [False, True])
+def test_deterministic_algorithms_may_be_switched_between_passes(
+    in_program, deterministic_algorithms
+):
+    def program(x, w):
+        loss = (x * w).cumsum(0).sum()
+        if in_program:
+            loss.backward()
+        return loss
+
+    fast = magpy.compile(program)
+    for forward in (False, False, True, True, False):
+        for backward in {forward} if in_program else (forward, not forward):
+            leaves = [[leaf(3), leaf(3, seed=1)] for _ in "ab"]
+            for function, of in zip((program, fast), leaves, strict=True):
+                deterministic_algorithms(forward)
+                loss = function(*of)
+                deterministic_algorithms(backward)
+                if not in_program:
+                    loss.backward()
+            for actual, expected in zip(leaves[1], leaves[0], strict=True):
+                torch.testing.assert_close(actual.grad, expected.grad)
+
+
 def test_hooks_receive_and_replace_gradients():
     x, w = leaf(3), leaf(3, seed=1)
     fast = traced(scaled, x, w)

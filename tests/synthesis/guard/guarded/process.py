@@ -26,6 +26,15 @@ def grad_mode() -> Calls:
     )
 
 
+@relies_on(Kind.TORCH_MODES)
+def deterministic_algorithms() -> Calls:
+    return varied_state(
+        lambda x: x if torch.are_deterministic_algorithms_enabled() else -x,
+        lambda i: torch.use_deterministic_algorithms(i == 1),
+        *(0, 0, 1, 0),
+    )
+
+
 @relies_on(Kind.TORCH_MODES, backend="magpy")
 def autocast_dtype() -> Calls:
     def program(x):
