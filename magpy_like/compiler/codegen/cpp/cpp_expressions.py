@@ -43,7 +43,7 @@ print_index = IndexPrinter("C++", "{} / {}", "{}<i64>", "m_{}<i64>", _integer)
 
 
 def print_number(number: Any, dtype: torch.dtype) -> str:
-    """A Python number as a C++ constant of ``dtype``."""
+    """A Python number as a C++ constant of ``dtype``; integers wrap around, as in eager."""
     ctype = CTYPE[dtype]
     if dtype == torch.bool:
         return "true" if number else "false"
@@ -55,7 +55,7 @@ def print_number(number: Any, dtype: torch.dtype) -> str:
         return f"({ctype}){float(number)!r}"
     value = int(number)
     if value == -(2**63):
-        return "(i64)(-9223372036854775807ll - 1)"
+        return f"({ctype})(-9223372036854775807ll - 1)"
     return f"({ctype}){value}{'ll' if abs(value) >= 2**31 else ''}"
 
 

@@ -1,0 +1,36 @@
+"""Lowered operators convert, round and overflow at the points where eager's kernels do."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magpy_like as magpy
+from tests.compiler.programs import seeded
+
+pytestmark = pytest.mark.cpu
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def _default_device():
+    """Disables the fixture of the parent conftest: a default device mode prevents capture."""
+
+
+# --- numbers and types that eager converts first --------------------------------------------------
+
+
+def same_over_calls(function, *args):
+    """Asserts that results equal eager's bit by bit in a recorded call and later ones."""
+    fast = magpy.compile(function)
+    for _ in range(3):
+        expected, actual = function(*args), fast(*args)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("number", [-(2**63), 2**63 - 1, -(2**31), 2**31, -129, 256, 300])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_numbers_beyond_the_type_of_integers_wrap_around_in_comparisons(dtype, number):
+    compare = [torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne]
+    x = torch.tensor([0, 1, 44, 100, 127]).to(dtype)
+    same_over_calls(lambda x: [each(x, number) for each in compare], x)
