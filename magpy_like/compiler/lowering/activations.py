@@ -94,6 +94,19 @@ def tanh_backward(grad: Value, y: Value) -> Value:
     return ops.mul(grad, ops.sub(const(1, y), ops.mul(y, y)))
 
 
+@lower(aten.threshold.default)
+def threshold(graph: Graph, a: Box, threshold: Any, value: Any) -> Box:
+    """Of integers, eager converts both numbers; the decomposition would convert the elements."""
+
+    def function(x: Value) -> Value:
+        bound, other = const(threshold, x), const(value, x)
+        if a.device.type != "cpu":  # there the bound is rounded to low precision
+            bound = ops.to_dtype(bound, a.dtype)
+        return ops.where(ops.le(x, bound), other, x)
+
+    return elementwise(graph, [a], Kind.DEFAULT, function, operations=2)
+
+
 @_activation(aten.threshold_backward.default, 2)
 def threshold_backward(grad: Value, x: Value, threshold: float) -> Value:
     return ops.where(ops.le(x, const(threshold, x)), const(0, grad), grad)

@@ -34,3 +34,11 @@ def test_numbers_beyond_the_type_of_integers_wrap_around_in_comparisons(dtype, n
     compare = [torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne]
     x = torch.tensor([0, 1, 44, 100, 127]).to(dtype)
     same_over_calls(lambda x: [each(x, number) for each in compare], x)
+
+
+def test_threshold_of_integers_is_exact():
+    x = torch.tensor([2**63 - 1, 2**60 + 1, 1, 0, -5])
+    same_over_calls(lambda x: (F.threshold(x, 0.5, 2.0), F.threshold(x, -0.5, 3)), x)
+    same_over_calls(lambda x: F.threshold(x, 0.3, 0.7), x.to(torch.int8))
+    same_over_calls(lambda x: F.threshold(x, 0.3, 0.7), seeded(50).bfloat16())
+    same_over_calls(lambda x: F.threshold(x, 0.3, 0.7), torch.tensor([NAN, INF, -INF, 0.3]))
