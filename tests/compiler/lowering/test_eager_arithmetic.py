@@ -42,3 +42,13 @@ def test_threshold_of_integers_is_exact():
     same_over_calls(lambda x: F.threshold(x, 0.3, 0.7), x.to(torch.int8))
     same_over_calls(lambda x: F.threshold(x, 0.3, 0.7), seeded(50).bfloat16())
     same_over_calls(lambda x: F.threshold(x, 0.3, 0.7), torch.tensor([NAN, INF, -INF, 0.3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+def test_least_common_multiples_overflow_as_in_eager(dtype):
+    top = torch.iinfo(dtype).max
+    x = torch.tensor([top, 100, top - 2, 12, 0]).to(dtype)
+    y = torch.tensor([top - 1, 99, top - 1, 18, 5]).to(dtype)
+    if dtype == torch.int32:  # a product of larger ones overflows C++'s integers
+        x, y = x[1:2], y[1:2]
+    same_over_calls(lambda x, y: (torch.lcm(x, y), torch.gcd(x, y)), x, y)

@@ -640,7 +640,7 @@ template <class T> INLINE T m_gcd(T a, T b) {
 }
 template <class T> INLINE T m_lcm(T a, T b) {
     T g = m_gcd(a, b);
-    return g == 0 ? T(0) : m_abs(T(a / g * b));
+    return g == 0 ? T(0) : T(m_abs(a / g * b));  // narrow integers are multiplied as ints
 }
 // Shifts by a negative or too large amount yield 0, or the sign.
 template <class T> INLINE T shift_left(T a, T b) {
