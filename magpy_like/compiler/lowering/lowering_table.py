@@ -69,6 +69,11 @@ def convert(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
     return ops.to_dtype(value, compute_dtype(target))
 
 
+def convert_first(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
+    """:func:`convert`, rounded: an element that eager converts before it computes."""
+    return ops.to_dtype(value, target) if source != target else value
+
+
 def const(number: float, like: Value) -> Value:
     """A constant of the dtype of another value."""
     return ops.constant(number, like.dtype)

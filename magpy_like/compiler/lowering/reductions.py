@@ -21,6 +21,7 @@ from magpy_like.compiler.lowering.lowering_table import (
     aten,
     canonical_dim,
     convert,
+    convert_first,
     elementwise,
     lower,
 )
@@ -125,7 +126,7 @@ def _simple(
     def function(value: Value, flat: Expr) -> Sequence[Value]:
         if compute == torch.bool and value.dtype != torch.bool:
             value = ops.ne(value, ops.constant(0, value.dtype))
-        return [ops.reduction(kind, convert(value, a.dtype, compute))]
+        return [ops.reduction(kind, convert_first(value, a.dtype, compute))]
 
     return reduce(graph, a, axes, keepdim, [result], function)[0]
 

@@ -15,7 +15,13 @@ from magpy_like.compiler.ir.loop_ir import Box
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops
 from magpy_like.compiler.lowering.conversions import clone, full
 from magpy_like.compiler.lowering.graph_lowering import Graph
-from magpy_like.compiler.lowering.lowering_table import aten, canonical_dim, convert, lower
+from magpy_like.compiler.lowering.lowering_table import (
+    aten,
+    canonical_dim,
+    convert,
+    convert_first,
+    lower,
+)
 
 
 def _scan(
@@ -53,7 +59,7 @@ def _lower_scan(kind: str) -> Callable[..., Box]:
             _check_gpu(graph, kind, a, at, result)
 
         def function(value: Value, position: Expr) -> Sequence[Value]:
-            return [ops.scan(kind, convert(value, a.dtype, result))]
+            return [ops.scan(kind, convert_first(value, a.dtype, result))]
 
         return _scan(graph, a, at, [result], function)[0]
 

@@ -52,3 +52,12 @@ def test_least_common_multiples_overflow_as_in_eager(dtype):
     if dtype == torch.int32:  # a product of larger ones overflows C++'s integers
         x, y = x[1:2], y[1:2]
     same_over_calls(lambda x, y: (torch.lcm(x, y), torch.gcd(x, y)), x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("source", [torch.int64, torch.int32, torch.float32, torch.float64])
+def test_reductions_to_low_precision_convert_the_elements_first(source, dtype):
+    x = torch.tensor([[70000.0, -70000.0, 2049.0, 3.0], [5.0, 70000.0, 2.0, 7.0]]).to(source)
+    for reduce in (torch.sum, torch.prod, torch.nansum, torch.mean, torch.cumsum, torch.cumprod):
+        same_over_calls(lambda x, reduce=reduce: reduce(x, 0, dtype=dtype), x)
+    same_over_calls(lambda x: x.sum(dtype=dtype), x)
