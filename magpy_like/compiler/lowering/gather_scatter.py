@@ -12,7 +12,7 @@ from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir import loop_ir
 from magpy_like.compiler.ir.index_arithmetic import Expr, contiguous_strides
 from magpy_like.compiler.ir.loop_ir import Box, Index
-from magpy_like.compiler.ir.ops import Value, ops
+from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, ops, round_number
 from magpy_like.compiler.lowering.conversions import clone, full, to_dtype
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import (
@@ -256,27 +256,38 @@ def _masked_put(
 
 def _scatter(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None,
-    error: str = "RuntimeError",
+    error: str = "RuntimeError", *, exact: bool = True,
 ) -> Box:  # fmt: skip
     """A copy of ``a`` with elements stored, in ``mode``, at indices along one dimension.
 
-    ``error``: exception for an index out of bounds.
+    ``error``: exception for an index out of bounds. ``exact``: sums and products of low precision
+    are rounded once, at the end.
     """
     if 0 in indices.size:
         return clone(graph, a)
+    if isinstance(source, Box) and source.dtype != a.dtype:
+        raise Unsupported("scatter", "values of another dtype")
+    if exact and mode in ("add", "mul") and _is_summed_in_float32(a):
+        if isinstance(source, sympy.Basic):
+            raise Unsupported("scatter", "a number that varies, which is rounded")
+        if not isinstance(source, Box):
+            source = round_number(source, a.dtype)
+        wide, source = (
+            to_dtype(graph, b, torch.float32) if isinstance(b, Box) else b for b in (a, source)
+        )
+        return to_dtype(graph, _scatter(graph, wide, dim, indices, source, mode, error), a.dtype)
     if not a.size:
         a, indices, source = (
             unsqueeze(graph, b, 0) if isinstance(b, Box) and not b.size else b
             for b in (a, indices, source)
         )
-        return squeeze(graph, _scatter(graph, a, dim, indices, source, mode, error))
+        scattered = _scatter(graph, a, dim, indices, source, mode, error, exact=exact)
+        return squeeze(graph, scattered)
     if not indices.size:
         indices = unsqueeze(graph, indices, 0)
         source = unsqueeze(graph, source, 0) if isinstance(source, Box) else source
     dim = canonical_dim(dim, len(a.size))
     _check_nonempty(a, [dim])
-    if isinstance(source, Box) and source.dtype != a.dtype:
-        raise Unsupported("scatter", "values of another dtype")
     if a.dtype == torch.bool and mode is not None:
         raise Unsupported("scatter", "accumulating bools")
     boxes = [b for b in (a, indices, source) if isinstance(b, Box)]
@@ -298,6 +309,11 @@ def _scatter(
 
     graph.add_loops(indices.size, [], loops)
     return result
+
+
+def _is_summed_in_float32(a: Box) -> bool:
+    """True if eager's scatters on this device accumulate in a buffer of float32."""
+    return a.dtype in LOW_PRECISION and a.device.type == "cpu"
 
 
 def _scatter_as_select(
@@ -344,13 +360,19 @@ def scatter_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Bo
 def index_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alpha: Any = 1) -> Box:
     if source.dtype != a.dtype:
         raise Unsupported("aten.index_add", "another dtype")
+
+    def scale(x: Value) -> Value:
+        number = ops.constant(alpha, x.dtype)
+        return ops.to_dtype(number, a.dtype) if a.device.type == "cpu" else number
+
     if alpha != 1:
-        source = elementwise(
-            graph, [source], Kind.DEFAULT, lambda x: ops.mul(x, ops.constant(alpha, x.dtype))
-        )
+        source = elementwise(graph, [source], Kind.DEFAULT, lambda x: ops.mul(x, scale(x)))
     rank = len(a.size)
     scatters = rank > 1 and canonical_dim(dim, rank) in (0, rank - 1)  # as eager does
     error = "RuntimeError" if scatters else "IndexError"
+    if scatters and alpha == 1 and _is_summed_in_float32(a):
+        wide, source = (to_dtype(graph, box, torch.float32) for box in (a, source))
+        return to_dtype(graph, _put_rows(graph, wide, dim, indices, source, "add", error), a.dtype)
     return _put_rows(graph, a, dim, indices, source, "add", error)
 
 
@@ -404,7 +426,7 @@ def scatter_reduce(
 
 def _scatter_reduce(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, include_self: bool,
-    error: str,
+    error: str, *, exact: bool = True,
 ) -> Box:  # fmt: skip
     mode = _MODES[reduce]
     if a.dtype == torch.bool or a.device.type != "cpu":
@@ -412,12 +434,12 @@ def _scatter_reduce(
     base = a
     if not include_self and 0 not in indices.size:
         base = _scatter(graph, a, dim, indices, _neutral_value(mode, a.dtype), None, error)
-    result = _scatter(graph, base, dim, indices, source, mode, error)
+    result = _scatter(graph, base, dim, indices, source, mode, error, exact=exact)
     if reduce != "mean" or 0 in indices.size:
         return result
     ones = full(graph, indices.size, 1, a.dtype, a.device)
     first = full(graph, a.size, 1 if include_self else 0, a.dtype, a.device)
-    count = _scatter(graph, first, dim, indices, ones, "add")
+    count = _scatter(graph, first, dim, indices, ones, "add", exact=exact)
 
     def divide(total: Value, n: Value) -> Value:
         n = ops.maximum(n, ops.constant(1, n.dtype))
@@ -452,7 +474,9 @@ def index_reduce(
     dim = canonical_dim(dim, len(a.size))
     shape = [indices.size[0] if d == dim else sympy.S.One for d in range(len(a.size))]
     spread = expand(reshape(indices, shape), source.size)
-    return _scatter_reduce(graph, a, dim, spread, source, reduce, include_self, "IndexError")
+    return _scatter_reduce(
+        graph, a, dim, spread, source, reduce, include_self, "IndexError", exact=False
+    )  # eager rounds at every step
 
 
 @lower(aten.embedding_dense_backward.default)

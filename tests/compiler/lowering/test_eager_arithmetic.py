@@ -61,3 +61,31 @@ def test_reductions_to_low_precision_convert_the_elements_first(source, dtype):
     for reduce in (torch.sum, torch.prod, torch.nansum, torch.mean, torch.cumsum, torch.cumprod):
         same_over_calls(lambda x, reduce=reduce: reduce(x, 0, dtype=dtype), x)
     same_over_calls(lambda x: x.sum(dtype=dtype), x)
+
+
+# --- sums at computed positions -------------------------------------------------------------------
+
+
+SCATTERS = {
+    "scatter_add": lambda a, i, s: a.scatter_add(0, i, s),
+    "scatter_add in place": lambda a, i, s: (a.clone()).scatter_add_(0, i, s),
+    "scatter with add": lambda a, i, s: a.scatter(0, i, s, reduce="add"),
+    "scatter with multiply": lambda a, i, s: a.scatter(0, i, s, reduce="multiply"),
+    "scatter of a number": lambda a, i, s: a.scatter(0, i, 1.3, reduce="add"),
+    "scatter_reduce sum": lambda a, i, s: a.scatter_reduce(0, i, s, "sum"),
+    "scatter_reduce mean": lambda a, i, s: a.scatter_reduce(0, i, s, "mean", include_self=False),
+    "scatter_reduce prod": lambda a, i, s: a.scatter_reduce(0, i, s, "prod"),
+    "scatter_reduce amax": lambda a, i, s: a.scatter_reduce(0, i, s, "amax"),
+    "index_add": lambda a, i, s: a.index_add(0, i[:, 0], s),
+    "index_add scaled": lambda a, i, s: a.index_add(0, i[:, 0], s, alpha=1.3),
+    "index_add of rows": lambda a, i, s: a[:, 0].index_add(0, i[:, 0], s[:, 0]),
+    "index_reduce": lambda a, i, s: a.index_reduce(0, i[:, 0], s, "mean"),
+    "index_put": lambda a, i, s: a.index_put((i[:, 0],), s, accumulate=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scatter", SCATTERS.values(), ids=list(SCATTERS))
+def test_scatters_of_low_precision_round_as_often_as_eager(scatter, dtype):
+    index = torch.randint(0, 3, (60, 5), generator=torch.Generator().manual_seed(0))
+    same_over_calls(scatter, seeded(3, 5).to(dtype), index, (seeded(60, 5) + 1).to(dtype))
