@@ -329,6 +329,10 @@ class Graph:
             # scheduler removes unused ones.
             try:
                 result = self._conform(lowering(self, *args, **kwargs), value, name)
+                if isinstance(result, list) and not returns_alias(
+                    getattr(node.target, "_schema", None)
+                ):
+                    result = _in_own_memory(result)
                 self.lowered[name] = self.lowered.get(name, 0) + 1
                 return result
             except Unsupported:
@@ -525,6 +529,31 @@ def _rounded(box: Box, data: Computed) -> Box:
 
     rounded = Computed(function, data.cost)
     return Box(box.graph, box.dtype, box.device, box.size, rounded, box.stride_hint)
+
+
+def _in_own_memory(results: Sequence[Any]) -> list[Any]:
+    """The results of one operator, each in memory of its own: the caller may write to one of them.
+
+    A lowering may compute equal results once.
+    """
+    own: list[Any] = []
+    bases: list[Any] = []
+    for result in results:
+        base = _base_of(result)
+        if base is not None and base in bases:
+            result = replace(result, data=Computed(result.load, result.cost()))
+        bases.append(base)
+        own.append(result)
+    return own
+
+
+def _base_of(result: Any) -> Computed | str | None:
+    """What a box shows: a computation, or the name of a buffer; None for another result."""
+    while isinstance(result, Box) and isinstance(result.data, View):
+        result = result.data.base
+    if not isinstance(result, Box):
+        return None
+    return result.data.buffer if isinstance(result.data, Strided) else result.data
 
 
 def _extern_arguments(tree: Any) -> Any:

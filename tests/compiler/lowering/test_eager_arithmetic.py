@@ -89,3 +89,17 @@ SCATTERS = {
 def test_scatters_of_low_precision_round_as_often_as_eager(scatter, dtype):
     index = torch.randint(0, 3, (60, 5), generator=torch.Generator().manual_seed(0))
     same_over_calls(scatter, seeded(3, 5).to(dtype), index, (seeded(60, 5) + 1).to(dtype))
+
+
+# --- several results ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("moments", [torch.std_mean, torch.var_mean])
+def test_results_of_one_operator_share_no_memory(moments, keepdim):
+    fast = magpy.compile(lambda x: moments(x, 1, keepdim=keepdim))
+    for _ in range(3):
+        spread, mean = fast(torch.empty(2, 0))
+        spread.fill_(7)
+        assert mean.isnan().all()
+        assert (spread == 7).all()
