@@ -103,7 +103,8 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
 }  # fmt: skip
 
 #: Special functions of floats: name -> number of arguments. Only the C++ printer has a library of
-#: them, so lowerings use them on the CPU only. ``polygamma`` and the polynomials take (x, n).
+#: them, so lowerings use them on the CPU only. ``polygamma`` takes (x, n). The orthogonal
+#: polynomials are left to ATen, whose source leaves the result for NaN undefined.
 SPECIAL: dict[str, int] = {
     "digamma": 1, "polygamma": 2, "igamma": 2, "igammac": 2, "zeta": 2,
     "erfinv": 1, "erfcx": 1, "ndtri": 1, "log_ndtr": 1,
@@ -112,12 +113,6 @@ SPECIAL: dict[str, int] = {
     "modified_bessel_i0": 1, "modified_bessel_i1": 1,
     "modified_bessel_k0": 1, "modified_bessel_k1": 1,
     "scaled_modified_bessel_k0": 1, "scaled_modified_bessel_k1": 1,
-    "chebyshev_polynomial_t": 2, "chebyshev_polynomial_u": 2,
-    "chebyshev_polynomial_v": 2, "chebyshev_polynomial_w": 2,
-    "shifted_chebyshev_polynomial_t": 2, "shifted_chebyshev_polynomial_u": 2,
-    "shifted_chebyshev_polynomial_v": 2, "shifted_chebyshev_polynomial_w": 2,
-    "hermite_polynomial_h": 2, "hermite_polynomial_he": 2,
-    "laguerre_polynomial_l": 2, "legendre_polynomial_p": 2,
 }  # fmt: skip
 ELEMENTWISE |= {f"special_{name}": (count, _SAME) for name, count in SPECIAL.items()}
 

@@ -103,3 +103,15 @@ def test_results_of_one_operator_share_no_memory(moments, keepdim):
         spread.fill_(7)
         assert mean.isnan().all()
         assert (spread == 7).all()
+
+
+# --- orthogonal polynomials -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [n for n in dir(torch.special) if n[0] != "_" and "polyn" in n])
+def test_polynomials_of_special_values_equal_eager(name, dtype):
+    values = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, 0.3, -0.7, 2.5, 1e30], dtype=dtype)
+    degrees = torch.tensor([-1.0, 0.0, 1.0, 2.0, 3.0, 6.0, 7.0, 7.9, 50.0, 200.0], dtype=dtype)
+    x, n = (t.ravel() for t in torch.meshgrid(values, degrees, indexing="ij"))
+    same_over_calls(lambda x, n: getattr(torch.special, name)(x, n), x, n)

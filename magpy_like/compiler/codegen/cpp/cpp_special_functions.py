@@ -23,7 +23,6 @@ _SPELLING = {
     "polygamma": "y == 0 ? calc_digamma(x) : y == 1 ? trigamma(x) : calc_polygamma(x, int(y))",
     **{name: f"{name}_forward(x)" for name, count in SPECIAL.items()
        if count == 1 and re.search("bessel|airy", name)},
-    **{name: f"{name}_forward(x, y)" for name in SPECIAL if "polynomial" in name},
 }  # fmt: skip
 _PARAMETERS = {1: "x", 2: "x, y"}
 
