@@ -404,13 +404,13 @@ class Launcher:
 
     def _outputs(self) -> list[str]:
         """The returned expressions. Distinct captured tensors stay distinct objects, even when they
-        show the same memory.
+        show the same memory, and distinct from the arguments.
 
         No result is a view to autograd: a view was made without gradients, of a tensor that the
         program does not have, and autograd would refuse writes to it whose gradients it records.
         """
         texts: list[str] = []
-        returned: dict[str, Any] = {}
+        returned = self._arguments_of_caller()
         views = self._views()
         saved, shared = self._saved_memory(views), self._shared_with_caller(views)
         for position, (value, result) in enumerate(
@@ -431,6 +431,15 @@ class Launcher:
                     text = f"not_view({text})"
             texts.append(text)
         return texts
+
+    def _arguments_of_caller(self) -> dict[str, Any]:
+        """The buffers that are arguments, with their nodes: an operator that returns the whole
+        memory of an argument returns another object. Gradients have no identity."""
+        if self.graph.backward:
+            return {}
+        placeholders = self.graph.gm.graph.find_nodes(op="placeholder")
+        named = zip(self.graph.inputs, placeholders, strict=True)
+        return {name: node for name, node in named if isinstance(name, str)}
 
     def _views(self) -> dict[str, set[str]]:
         """The buffers that ATen may have made as views, with those whose memory they may share."""

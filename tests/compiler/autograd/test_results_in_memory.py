@@ -141,3 +141,30 @@ def test_a_backward_pass_refuses_saved_memory_that_the_caller_wrote_to_by_a_resu
             results[-1].mul_(3)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             results[0].sum().backward()
+
+
+UNSAFE_SPLITS = {
+    "unsafe_split": lambda x, n: x.unsafe_split(n),
+    "unsafe_chunk": lambda x, n: x.unsafe_chunk(1),
+    "unsafe_split_with_sizes": lambda x, n: x.unsafe_split_with_sizes([n]),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("split", UNSAFE_SPLITS.values(), ids=list(UNSAFE_SPLITS))
+def test_result_in_the_whole_memory_of_an_argument_is_another_object(split, requires_grad):
+    """It counts its writes apart from the argument."""
+
+    def program(x):
+        return split(x, 5)
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        seen = []
+        for call in (program, fast):
+            x = torch.arange(5.0, requires_grad=requires_grad)
+            (piece,) = call(x)
+            with torch.no_grad():
+                piece.add_(1)
+            seen.append((piece is x, piece._is_view(), piece._version, x._version, piece.tolist()))
+        assert seen[0] == seen[1]
