@@ -265,8 +265,25 @@ def _has_dim_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool
     return True
 
 
+def _whole_if_complex(operator: Any) -> Decomposition:
+    """Torch's decomposition, not of complex numbers: the order of products decides which parts of
+    an infinite result are NaN."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        is_complex = any(isinstance(a, Tensor) and a.is_complex() for a in args)
+        return (operator if is_complex else torch_decomposition(operator))(*args, **kwargs)
+
+    return compute
+
+
 for _operator in ELEMENTWISE_LOOPS:
-    match_eager_layout(_operator, _to_loop_layout)
+    _product = _operator in (aten.addcmul.default, aten.addcdiv.default)
+    match_eager_layout(
+        _operator, _to_loop_layout, _whole_if_complex(_operator) if _product else None
+    )
+
+
+decompose_into_itself(aten.addr.default)(_whole_if_complex(aten.addr.default))
 
 
 @functools.partial(match_eager_layout, aten.native_dropout_backward.default)

@@ -253,3 +253,21 @@ def test_unique_along_a_dimension_equals_eager(unique, dim):
             assert actual.stride() == expected.stride()
             torch.testing.assert_close(actual, expected)
     assert magpy.cache_info(fast).hits == 1
+
+
+COMPLEX_PRODUCTS = {
+    "addcmul": lambda z: torch.addcmul(z, z, z, value=2),
+    "addcmul in place": lambda z: z.clone().addcmul_(z, z, value=2),
+    "addcmul with a complex factor": lambda z: torch.addcmul(z, z, z, value=2j),
+    "addcmul of a row": lambda z: torch.addcmul(z[None], z, z[:, None], value=2),
+    "addcdiv": lambda z: torch.addcdiv(z, z, z + 1, value=2),
+    "addr": lambda z: torch.addr(torch.zeros_like(z[:, None] * z), z, z, beta=2, alpha=3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("product", COMPLEX_PRODUCTS.values(), ids=list(COMPLEX_PRODUCTS))
+def test_infinite_complex_products_have_the_parts_of_eager(product, dtype):
+    inf, nan = float("inf"), float("nan")
+    z = torch.tensor([complex(inf, 1), complex(1, -inf), 2 + 3j, complex(nan, 1)], dtype=dtype)
+    same(lambda z: torch.view_as_real(product(z)), z)
