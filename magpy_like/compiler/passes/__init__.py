@@ -11,6 +11,7 @@ No pass depends on another having run before; the order decides how much they fi
 
 ``graph_queries``: a node's metadata, replacing a node by another
 ``alias_analysis``: nodes whose results may share memory
+``checked_quantiles``: ranks of quantiles in [0, 1]
 ``inner_gradients``: ``torch.autograd.grad`` calls inside a captured graph
 ``cleanup/``: no-ops, common subexpressions, constants, pattern rewrites
 ``attention/``: attention as library operators
@@ -32,6 +33,7 @@ from torch.fx import GraphModule
 from magpy_like.compiler.passes.attention.attention_masks import drop_constant_masks
 from magpy_like.compiler.passes.attention.attention_rewrite import rewrite_attention
 from magpy_like.compiler.passes.attention.grouped_queries import fold_groups_into_queries
+from magpy_like.compiler.passes.checked_quantiles import check_quantiles
 from magpy_like.compiler.passes.cleanup.boolean_shifts import shift_booleans
 from magpy_like.compiler.passes.cleanup.constant_folding import fold_constants
 from magpy_like.compiler.passes.cleanup.dead_code import (
@@ -87,6 +89,8 @@ class CapturedPass(NamedTuple):
 
 
 CAPTURED_PASSES = (
+    # Before calls with `out=` are replaced: quantiles are known by name.
+    CapturedPass("ranks of quantiles", check_quantiles),
     # Leaves to eager: resized arguments that are written to, results of another size in ``out=``.
     CapturedPass("metadata mutations", replace_metadata_mutations, needs_examples=True),
     # Made traceable: calls that torch would decompose, specialize or refuse in AOTAutograd.
