@@ -35,9 +35,8 @@ from magpy_like.compiler.autograd.saved_values import clone_before_mutation, sav
 from magpy_like.compiler.autograd.shared_gradients import compile_with_shared_gradients
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
-from magpy_like.compiler.lowering.random_numbers import is_in_order
 from magpy_like.compiler.passes.alias_analysis import Aliases
-from magpy_like.compiler.passes.graph_queries import is_view
+from magpy_like.compiler.passes.graph_queries import have_same_sizes, is_in_order, is_view
 from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
@@ -267,17 +266,26 @@ def _check_draws(gm: fx.GraphModule) -> None:
     """Check that the order of eager's random draws is kept.
 
     ``x.bernoulli_(0.5)`` draws in the order of the memory of ``x``; the functional form draws row
-    by row, for a new tensor.
+    by row, for a new tensor. ``x.normal_()`` draws in another way for ``x`` with gaps.
 
     Raises:
         Unsupported: it is lost.
     """
     for node in gm.graph.nodes:
-        if node.target in _DRAWN_IN_PLACE and not is_in_order(node.args[0].meta["val"]):
+        if _is_drawn_anew(node):
             raise Unsupported(
                 str(node.target),
                 "eager may draw random numbers in another order for this memory layout",
             )
+
+
+def _is_drawn_anew(node: fx.Node) -> bool:
+    """True for the functional form of a draw in place whose result has another memory order."""
+    if node.target in _DRAWN_IN_PLACE:
+        return not is_in_order(node.args[0].meta["val"])
+    if node.target is _aten.normal_functional.default:
+        return not have_same_sizes(node.args[0].meta["val"].stride(), node.meta["val"].stride())
+    return False
 
 
 def _draws(node: fx.Node) -> bool:

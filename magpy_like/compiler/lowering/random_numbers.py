@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir.loop_ir import Box
@@ -17,16 +16,7 @@ from magpy_like.compiler.ir.ops import ops
 from magpy_like.compiler.lowering.conversions import clone, full
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.lowering.lowering_table import Kind, aten, elementwise, lower
-
-
-def is_in_order(tensor: torch.Tensor) -> bool:
-    """True if the elements are in row-major order in memory: eager draws in memory order."""
-    expected: Any = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if not (statically_known_true(stride == expected) or statically_known_true(size == 1)):
-            return False
-        expected = expected * size
-    return True
+from magpy_like.compiler.passes.graph_queries import is_in_order
 
 
 @lower(aten.native_dropout.default)

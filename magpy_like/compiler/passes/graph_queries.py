@@ -44,6 +44,19 @@ def have_same_sizes(a: Iterable[Any], b: Iterable[Any]) -> bool:
     return len(a) == len(b) and all(map(is_known_equal, a, b))
 
 
+def is_in_order(tensor: torch.Tensor) -> bool:
+    """True if the elements are in row-major order in memory.
+
+    Eager draws random numbers in memory order.
+    """
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not (statically_known_true(stride == expected) or statically_known_true(size == 1)):
+            return False
+        expected = expected * size
+    return True
+
+
 def is_interchangeable(a: Any, b: Any) -> bool:
     """True if ``b`` can replace ``a``: equal dtype, device, sizes, strides, conj and neg bits."""
     x, y = tensor(a), tensor(b)

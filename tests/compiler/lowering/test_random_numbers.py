@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import magpy_like as magpy
 from magpy_like.compiler.compiler_errors import MagpyWarning
+from tests.seeding import seed
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +102,77 @@ def test_negative_standard_deviation_raises(draw):
     assert magpy.cache_info(fast).hits == 1
     with pytest.raises(RuntimeError, match="std >= 0"):
         fast(-torch.ones(3))
+
+
+# --- draws into given memory ----------------------------------------------------------------------
+
+LAYOUTS = {
+    "row-major": lambda dtype: torch.zeros(6, 4, dtype=dtype),
+    "transposed": lambda dtype: torch.zeros(4, 6, dtype=dtype).t(),
+    "with gaps": lambda dtype: torch.zeros(12, 8, dtype=dtype)[::2, ::2],
+}
+P = torch.linspace(0, 1, 24).view(6, 4)
+DRAWS_INTO = {
+    "rand": lambda out: torch.rand(6, 4, out=out),
+    "randn": lambda out: torch.randn(6, 4, out=out),
+    "randint": lambda out: torch.randint(0, 9, (6, 4), out=out),
+    "normal": lambda out: torch.normal(P, P, out=out),
+    "normal of numbers": lambda out: torch.normal(0.0, 1.0, (6, 4), out=out),
+    "bernoulli": lambda out: torch.bernoulli(P, out=out),
+    "normal_": lambda out: out.normal_(),
+    "uniform_": lambda out: out.uniform_(),
+    "random_": lambda out: out.random_(0, 9),
+    "bernoulli_": lambda out: out.bernoulli_(0.3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like")
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+@pytest.mark.parametrize("draw", DRAWS_INTO.values(), ids=list(DRAWS_INTO))
+def test_draws_into_given_memory_are_those_of_eager(draw, layout, dtype, is_argument):
+    def program(out):
+        out = layout(dtype) if out is None else out
+        return draw(out), out, out + 0
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        seen = []
+        for call in (program, fast):
+            seed(0)
+            out = layout(dtype) if is_argument else None
+            results = call(out)
+            seen.append([(t.stride(), t) for t in (*results, *([out] if is_argument else []))])
+        for (stride, expected), (found, actual) in zip(*seen, strict=True):
+            assert found == stride
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like")
+@pytest.mark.parametrize("rows", [2, 3])
+def test_out_of_multinomial_keeps_its_strides_or_is_resized(rows):
+    def program(weights):
+        out = torch.zeros(3, rows, dtype=torch.long).t()
+        torch.multinomial(weights, 3, out=out)
+        return out, out + 0
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        seen = []
+        for call in (program, fast):
+            seed(0)
+            seen.append([(t.stride(), t.tolist()) for t in call(P[3:])])
+        assert seen[0] == seen[1]
+
+
+def test_draws_into_row_major_memory_are_compiled():
+    def program(x):
+        out = torch.zeros(3, 4)
+        torch.randn(3, 4, out=out)
+        return out + x
+
+    fast = magpy.compile(program, options={"strict": True})
+    for _ in range(2):
+        fast(torch.ones(4))
+    assert magpy.cache_info(fast).hits == 1

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.graph_queries import have_same_sizes
+from magpy_like.compiler.passes.graph_queries import have_same_sizes, is_in_order
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.operators import OpOverload, find_packet
 
@@ -59,9 +59,9 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
         _replace_by_views(gm, argument, changes)
     for node in written:
         if node.op == "call_function" and _takes_results(node.kwargs.get("out")):
-            if _DRAWS not in _tags(node):
-                node.target = _with_checked_out(node.target)
-                gm.recompile()
+            draws = _DRAWS in _tags(node)
+            node.target = _with_checked_draws(node.target) if draws else _with_checked_out(node.target)
+            gm.recompile()
 
 
 def _check_gradients(
@@ -268,6 +268,27 @@ def _takes_results(out: Any) -> bool:
     if isinstance(out, tuple | list):
         return bool(out) and all(isinstance(target, Node) for target in out)
     return isinstance(out, Node)
+
+
+def _with_checked_draws(function: Any) -> Any:
+    """``function``, which draws random numbers; raises Unsupported if its ``out=`` tensor is not
+    row-major, or has another size than its result or another type than its parameters.
+
+    Eager draws into the memory of the tensor, in an order and a type that depend on it.
+    """
+
+    def checked(*args: Any, out: Any, **kwargs: Any) -> Any:
+        shape, parameters = out.shape, [a for a in args if isinstance(a, Tensor)]
+        if not is_in_order(out):
+            raise Unsupported("a graph", "it draws random numbers into a tensor with other strides")
+        if any(a.is_floating_point() and a.dtype != out.dtype for a in parameters):
+            raise Unsupported("a graph", "it draws random numbers into a tensor of another type")
+        result = function(*args, out=out, **kwargs)
+        if out.shape != shape:
+            raise Unsupported("a graph", "an `out=` tensor has another size than the result")
+        return result
+
+    return checked
 
 
 def _with_checked_out(function: Any) -> Any:
