@@ -60,7 +60,7 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
     for node in written:
         if node.op == "call_function" and _takes_results(node.kwargs.get("out")):
             draws = _DRAWS in _tags(node)
-            node.target = _with_checked_draws(node.target) if draws else _with_checked_out(node.target)
+            node.target = _with_checked_draws(node.target) if draws else _with_checked_out(node)
             gm.recompile()
 
 
@@ -291,11 +291,23 @@ def _with_checked_draws(function: Any) -> Any:
     return checked
 
 
-def _with_checked_out(function: Any) -> Any:
-    """``function``; raises Unsupported if an ``out=`` tensor has another size than its result.
+#: Operators that compute in the type of their ``out=`` tensor, and take it as ``dtype``, too.
+_IN_TYPE_OF_OUT = frozenset(
+    (
+        "cumprod", "cumsum", "linalg_vector_norm", "mean", "nanmean", "nansum", "prod", "sum",
+    )
+)  # fmt: skip
+
+
+def _with_checked_out(node: Node) -> Any:
+    """The function that a node calls; raises Unsupported if an ``out=`` tensor has another size
+    than its result, or another type in which eager may compute it.
 
     The results are copied, so that the functional graph keeps the layouts of the tensors.
     """
+    function: Any = node.target
+    takes_type = _name(node) in _IN_TYPE_OF_OUT
+    by_element = torch.Tag.pointwise in _tags(node)
 
     def checked(*args: Any, out: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -306,6 +318,11 @@ def _with_checked_out(function: Any) -> Any:
                 raise Unsupported("a graph", "an `out=` tensor has another size than the result")
         if is_one and (result.dtype, result.device) == (out.dtype, out.device):
             return out.copy_(result)
+        if is_one and result.dtype != out.dtype and not by_element:
+            if takes_type:
+                return out.copy_(function(*args, **{**kwargs, "dtype": out.dtype}))
+            if result.is_floating_point() or result.is_complex():
+                raise Unsupported("a graph", "an `out=` tensor has another type than the result")
         # Some operators compute in the type of `out`: another new tensor receives the result.
         new = [torch.empty_like(target) for target in outs]
         returned = function(*args, out=new[0] if is_one else type(out)(new), **kwargs)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import fx
 
+import magpy_like as magpy
 from magpy_like.compiler.passes.layout.layouts_of_writes import keep_layouts_of_writes
 from tests.compiler.programs import same_gradients, seeded
 from tests.programs import Twins
@@ -149,3 +150,50 @@ def test_writes_to_inputs_and_elementwise_writes_stay():
     before = gm.code
     assert not keep_layouts_of_writes(gm)
     assert gm.code == before
+
+
+OUT_OF_ANOTHER_TYPE = {
+    "sum": lambda x, out: torch.sum(x, 1, out=out),
+    "mean": lambda x, out: torch.mean(x, 1, out=out),
+    "nansum": lambda x, out: torch.nansum(x, 1, out=out),
+    "prod": lambda x, out: torch.prod(x, 1, out=out),
+    "logsumexp": lambda x, out: torch.logsumexp(x, 1, out=out),
+    "var": lambda x, out: torch.var(x, 1, out=out),
+    "std": lambda x, out: torch.std(x, 1, out=out),
+    "normal": lambda x, out: torch.normal(x[:, 0], 1.0, out=out),
+    "normal of deviations": lambda x, out: torch.normal(0.0, x[:, 0].abs(), out=out),
+}
+WIDER = [
+    (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float64),
+    (torch.float32, torch.float64),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like")
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize(("dtype", "wider"), WIDER)
+@pytest.mark.parametrize("write", OUT_OF_ANOTHER_TYPE.values(), ids=list(OUT_OF_ANOTHER_TYPE))
+def test_out_of_a_wider_type_is_computed_in_it(write, dtype, wider, is_argument):
+    def program(x, out):
+        out = torch.zeros(4, dtype=wider) if out is None else out
+        write(x, out)
+        return out * 1
+
+    fast = magpy.compile(program)
+    x = (seeded(4, 33) * 3 + 1).to(dtype)
+    for _ in range(3):
+        results = []
+        for call in (program, fast):
+            torch.manual_seed(0)
+            results.append(call(x, torch.zeros(4, dtype=wider) if is_argument else None))
+        # The order of a sum may differ, the type in which it is rounded may not.
+        torch.testing.assert_close(*results, rtol=64 * torch.finfo(wider).eps, atol=0)
+
+
+def test_sums_into_a_wider_type_are_compiled():
+    def program(x):
+        return torch.sum(x, 1, out=torch.zeros(4)), torch.mean(x, 1, out=torch.zeros(4))
+
+    twins = Twins(lambda: program, backend="magpy", options={"strict": True})
+    for _ in range(2):
+        twins.call(lambda: (seeded(4, 33).half(),))
