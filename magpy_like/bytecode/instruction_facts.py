@@ -24,10 +24,15 @@ _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLA
 
 def current_opname(frame: types.FrameType) -> str:
     """The name of the instruction that a frame is executing."""
+    return opcode.opname[frame.f_code.co_code[current_offset(frame)]]
+
+
+def current_offset(frame: types.FrameType) -> int:
+    """The offset of the instruction that a frame is executing."""
     code, offset = frame.f_code.co_code, frame.f_lasti
     while opcode.opname[code[offset]] == "CACHE":  # it has entered a Python function without C code
         offset -= 2
-    return opcode.opname[code[offset]]
+    return offset
 
 
 @per_code

@@ -6,15 +6,16 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.bytecode.instruction_facts import current_opname
 from magpy_like.interruption import Interruption, handler_codes
 from magpy_like.monitor.calls import native_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
 from magpy_like.monitor.calls.conversion_results import is_passed_through
+from magpy_like.monitor.calls.unchanged_results import is_pushed
 from magpy_like.monitor.instructions import truth_tests
 from magpy_like.monitor.instructions.rule_table import load_rules
 from magpy_like.monitor.instructions.step import Step, finish_without_result
 from magpy_like.monitor.isolated_runs import MAY_CREATE, IsolatedRun, finish_isolated
+from magpy_like.monitor.objects.iterators import contents_of
 from magpy_like.monitor.split_handling import finish_dynamic, finish_raising_dynamic
 from magpy_like.monitor.symbolic.lists.graph_lists import inspected_lists
 from magpy_like.monitor.symbolic.numbers.lifted_number_rules import LIFTED_NUMBER_RULES
@@ -25,12 +26,6 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
-
-_PASSES_THROUGH = {
-    "CALL", "CALL_KW", "CALL_FUNCTION_EX", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP",
-    "FOR_ITER", "SEND", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "RETURN_VALUE",
-}  # fmt: skip
-"""Instructions that push the result of a Python function that they call unchanged."""
 
 
 class EventHandlers:
@@ -151,7 +146,7 @@ class EventHandlers:
             self.run.splits.split(frame, cause)
 
     def on_return(self, frame: types.FrameType, value: Any) -> None:
-        """Specialize a lifted number that a Python function returns to native code.
+        """Specialize the lifted numbers in what a Python function returns to native code.
 
         The frame must not be held any longer: that would keep its variables alive.
         """
@@ -174,21 +169,19 @@ class EventHandlers:
             return
         if caller is None:
             return
-        inspections = self.run.context.recording.inspections
-        is_lifted = self.run.context.lifted.any_lifted((value,))
-        if not (is_lifted or inspections.compares_yielded):
+        inspections, lifted = self.run.context.recording.inspections, self.run.context.lifted
+        may_vary = bool(lifted) and (lifted.any_lifted((value,)) or bool(contents_of(value)))
+        if not (may_vary or inspections.compares_yielded):
             return
         try:
-            native = (
-                self._waits_for_native_code(caller) or current_opname(caller) not in _PASSES_THROUGH
-            )
-            if native and inspections.compares_yielded and value is not NULL:
-                inspections.record_hash(value)
-            if not is_lifted:
+            _, operands = self.run.context.step_of(caller) or (0, ())
+            waits = self._waits_for_native_code(caller)
+            if not waits and is_pushed(frame, caller, operands):
                 return
-            _, operands = (native and self.run.context.step_of(caller)) or (0, ())
-            if native and not is_passed_through(frame.f_code, caller, operands, value):
-                self.run.context.lifted.specialize(value)
+            if inspections.compares_yielded and value is not NULL:
+                inspections.record_hash(value)
+            if may_vary and not is_passed_through(frame, caller, operands, value):
+                lifted.specialize(value)
         except BaseException as error:
             self.run.splits.fail(frame, error)
 

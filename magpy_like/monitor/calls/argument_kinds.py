@@ -84,6 +84,8 @@ def has_conversion_methods(value: Any) -> bool:
     """
     if is_instance(value, CONTAINERS):
         return overrides_iteration(value) or any(map(has_conversion_methods, elements(value)))
+    if is_instance(value, slice):
+        return any(map(has_conversion_methods, (value.start, value.stop, value.step)))
     return is_python_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
 
 

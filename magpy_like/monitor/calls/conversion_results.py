@@ -11,6 +11,7 @@ from typing import Any
 
 from magpy_like.bytecode.instruction_facts import current_opname, formatting
 from magpy_like.monitor.call_operands import without_null
+from magpy_like.monitor.calls.unchanged_results import is_moved
 from magpy_like.native import NULL, lookup_in_type
 
 _REPR = ("__repr__",)
@@ -27,13 +28,16 @@ _METHODS_OF_CONVERSION = (_FORMAT, _STR, _REPR)
 
 
 def is_passed_through(
-    code: types.CodeType, caller: types.FrameType, operands: tuple[Any, ...], value: Any
+    frame: types.FrameType, caller: types.FrameType, operands: tuple[Any, ...], value: Any
 ) -> bool:
-    """True if the current instruction of ``caller`` returns ``value`` unchanged.
+    """True if native code that the current instruction of ``caller`` runs returns ``value``
+    unchanged.
 
-    A function with this code has returned ``value``; ``operands`` are the operands of the
-    instruction.
+    ``frame`` has returned it; ``operands`` are the operands of the instruction.
     """
+    code = frame.f_code
+    if type(value) not in (int, float, str) and is_moved(frame, caller, operands):
+        return True
     names, receiver = _methods_called(caller, operands, type(value))
     for name in names:
         method = lookup_in_type(type(receiver), name)

@@ -124,7 +124,7 @@ def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | 
             rec.inspections.visit(value, ValueRead.ALL)
         if operation in _COMPARISONS or not is_instance(value, _SEQUENCES):
             rec.inspections.record_comparison(value)
-        for name in _SPECIAL.get(operation, ()):
+        for name in SPECIAL_METHODS.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:
                 class_lookup.read_class(rec, type(value), name)
         if on_tensors and type(value).__flags__ & HEAP_TYPE:
@@ -165,9 +165,10 @@ def _special_methods(operation: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"__{name}__", f"__{plain}__", f"__r{plain}__")))
 
 
-_SPECIAL = {
+SPECIAL_METHODS = {
     operation: _special_methods(operation) for operation in (*OPERATORS.values(), *UNARY.values())
 }
+"""The methods that Python looks up for each operator."""
 
 
 def record_identity_test(rec: Recording, left: Any, right: Any) -> None:
