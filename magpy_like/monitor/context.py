@@ -111,6 +111,14 @@ class Context:
         """Report the iterations of all loops from now on: some iterators are external."""
         self._monitor.watch_iterators()
 
+    def follow(self, frame: types.FrameType) -> None:
+        """Report the instructions of a suspended frame when it continues."""
+        self._monitor.follow(frame)
+
+    def unfollow(self, frame: types.FrameType) -> None:
+        """Report no more instructions of a frame."""
+        self._monitor.unfollow(frame)
+
     def account(self) -> None:
         """Declare that the graph holds all operators that torch has dispatched up to now."""
         self._monitor.account()

@@ -153,6 +153,11 @@ PyObject *monitor_is_followed(PyObject *self, PyObject *frame) {
   return PyBool_FromLong(is_followed((Monitor *)self, (PyFrameObject *)frame));
 }
 
+PyObject *monitor_follow(PyObject *self, PyObject *frame) {
+  if (!is_frame(frame) || !follow((Monitor *)self, (PyFrameObject *)frame)) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyObject *monitor_unfollow(PyObject *self, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
   unfollow((Monitor *)self, (PyFrameObject *)frame);
@@ -210,6 +215,7 @@ PyMethodDef monitor_methods[] = {
     {"waits_for", monitor_waits_for, METH_O,
      "Return the token of the instruction whose result a frame waits for, or None."},
     {"is_followed", monitor_is_followed, METH_O, "True if instructions of a frame are reported."},
+    {"follow", monitor_follow, METH_O, "Report the instructions of a frame."},
     {"unfollow", monitor_unfollow, METH_O, "Report no more instructions of a frame."},
     {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Report instructions on plain numbers, too."},
     {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Report the iterations of loops."},

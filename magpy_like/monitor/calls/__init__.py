@@ -12,6 +12,7 @@ In reading order:
 - ``special_calls``: the table of rules for native calls that need more than an annotation
 - ``storage_calls``: the rules for calls that depend on where tensors lie in their storages
 - ``lifted_calls``: the rules for calls with lifted numbers, flags or lists
+- ``delegating_generators``: exceptions thrown into generators that wait in ``yield from``
 - ``unreported_native_reads``: reads by native code that no instruction reports
 - ``special_methods``: look-ups of special methods by native code
 - ``unchanged_results``: results of Python functions that only the program receives

@@ -18,7 +18,7 @@ import torch
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.annotation.operator_facts import Results, operator_facts
 from magpy_like.monitor import random_draws
-from magpy_like.monitor.calls import special_methods
+from magpy_like.monitor.calls import delegating_generators, special_methods
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
     has_conversion_methods,
@@ -184,11 +184,12 @@ def begin_native_call(
         if operation in _CALLS_ARGUMENTS_LATER:
             call.args = tuple(close_over(rec, value) for value in args)
             call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
-    return (
-        _begin_operator(context, call)
-        if annotation.as_op_node
-        else _begin_plain_call(context, call)
-    )
+    if annotation.as_op_node:
+        return _begin_operator(context, call)
+    token = _begin_plain_call(context, call)
+    if operation is delegating_generators.THROW:
+        return delegating_generators.follow_waiting(context, args[0], token)
+    return token
 
 
 def _is_redundant_set_call(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
@@ -481,6 +482,7 @@ def finish_raising(
     Raises:
         Split: the numbers of failed arithmetic are unknown before the region runs.
     """
+    finish, payload = delegating_generators.unwrap(context, finish, payload)
     finish, payload = context.suspension.unwrap(finish, payload)
     if finish in (finish_computed, finish_fold):
         context.lifted.specialize(payload[1])
