@@ -262,6 +262,8 @@ def _iterate_over_rows(context: Context, step: Step) -> list[GraphList | LiftedR
             continue
         if not isinstance(rows, GraphList) or not (rows.elements_are_new and rows.is_never_empty):
             return None
+        if not rows.holds_only_tensors():
+            return None
         found.append(rows)
     for rows in found:
         if isinstance(rows, GraphList):

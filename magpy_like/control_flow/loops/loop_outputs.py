@@ -181,6 +181,7 @@ class LoopOutputs:
 def add_gathered(rec: Recording, known: GraphList, found: AppendedList) -> None:
     """Make a list known to the graph that an operator has gathered."""
     if found.may_preexist or known.has_data_dependent_length:
-        rec.inspections.note_possible_aliases(known.value)
+        tensors = [item for item in known.value if is_instance(item, torch.Tensor)]
+        rec.inspections.note_possible_aliases(tensors)
         known.elements_are_new = not found.may_preexist
     rec.operators.lists[id(known.value)] = known

@@ -145,7 +145,8 @@ def _get_from_list(context: Context, graph_list: GraphList, key: Any) -> Any:
         return token
     context.lifted.specialize(key)
     if graph_list.is_unchanged() and type(key) is int and key in ENDS:
-        if graph_list.elements_are_new and graph_list.is_never_empty:
+        is_end_new = graph_list.elements_are_new and graph_list.is_never_empty
+        if is_end_new and graph_list.holds_only_tensors():
             if graph_list.has_data_dependent_length:
                 return _finish_element, (graph_list, key)
             graph_list.know(operators, key)

@@ -211,3 +211,58 @@ def test_growth_of_a_list_under_an_external_iterator_is_observed():
         x = torch.ones(2)
         assert_same(fast(x, mine, iter(mine)), program(x, theirs, iter(theirs)))
         assert mine == theirs
+
+
+def grown_before_a_split(first, n):
+    found = [first]
+    for _ in range(n):
+        found.append(torch.ones(1))
+    opaque(n)
+    return found
+
+
+def ends_of_a_grown_list(first, n):
+    found = [first, first]
+    for _ in range(n):
+        found.append(torch.ones(1))
+    return found[0], found[-1], found[::-1]
+
+
+def grown_in_a_dictionary(first, n):
+    found = {"all": [first], "first": first}
+    for _ in range(n):
+        found["all"].append(torch.ones(1))
+    opaque(n)
+    return found
+
+
+def loop_over_a_grown_list(first, n):
+    found = [first]
+    for _ in range(n):
+        found.append(torch.ones(1))
+    return [(i, item) for i, item in enumerate(found)], [item for item in reversed(found)]
+
+
+def grown_until_data_decides(first, n):
+    x, found = torch.tensor(float(n)), [first]
+    while x > 0:
+        x = x - 1
+        found.append(x)
+    opaque(n)
+    return found, found[-1]
+
+
+@pytest.mark.parametrize(
+    "first", [5, 2.5, "text", None, (1, 2), True, [1], {1: 2}, torch.zeros(1)], ids=repr
+)
+@pytest.mark.parametrize(
+    "program",
+    [
+        grown_before_a_split, ends_of_a_grown_list, grown_in_a_dictionary, loop_over_a_grown_list,
+        grown_until_data_decides,
+    ],
+)  # fmt: skip
+def test_a_list_that_grows_may_begin_with_anything(program, first):
+    fast = magpy.compile(lambda n: program(first, n), backend="eager")
+    for n in (3, 2, 2, 1, 0, 3):
+        assert_same(outcome(fast, n), outcome(program, first, n))

@@ -139,6 +139,10 @@ class GraphList:
     def __post_init__(self) -> None:
         self._items = [id(item) for item in self.value]
 
+    def holds_only_tensors(self) -> bool:
+        """True if all elements are tensors; those from before the loop may be anything."""
+        return all(is_instance(item, torch.Tensor) for item in self.value)
+
     def is_unchanged(self) -> bool:
         """True if the list still has its elements."""
         return list(map(id, self.value)) == self._items
@@ -154,9 +158,8 @@ class GraphList:
         self._check(operators)
         self.specialize_length()
         operators.lists.pop(id(self.value), None)
-        for i, item in enumerate(self.value):
-            if operators.nodes.node_of(item) is None:
-                self.know(operators, i)
+        for i in range(len(self.value)):
+            self.know(operators, i)
 
     @staticmethod
     def _check(operators: OperatorGraph) -> None:
@@ -164,9 +167,9 @@ class GraphList:
             raise LoopNotMergeable("reads a list whose length is lifted")
 
     def know(self, operators: OperatorGraph, position: int) -> None:
-        """Make the element at a position a node of the graph."""
+        """Make the element at a position a node of the graph, if it is a tensor."""
         item = self.value[position]
-        if operators.nodes.node_of(item) is None:
+        if is_instance(item, torch.Tensor) and operators.nodes.node_of(item) is None:
             self._check(operators)
             operators.nodes.set_node(item, self._element(operators, position))
 
