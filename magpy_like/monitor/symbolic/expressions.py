@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections import deque
@@ -73,10 +74,13 @@ class Computed:
     leaves: frozenset[Any] = field(init=False, repr=False)
     """The expressions without operands that it is computed from. Stored, because an operand may be
     shared: the number of paths to a leaf can double at each step."""
+    length: int = field(init=False, repr=False)
+    """The number of operations when it is written out, without sharing operands."""
 
     def __post_init__(self) -> None:
         parts = frozenset[Any]().union(*map(leaves_of, self.operands))
         object.__setattr__(self, "leaves", parts)
+        object.__setattr__(self, "length", 1 + sum(map(_length, self.operands)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +137,26 @@ def leaves_of(expression: Any) -> frozenset[Expression]:
     if is_instance(expression, PythonScalar):
         return leaves_of(expression.number)
     return frozenset((expression,)) if is_instance(expression, Expression) else frozenset()
+
+
+def _length(expression: Any) -> int:
+    return expression.length if is_instance(expression, Computed) else 0
+
+
+_MAX_LENGTH = 64
+
+
+def is_too_long(expression: Any) -> bool:
+    """True if no further number should be computed from an expression.
+
+    A loop that computes a number from itself, such as a hash or the bits of a mask, makes an
+    expression that grows in each iteration, and doubles where it uses the number twice. SymPy, the
+    guard and the mock write it out.
+    """
+    if is_instance(expression, sympy.Basic):
+        parts = itertools.islice(sympy.preorder_traversal(expression), 2 * _MAX_LENGTH + 1)
+        return sum(1 for _ in parts) > 2 * _MAX_LENGTH  # an operation and a constant
+    return _length(expression) > _MAX_LENGTH
 
 
 def is_computable_at_entry(expression: Any) -> bool:

@@ -6,7 +6,7 @@ backend. A relation that the bounds imply is no condition of its own (PyTorch 2 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import sympy
@@ -22,6 +22,8 @@ from magpy_like.monitor.symbolic.expressions import (
 )
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin, hint
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.symbolic_expressions import ValueRanges, bound_sympy
 
 MAX_SIZE = (1 << 63) - 1
@@ -59,8 +61,7 @@ def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
         try:
             conditions = _conditions(twin, ranges)
         except _Untranslated as reason:
-            for symbol in reason.symbols:
-                twin.specialize(twin.numbers[twin.sources[symbol]])
+            _specialize(twin, reason.symbols)
             continue
         bounds = [
             Bounds(
@@ -77,6 +78,21 @@ def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
 class _Untranslated(Exception):
     def __init__(self, symbols: Any) -> None:
         self.symbols = symbols
+
+
+def _specialize(twin: SymbolicTwin, symbols: Iterable[sympy.Symbol]) -> None:
+    """Turn symbols into constants.
+
+    Raises:
+        Split: one depends on data.
+    """
+    for symbol in symbols:
+        number = twin.numbers.get(twin.sources[symbol])
+        if number is None or not twin.specialize(number):
+            raise Split(
+                SplitReason.DATA_DEPENDENT_SIZE,
+                "a number that depends on a tensor's data decides control flow",
+            )
 
 
 def _range(twin: SymbolicTwin, symbol: sympy.Symbol) -> Any:
@@ -133,7 +149,10 @@ def _conditions(twin: SymbolicTwin, ranges: dict[sympy.Symbol, Any]) -> list[Exp
         try:
             condition = from_sympy(text, twin.source_of)
         except Untranslatable:
-            raise _Untranslated(text.free_symbols) from None
+            fixed = {s: twin.only_value(s) for s in text.free_symbols}
+            if None in fixed.values():
+                raise _Untranslated([s for s in fixed if fixed[s] is None]) from None
+            continue  # guards on the symbols require these values
         found[text] = condition
     for guard in reversed(list(found)):
         others = (o for o in found if o is not guard and o.free_symbols == guard.free_symbols)

@@ -15,9 +15,11 @@ from magpy_like.monitor.symbolic.expressions import (
     Expression,
     GraphNumber,
     depends_on_tensor,
+    distinct_copy,
     is_computable_at_entry,
     is_computable_before_graph,
     is_number,
+    is_too_long,
     needs_python_list,
 )
 from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
@@ -65,6 +67,9 @@ class NumberArithmetic:
 
         None if the result does not depend on the operands.
         """
+        operands = self._of_bounded_length(operands)
+        if not any(map(self._identities.holds_lifted, operands)):
+            return None
         if operation in SELECTIONS and len(set(map(type, operands))) > 1:
             return self._require_selection(operation, operands)
         if operation in _POWERS:
@@ -106,6 +111,7 @@ class NumberArithmetic:
         self, operation: Callable[..., Any], operands: tuple[Any, ...], values: Any
     ) -> Any:
         """The lifted ``values`` of a tuple or list that ``operation`` returns, one type each."""
+        operands = self._of_bounded_length(operands)
         parts = self._identities.expressions(operands)
         whole = self._computed(operation, operands, parts)
         return type(values)(
@@ -117,10 +123,20 @@ class NumberArithmetic:
 
     def read_item(self, node: ShadowNode, key: Any, value: Any) -> Any:
         """The number at a lifted key of an external list, which is as it was at entry."""
+        (key,) = self._of_bounded_length((key,))
         take = LiftedCall(operator.getitem, (LIFTED, LIFTED), {}, type(value))
-        parts = (EntryValue(node), self._identities.expression(key))
+        parts = (EntryValue(node), *self._identities.expressions((key,)))
         computed = self._computed(take, (node.variable, key), parts)
         return self._identities.lift(value, computed)
+
+    def _of_bounded_length(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The operands, with constants in place of numbers whose expressions are too long."""
+        bounded = list(operands)
+        for i, operand in enumerate(operands):
+            if is_too_long(self._as_python_computes(self._identities.expression(operand))):
+                self._guards.specialize((operand,))
+                bounded[i] = distinct_copy(operand)
+        return tuple(bounded)
 
     def expression(
         self, operation: Callable[..., Any], operands: tuple[Any, ...], parts: tuple[Any, ...]

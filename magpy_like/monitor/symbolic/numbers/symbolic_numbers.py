@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.symbolic.expressions import Expression, Untranslatable, is_number
+from magpy_like.monitor.symbolic.expressions import (
+    Expression,
+    Untranslatable,
+    is_number,
+    is_too_long,
+)
 from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
 from magpy_like.monitor.symbolic.numbers.number_guards import NumberGuards
 from magpy_like.native.instance_checks import is_instance
@@ -94,7 +99,7 @@ class SymbolicNumbers:
         """
         twins = self._identities.twins_of(operands)
         symbolic = operation if operation in ARITHMETIC else _SYMBOLIC.get(operation)
-        if twins is None or symbolic is None:
+        if twins is None or symbolic is None or any(map(_is_too_long, twins)):
             return None
         try:
             twin = symbolic(*twins)
@@ -103,3 +108,7 @@ class SymbolicNumbers:
         if type(value) is int:
             return twin
         return twin if computes_as_written(operation, twins, twin) else None
+
+
+def _is_too_long(twin: Any) -> bool:
+    return is_instance(twin, torch.SymInt | torch.SymFloat) and is_too_long(twin.node.expr)
