@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.interruption import Interruption, handler_codes
 from magpy_like.monitor.calls import native_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
+from magpy_like.monitor.calls.callback_results import read_result
 from magpy_like.monitor.calls.conversion_results import is_passed_through
 from magpy_like.monitor.calls.unchanged_results import is_pushed
 from magpy_like.monitor.instructions import truth_tests
@@ -21,6 +22,7 @@ from magpy_like.monitor.symbolic.lists.graph_lists import inspected_lists
 from magpy_like.monitor.symbolic.numbers.lifted_number_rules import LIFTED_NUMBER_RULES
 from magpy_like.native import NULL, frame_set_operand, frame_stack
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split, UnguardableRead
 from magpy_like.split_reasons import SplitCause, SplitReason
 
@@ -170,6 +172,12 @@ class EventHandlers:
         if caller is None:
             return
         inspections, lifted = self.run.context.recording.inspections, self.run.context.lifted
+        if not is_plain(value) and value is not NULL:
+            try:
+                read_result(self.run.context, self._call_awaited_by(caller), value)
+            except BaseException as error:
+                self.run.splits.fail(frame, error)
+                return
         may_vary = bool(lifted) and (lifted.any_lifted((value,)) or bool(contents_of(value)))
         if not (may_vary or inspections.compares_yielded):
             return
@@ -186,14 +194,20 @@ class EventHandlers:
             self.run.splits.fail(frame, error)
 
     def _waits_for_native_code(self, caller: types.FrameType) -> bool:
-        """True if a frame waits for more than the return of a Python function.
+        """True if a frame waits for more than the return of a Python function."""
+        return self._token_awaited_by(caller) is not None
 
-        In an isolated run it waits for each result that may be a new object.
-        """
+    def _call_awaited_by(self, caller: types.FrameType) -> Any:
+        """What a frame waits for, such as a native call; None if only a Python function."""
+        token = self._token_awaited_by(caller)
+        return None if token is None else token[1]
+
+    def _token_awaited_by(self, caller: types.FrameType) -> Any:
+        """In an isolated run a frame waits for each result that may be a new object."""
         token = self.run.monitor.waits_for(caller)
         if token is not None and token[0] is finish_isolated:
             _, (_, token) = token
-        return token is not None
+        return token
 
     def on_interruption(
         self, frame: types.FrameType, error: BaseException | None

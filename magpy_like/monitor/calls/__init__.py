@@ -16,6 +16,7 @@ In reading order:
 - ``unreported_native_reads``: reads by native code that no instruction reports
 - ``special_methods``: look-ups of special methods by native code
 - ``unchanged_results``: results of Python functions that only the program receives
+- ``callback_results``: results of Python functions that a native call reads, such as keys
 - ``conversion_results``: native calls that return the result of a Python function
 - ``python_operators``: operator instructions such as ``a + b``
 - ``operator_body``: references of operators in Python code to other objects than their arguments

@@ -167,7 +167,7 @@ def begin_native_call(
     ):
         return finish_pure, call
     if annotation.calls:
-        read_callback_inputs(rec, annotation, args, kwargs)
+        read_callback_inputs(rec, annotation, operation, args, kwargs)
     if getattr(operation, "__name__", "") in READS_ATTRIBUTES:
         for value in (*args, *kwargs.values()):
             read_attributes_inside(rec, operation, value)

@@ -6,6 +6,7 @@ and sizes of tensors.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import types
 from collections.abc import Iterable, Mapping
@@ -39,7 +40,11 @@ if TYPE_CHECKING:
 
 
 def read_callback_inputs(
-    rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    rec: Recording,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> None:
     """Record the reads of native callbacks, which receive parts of the other inputs.
 
@@ -48,7 +53,10 @@ def read_callback_inputs(
     """
     inputs = inputs_of(args, kwargs)
     for position, function in inputs:
-        if position not in annotation.calls or is_followed(function):
+        if position not in annotation.calls:
+            continue
+        if is_followed(function):
+            rec.inspections.compares_keys |= operation is itertools.groupby
             continue
         if function is not None and not _only_reads(function):
             raise Split(

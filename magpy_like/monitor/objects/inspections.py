@@ -52,6 +52,8 @@ class Inspections:
         """Nodes of objects that native code has compared with others, at least by identity."""
         self.compares_yielded = False
         """Whether native code has compared elements that functions in Python compute for it."""
+        self.compares_keys = False
+        """Whether an iterator compares what a function in Python returns for each element."""
         self.possible_aliases: list[VersionCheck] = []
         """Version checks of tensors that must keep their data: see ``note_possible_aliases``."""
 
