@@ -116,6 +116,22 @@ def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterat
     return itertools.starmap(variadic(function), iterable)
 
 
+class _End:
+    """Equals only itself, which native code finds without running Python code."""
+
+
+_END = _End()
+_End.__eq__ = functools.partial(operator.is_, _END)  # type: ignore[assignment]
+
+
+def _iter_until(function: Callable[..., Any], sentinel: Any, /) -> Iterator[Any]:
+    def call() -> Any:
+        item = function()
+        return _END if item is sentinel or sentinel == item else item
+
+    return iter(call, _END)
+
+
 def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
@@ -365,6 +381,11 @@ def _is_reduction(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(lookup_in_type(type(args[1]), n) is not NULL for n in ("__iter__", "__getitem__"))
 
 
+def _has_sentinel(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True for ``iter(function, sentinel)``: native code would compare each result."""
+    return len(args) == 2 and not kwargs and callable(args[0]) and args[1] is not _END
+
+
 def _accumulates_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(args) and (may_yield_tensors(args[0]) or _may_yield_numbers(args[0]))
 
@@ -423,6 +444,7 @@ _RULES: tuple[tuple[Any, Condition, Callable[..., Any]], ...] = (
     (all, _is_lazy, _all),
     (max, _compares_tensors, _max),
     (min, _compares_tensors, _min),
+    (iter, _has_sentinel, _iter_until),
     (operator.call, _always, _call),
     (functools.reduce, _is_reduction, _reduce),
     (filter, _calls_native, _filter),
@@ -492,7 +514,7 @@ CODE = (
     | {function.__code__ for _, _, function in _RULES if is_instance(function, types.FunctionType)}
     | {
         constant
-        for maker in (variadic, _partial, *_GETTERS.values())
+        for maker in (variadic, _iter_until, _partial, *_GETTERS.values())
         for constant in maker.__code__.co_consts
         if is_instance(constant, types.CodeType) and not constant.co_name.startswith("<")
     }

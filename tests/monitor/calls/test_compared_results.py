@@ -1,4 +1,4 @@
-"""Native code that compares what functions return to it: the keys of an order."""
+"""Native code that compares what functions return to it: keys of an order, and sentinels."""
 
 import bisect
 import collections
@@ -102,3 +102,43 @@ def test_containers_from_outside_are_keys():
     fast = magpy.compile(program, backend="eager")
     for keys in ([(1,), (2,)], [(2,), (1,)], [(1, 1), (1, 0)], [[[3]], [[2]]], [(1,), (2,)]):
         assert_same(fast(torch.ones(1), keys), program(torch.ones(1), keys))
+
+
+def until_zero(numbers, x):
+    return list(iter(iter(numbers).__next__, 0)), x + 1
+
+
+def until_own_number(numbers, x):
+    rest = iter(numbers)
+    return [x + n for n in iter(lambda: next(rest), numbers[1])]
+
+
+def until_empty(numbers, x):
+    rest = list(numbers)
+    return [n for n in iter(rest.pop, 0)], rest, x + 1
+
+
+def until_tensor_is_zero(numbers, x):
+    rest = iter([x * n for n in numbers])
+    return list(iter(lambda: next(rest), 0))
+
+
+def until_error(numbers, x):
+    rest = iter([1, None, *numbers])
+    found = iter(lambda: next(rest) + 1, 1)
+    taken = [next(found)]
+    try:
+        next(found)
+    except TypeError:
+        taken.append("error")
+    return taken, list(found), type(found).__name__, x + 1
+
+
+@pytest.mark.parametrize(
+    "program", [until_zero, until_own_number, until_empty, until_tensor_is_zero, until_error]
+)
+def test_a_sentinel_ends_an_iterator_in_every_call(program):
+    fast = magpy.compile(program, backend="eager")
+    for numbers in ((1, 2, 0), (0, 1, 2), (1, 0, 2), (2, 0, 0), (1, 2, 0), (0, 2, 1)):
+        x = torch.ones(1)
+        assert_same(fast(numbers, x), program(numbers, x))
