@@ -130,10 +130,14 @@ class NumberArithmetic:
         return self._identities.lift(value, computed)
 
     def _of_bounded_length(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The operands, with constants in place of numbers whose expressions are too long."""
+        """The operands, with constants in place of integers and texts with too long expressions.
+
+        Floats stay: SymPy does not solve for them, and the mock shares parts of expressions.
+        """
         bounded = list(operands)
         for i, operand in enumerate(operands):
-            if is_too_long(self._as_python_computes(self._identities.expression(operand))):
+            expression = self._as_python_computes(self._identities.expression(operand))
+            if type(operand) is not float and is_too_long(expression):
                 self._guards.specialize((operand,))
                 bounded[i] = distinct_copy(operand)
         return tuple(bounded)
