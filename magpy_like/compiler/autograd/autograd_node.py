@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from magpy_like.compiler.autograd.absent_gradients import skip_unreached_functions
+from magpy_like.compiler.autograd.absent_gradients import skip_unreached_functions, tangents
 from magpy_like.compiler.autograd.double_backward import (
     SecondRun,
     call_once_differentiable,
@@ -87,7 +87,9 @@ def make_autograd_node(
     second_run = _with_copies(program, metadata)
     if program.autocast:
         forward, backward = _without_autocast(forward), _without_autocast(backward)
-    layout = _NodeLayout.from_metadata(metadata, program)
+    layout = _NodeLayout.from_metadata(
+        metadata, program, aot_function._lazy_backward_info.bw_module
+    )
     apply = _make_apply(
         aot_function,
         _make_forward(layout, forward, second_run, program.statistics),
@@ -243,14 +245,20 @@ class _NodeLayout:
     """Results that autograd must not take for views."""
     non_differentiable: list[int]
     tangents: list[tuple[int, Any]]
-    """(result index, layout as traced) of each gradient that the backward pass takes."""
+    """(result index, layout as traced) of each gradient that the backward pass takes; no layout for
+    one that it only passes on."""
     materialize: bool
 
     @classmethod
-    def from_metadata(cls, known: Any, program: Program) -> _NodeLayout:
-        """From AOTAutograd's metadata of the passes."""
+    def from_metadata(cls, known: Any, program: Program, backward: fx.GraphModule) -> _NodeLayout:
+        """From AOTAutograd's metadata of the passes, and the graph of the backward pass."""
         used = [descriptor.output.idx for descriptor in known.traced_tangents_descs]
-        formats = [meta.memory_format for meta in known.subclass_tangent_meta]
+        formats = [
+            None if all(user.op == "output" for user in gradient.users) else meta.memory_format
+            for meta, gradient in zip(
+                known.subclass_tangent_meta, tangents(backward.graph), strict=True
+            )
+        ]
         return cls(
             inputs=len(known.input_info),
             tensor_inputs=[
@@ -382,8 +390,8 @@ def _with_statistics_updates(
 _NO_EAGER_BACKWARD = (
     "a compiled backward pass cannot run for a batch of gradients at once, nor for gradients with "
     "tangents, and eager mode cannot run instead: the arguments of the magpy-compiled function are "
-    "gone or were modified since the call, or it draws from a generator of its own, or uses the old "
-    "values of a large argument that it modifies"
+    "gone or were modified since the call, or it draws from a generator of its own, or uses the "
+    "old values of a large argument that it modifies"
 )
 
 
@@ -393,7 +401,8 @@ def _is_batched(gradient: Any) -> bool:
 
 
 def _to_traced_layout(gradient: Any, traced: Any) -> Any:
-    """An incoming gradient in the layout that it had when the pass was traced; None if absent.
+    """An incoming gradient in the layout that it had when the pass was traced, if any; None if
+    absent.
 
     Raises:
         RuntimeError: the gradient is of a tensor subclass.
@@ -406,10 +415,13 @@ def _to_traced_layout(gradient: Any, traced: Any) -> Any:
             f"a magpy-compiled function received a {kind.__qualname__} as a gradient, "
             "and was compiled for plain tensors"
         )
-    if traced.memory_format is torch.contiguous_format and gradient.is_contiguous():
-        return gradient
+    if traced is not None and traced.memory_format is torch.contiguous_format:
+        if gradient.is_contiguous():
+            return gradient
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
+    if traced is None:
+        return gradient
     if traced.memory_format is not None:
         return gradient.contiguous(memory_format=traced.memory_format)
     if gradient.stride() == traced.stride:

@@ -272,9 +272,9 @@ def _scatter(
             raise Unsupported("scatter", "a number that varies, which is rounded")
         if not isinstance(source, Box):
             source = round_number(source, a.dtype)
-        wide, source = (
-            to_dtype(graph, b, torch.float32) if isinstance(b, Box) else b for b in (a, source)
-        )
+        wide = to_dtype(graph, a, torch.float32)
+        if isinstance(source, Box):
+            source = to_dtype(graph, source, torch.float32)
         return to_dtype(graph, _scatter(graph, wide, dim, indices, source, mode, error), a.dtype)
     if not a.size:
         a, indices, source = (

@@ -553,7 +553,9 @@ def _base_of(result: Any) -> Computed | str | None:
         result = result.data.base
     if not isinstance(result, Box):
         return None
-    return result.data.buffer if isinstance(result.data, Strided) else result.data
+    if isinstance(result.data, Strided):
+        return result.data.buffer
+    return result.data if isinstance(result.data, Computed) else None
 
 
 def _extern_arguments(tree: Any) -> Any:

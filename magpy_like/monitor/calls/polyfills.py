@@ -121,7 +121,7 @@ class _End:
 
 
 _END = _End()
-_End.__eq__ = functools.partial(operator.is_, _END)  # type: ignore[assignment]
+_End.__eq__ = functools.partial(operator.is_, _END)  # type: ignore[method-assign]
 
 
 def _iter_until(function: Callable[..., Any], sentinel: Any, /) -> Iterator[Any]:

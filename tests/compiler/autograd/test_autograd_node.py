@@ -260,6 +260,22 @@ def test_incoming_gradients_of_any_form_are_accepted(form, compile):
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("program", [lambda x, w: x.clone(), lambda x, w: x + w])
+@pytest.mark.parametrize("form", [lambda g: g, lambda g: g.t(), lambda g: g[:1, :1].expand(3, 3)])
+def test_incoming_gradient_that_is_passed_on_is_returned_itself(form, program):
+    upstream = form(leaf(3, 3, seed=2).detach())
+    fast = traced(program, *two_leaves())
+    for function in (program, fast, fast):
+        x, w = two_leaves()
+        found = torch.autograd.grad(function(x, w), [x, w], upstream, allow_unused=True)
+        assert all(gradient is upstream for gradient in found if gradient is not None)
+        result = function(x, w)
+        for _ in range(2):
+            result.backward(upstream, retain_graph=True)
+        torch.testing.assert_close(x.grad, 2 * upstream)
+        assert x.grad.is_contiguous()
+
+
 def two_leaves():
     return leaf(3, 3), leaf(3, 3, seed=1)
 
