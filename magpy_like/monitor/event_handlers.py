@@ -11,6 +11,7 @@ from magpy_like.monitor.calls import native_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
 from magpy_like.monitor.calls.callback_results import read_result
 from magpy_like.monitor.calls.conversion_results import is_passed_through
+from magpy_like.monitor.calls.special_methods import read_special_methods_of_class
 from magpy_like.monitor.calls.unchanged_results import is_pushed
 from magpy_like.monitor.instructions import truth_tests
 from magpy_like.monitor.instructions.rule_table import load_rules
@@ -22,7 +23,7 @@ from magpy_like.monitor.symbolic.lists.graph_lists import inspected_lists
 from magpy_like.monitor.symbolic.numbers.lifted_number_rules import LIFTED_NUMBER_RULES
 from magpy_like.native import NULL, frame_set_operand, frame_stack
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.refgraph.plain_values import HEAP_TYPE, is_plain
 from magpy_like.split_points import Split, UnguardableRead
 from magpy_like.split_reasons import SplitCause, SplitReason
 
@@ -148,8 +149,9 @@ class EventHandlers:
             self.run.splits.split(frame, cause)
 
     def on_return(self, frame: types.FrameType, value: Any) -> None:
-        """Specialize the lifted numbers in what a Python function returns to native code.
+        """Record that native code reads what a Python function returns to it.
 
+        Lifted numbers in it are specialized.
         The frame must not be held any longer: that would keep its variables alive.
         """
         self.run.restoration.left(frame)
@@ -179,7 +181,8 @@ class EventHandlers:
                 self.run.splits.fail(frame, error)
                 return
         may_vary = bool(lifted) and (lifted.any_lifted((value,)) or bool(contents_of(value)))
-        if not (may_vary or inspections.compares_yielded):
+        has_methods = bool(type(value).__flags__ & HEAP_TYPE)
+        if not (may_vary or has_methods or inspections.compares_yielded):
             return
         try:
             _, operands = self.run.context.step_of(caller) or (0, ())
@@ -188,8 +191,9 @@ class EventHandlers:
                 return
             if inspections.compares_yielded and value is not NULL:
                 inspections.record_hash(value)
-            if may_vary and not is_passed_through(frame, caller, operands, value):
+            if (may_vary or has_methods) and not is_passed_through(frame, caller, operands, value):
                 lifted.specialize(value)
+                read_special_methods_of_class(self.run.context.recording, type(value))
         except BaseException as error:
             self.run.splits.fail(frame, error)
 

@@ -18,7 +18,7 @@ from magpy_like.monitor.calls.call_inputs import read_all_inputs
 from magpy_like.monitor.calls.native_calls import begin_native_call
 from magpy_like.monitor.calls.torchscript import ScriptCall, torchscript_split
 from magpy_like.monitor.disabled_functions import is_disabled
-from magpy_like.monitor.objects import attributes, class_lookup
+from magpy_like.monitor.objects import attributes, class_creation, class_lookup
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL
@@ -244,3 +244,4 @@ _KNOWN_CONSTRUCTORS = {object.__new__, object.__init__, type.__init__}
 
 def _adopt_instance(context: Context, _: None, result: Any) -> None:
     context.recording.variables.add_new(result)
+    class_creation.read_creation(context.recording, result)

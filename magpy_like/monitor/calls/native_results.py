@@ -20,7 +20,7 @@ from magpy_like.annotation.data_dependent_sizes import declared_shape
 from magpy_like.annotation.schema import InputProperty, OutputProperty
 from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tensors_in
 from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
-from magpy_like.monitor.objects import object_addresses
+from magpy_like.monitor.objects import class_creation, object_addresses
 from magpy_like.monitor.region_entry import COMPILING_QUERIES, is_code_of_torch
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
@@ -92,6 +92,8 @@ def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
     if type(result) is str and not all(map(is_plain, (*done.args, *done.kwargs.values()))):
         object_addresses.finish_text(context, None, result)
     context.recording.variables.add_new(result)
+    if any(done.operation is creates for creates in class_creation.CREATES_CLASSES):
+        class_creation.read_creation(context.recording, result)
 
 
 _REGISTRY_QUERIES = (_abc._abc_instancecheck, _abc._abc_subclasscheck)

@@ -16,7 +16,7 @@ from magpy_like.annotation import (
     ValueRead,
     lookup,
 )
-from magpy_like.monitor.objects import attributes, object_addresses
+from magpy_like.monitor.objects import attributes, class_lookup, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS
 from magpy_like.monitor.objects.iterators import external_advance_split
 from magpy_like.native import NULL, lookup_in_type
@@ -147,7 +147,8 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
 
 
 def read_item(rec: Recording, source: Any, key: Any) -> None:
-    """Record ``source[key]`` for an external built-in container."""
+    """Record ``source[key]`` for a class, and for an external built-in container."""
+    read_item_methods(rec, source)
     source = rec.inspections.unwrap_proxy(source)
     node = rec.variables.node(source)
     if node is None:
@@ -179,6 +180,18 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
             rec.reads.record(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
     else:
         rec.reads.record_contents(node)
+
+
+def read_item_methods(rec: Recording, source: Any) -> None:
+    """Record the look-ups of the methods that native code may call for ``source[key]``."""
+    kind = type(source)
+    if is_instance(source, type):
+        for cls, name in (
+            (kind, "__getitem__"), (source, "__class_getitem__"), (kind, "__class_getitem__"),
+        ):  # fmt: skip
+            class_lookup.read_class(rec, cls, name)
+    elif is_instance(source, dict) and kind is not dict:
+        class_lookup.read_class(rec, kind, "__missing__")
 
 
 def read_membership(rec: Recording, source: Any, key: Any) -> None:

@@ -23,7 +23,7 @@ from magpy_like.native.instance_checks import is_instance
 
 _RUNS_ONE_FUNCTION = {
     *CALLS, "CALL_FUNCTION_EX", "LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "UNARY_POSITIVE",
-    "UNARY_INVERT", "RETURN_VALUE",
+    "UNARY_INVERT", "BEFORE_WITH", "RETURN_VALUE",
 }  # fmt: skip
 """Instructions that push the result of the Python function that they run, if any."""
 _ADVANCES = {"FOR_ITER": 1, "SEND": 2}

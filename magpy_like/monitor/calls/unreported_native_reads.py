@@ -23,7 +23,7 @@ from magpy_like.monitor.calls.argument_kinds import (
     is_followed,
 )
 from magpy_like.monitor.calls.read_calls import ATTRIBUTES, inputs_of
-from magpy_like.monitor.objects import attributes, object_addresses
+from magpy_like.monitor.objects import attributes, class_lookup, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS, elements, hashes_in_python
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state import tensor_metadata
@@ -165,6 +165,8 @@ def guard_numpy_error_state(rec: Recording) -> None:
 
 READS_ATTRIBUTES = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
 """Native methods that read the attributes of an instance."""
+_REDUCING = ("__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
+"""Special methods that they look up in its class."""
 
 
 def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
@@ -175,6 +177,9 @@ def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
             of several tensors, according to the data.
     """
     formats = operation in (str.format, str.format_map)
+    if not formats and not is_instance(value, torch.Tensor):
+        for name in _REDUCING:
+            class_lookup.read_class(rec, type(value), name)
     if is_instance(value, torch.Tensor) and not formats:
         rec.inspections.check_no_alias(value, "reads the attributes of")
     node = None if is_plain(value) else rec.variables.node(value)

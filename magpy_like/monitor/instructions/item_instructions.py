@@ -68,6 +68,7 @@ def get_item(context: Context, source: Any, key: Any, step: Step | None = None) 
             return derived
     _inspect_key(context, source, key)
     if is_instance(source, type):
+        read_calls.read_item_methods(rec, source)
         return None
     source = rec.inspections.unwrap_proxy(source)
     if is_instance(source, CONTAINERS):

@@ -8,6 +8,7 @@
 ``containers``: contents of containers, whatever methods a subclass has.
 ``attributes``: the locations that an attribute access reads.
 ``class_lookup``: look-ups in classes, and attributes set on them.
+``class_creation``: look-ups that the creation of a class makes.
 ``iterators``: external native iterators, whose next elements a guard can find.
 ``finalizers``: objects whose destruction the program observes.
 ``object_addresses``: memory addresses in ``id``, hashes, the order of sets, and texts.
