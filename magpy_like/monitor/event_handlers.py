@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -174,7 +175,8 @@ class EventHandlers:
         if caller is None:
             return
         inspections, lifted = self.run.context.recording.inspections, self.run.context.lifted
-        if not is_plain(value) and value is not NULL:
+        yields = frame.f_code.co_flags & inspect.CO_GENERATOR  # elements, not results of a key
+        if not (is_plain(value) or yields or value is NULL):
             try:
                 read_result(self.run.context, self._call_awaited_by(caller), value)
             except BaseException as error:

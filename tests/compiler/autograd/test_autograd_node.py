@@ -201,6 +201,7 @@ TWICE_DIFFERENTIATED = {
 }
 
 
+@pytest.mark.cpu  # cuDNN's recurrent layers have no second derivative
 @pytest.mark.parametrize("name", TWICE_DIFFERENTIATED)
 def test_gradient_penalty_through_operators_of_the_compilers_own_equals_eager(name):
     def steps(compile):

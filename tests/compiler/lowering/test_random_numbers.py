@@ -111,14 +111,19 @@ LAYOUTS = {
     "transposed": lambda dtype: torch.zeros(4, 6, dtype=dtype).t(),
     "with gaps": lambda dtype: torch.zeros(12, 8, dtype=dtype)[::2, ::2],
 }
-P = torch.linspace(0, 1, 24).view(6, 4)
+
+
+def ranks():
+    return torch.linspace(0, 1, 24).view(6, 4)
+
+
 DRAWS_INTO = {
     "rand": lambda out: torch.rand(6, 4, out=out),
     "randn": lambda out: torch.randn(6, 4, out=out),
     "randint": lambda out: torch.randint(0, 9, (6, 4), out=out),
-    "normal": lambda out: torch.normal(P, P, out=out),
+    "normal": lambda out: torch.normal(ranks(), ranks(), out=out),
     "normal of numbers": lambda out: torch.normal(0.0, 1.0, (6, 4), out=out),
-    "bernoulli": lambda out: torch.bernoulli(P, out=out),
+    "bernoulli": lambda out: torch.bernoulli(ranks(), out=out),
     "normal_": lambda out: out.normal_(),
     "uniform_": lambda out: out.uniform_(),
     "random_": lambda out: out.random_(0, 9),
@@ -162,7 +167,7 @@ def test_out_of_multinomial_keeps_its_strides_or_is_resized(rows):
         seen = []
         for call in (program, fast):
             seed(0)
-            seen.append([(t.stride(), t.tolist()) for t in call(P[3:])])
+            seen.append([(t.stride(), t.tolist()) for t in call(ranks()[3:])])
         assert seen[0] == seen[1]
 
 
