@@ -188,7 +188,6 @@ def test_graph_with_varying_sizes_is_traced_again(traced):
     assert len(traced) == 2
 
 
-@pytest.mark.cpu  # an entry names the C++ compiler
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[::-1]])
 def test_damaged_entries_are_replaced(tmp_path, traced, damage):
     run(lambda x: x * 2 + 1, X)
