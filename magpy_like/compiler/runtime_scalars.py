@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.codegen.launcher import AssumptionFailed
+from magpy_like.compiler.passes.graph_queries import draws_random_numbers
 from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 from magpy_like.torch_interop.random_states import generator_states, restore_generators
 
@@ -144,7 +145,7 @@ def fall_back_on_failed_assumption(call: Call, captured: Call, graph: fx.GraphMo
     ``call`` checks before it writes to anything; the state of the random generators is restored.
     """
 
-    draws = _draws(graph)
+    draws = any(map(draws_random_numbers, graph.graph.nodes))
 
     def run(*args: Any) -> Any:
         saved = generator_states() if draws else []
@@ -155,9 +156,3 @@ def fall_back_on_failed_assumption(call: Call, captured: Call, graph: fx.GraphMo
         return captured(*args)
 
     return run
-
-
-def _draws(gm: fx.GraphModule) -> bool:
-    """True if the graph draws random numbers."""
-    tag = torch.Tag.nondeterministic_seeded
-    return any(tag in getattr(node.target, "tags", ()) for node in gm.graph.nodes)

@@ -7,7 +7,7 @@
 ``overwritten_saved_values``: writes of one part of a graph to another part's saved tensors
 ``outside_writes``: no recomputation from memory that the program may write to between the passes
 ``absent_gradients``: backward passes for results without a gradient
-``shared_gradients``: gradients in the same memory, one of which autograd must copy
+``shared_gradients``: copies of gradients in the same memory, by autograd or by the pass
 ``conjugate_gradients``: incoming gradients that are conjugate or negative views
 ``double_backward``: ``create_graph`` and batched gradients, by the program in eager mode
 ``deferred_weight_gradients``: one product for the weight gradients of all iterations of a loop

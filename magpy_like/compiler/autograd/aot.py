@@ -24,7 +24,7 @@ from magpy_like.compiler.autograd.deferred_weight_gradients import DeferredWeigh
 from magpy_like.compiler.autograd.double_backward import (
     SecondRun,
     autocast_states,
-    find_drawing,
+    draws_alike_again,
     find_overwritten,
 )
 from magpy_like.compiler.autograd.outside_writes import (
@@ -36,7 +36,12 @@ from magpy_like.compiler.autograd.shared_gradients import compile_with_shared_gr
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.decompositions.decomposition_table import decompositions
 from magpy_like.compiler.passes.alias_analysis import Aliases
-from magpy_like.compiler.passes.graph_queries import have_same_sizes, is_in_order, is_view
+from magpy_like.compiler.passes.graph_queries import (
+    draws_random_numbers,
+    have_same_sizes,
+    is_in_order,
+    is_view,
+)
 from magpy_like.compiler.passes.layout.channels_last import (
     avoid_duplicate_saves,
     use_channels_last,
@@ -191,17 +196,17 @@ class _AotCompilation:
         forbid_recomputation_from_visible_memory(joint, forward_outputs)
         keep_integers_exact(joint)
         use_channels_last(joint)
-        drawing = find_drawing(joint)
-        if self._program is None or self._deferred.has_auxiliary_inputs or drawing is None:
-            self._second_run = None
-        else:
+        program, has_sums = self._program, self._deferred.has_auxiliary_inputs
+        if program is not None and not has_sums and draws_alike_again(joint):
             self._second_run = SecondRun(
-                self._program,
+                program,
                 self._autocast_states,
                 overwritten=find_overwritten(joint),
                 copied=frozenset(),
-                drawing=drawing,
+                draws=any(map(draws_random_numbers, joint.graph.nodes)),
             )
+        else:
+            self._second_run = None
         self._absent.inspect_joint_graph(joint)
         self._deferred.rewrite_joint_graph(joint, forward_outputs)
         self._statistics.inspect_joint_graph(joint, forward_outputs)
@@ -288,10 +293,6 @@ def _is_drawn_anew(node: fx.Node) -> bool:
     return False
 
 
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
 def _returns_saved_memory(forward: fx.GraphModule, count: int) -> bool:
     """True if one of the first ``count`` results is a view of memory that the graph allocates and
     another result is in."""
@@ -335,7 +336,7 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     saves_memory = any(map(_is_checkpointed, joint.graph.nodes))
     if saves_memory:
         _keep_results(joint)
-    for node in filter(_draws, joint.graph.nodes):
+    for node in filter(draws_random_numbers, joint.graph.nodes):
         if is_backward(node):
             node.meta["partitioner_tag"] = "must_be_in_backward"
     # A checkpointed function trades time for memory: recompute values even where the backward pass
@@ -356,7 +357,7 @@ def _keep_results(joint: fx.GraphModule) -> None:
     anew."""
     for node in joint.graph.nodes:
         small = _is_small(node)
-        if small or _draws(node):
+        if small or draws_random_numbers(node):
             elements = node.users if not small or _is_tuple(node) else ()
             for result in filter(_is_checkpointed, (node, *elements)):
                 del result.meta["recompute"]

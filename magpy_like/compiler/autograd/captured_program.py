@@ -34,7 +34,7 @@ def program_as_captured(
 
     Args:
         whole: the captured graph.
-        results: what it is to return: nodes of ``whole``, and constants.
+        results: its results: nodes of ``whole``, and constants.
         floats: the indices of float arguments that arrive as tensors.
 
     Arguments after those of ``whole`` are ignored.

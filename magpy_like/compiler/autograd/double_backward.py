@@ -20,7 +20,9 @@ from torch import Tensor, fx
 from torch.autograd import forward_ad
 
 from magpy_like.compiler.autograd.outside_writes import is_backward
+from magpy_like.compiler.passes.graph_queries import draws_random_numbers
 from magpy_like.torch_compat.functorch import is_forward_ad_active
+from magpy_like.torch_interop.random_states import generator_states, restore_generators
 from magpy_like.torch_patches import untraced
 
 CallArguments = list[Any] | None
@@ -62,13 +64,13 @@ class SecondRun:
     copied: frozenset[int]
     """Arguments that a call writes to, and whose old values it uses: a copy is kept, as the vectors
     of a spectral norm are small."""
-    drawing: frozenset[torch.device]
-    """The devices whose generator the program draws from."""
+    draws: bool
+    """Whether the program draws from the default generators."""
 
     def note_call(self, ctx: Any, args: Sequence[Any]) -> None:
-        """Keep of a compiled call's state what the call itself changes."""
+        """Keep the state that a compiled call is about to change."""
         ctx.old_values = {k: args[k].detach().clone() for k in self.copied}
-        ctx.random_states = _random_states(self.drawing)
+        ctx.random_states = _random_states() if self.draws else []
 
     def gradients(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...] | None:
         """The gradients of the call's arguments, differentiable, by a second run.
@@ -79,7 +81,7 @@ class SecondRun:
 
         Returns None where the program cannot run once more.
         """
-        if self.drawing and ctx.random_states is None:
+        if self.draws and ctx.random_states is None:
             return None
         modified = self.overwritten | self.copied
         args = _restore_call_arguments(ctx.call_arguments, modified)
@@ -97,15 +99,17 @@ class SecondRun:
     @property
     def notes_calls(self) -> bool:
         """Whether :meth:`note_call` has anything to keep."""
-        return bool(self.copied or self.drawing)
+        return bool(self.copied or self.draws)
 
     @contextlib.contextmanager
     def _context_of_call(self, ctx: Any) -> Iterator[None]:
-        gpus = [device for device in self.drawing if device.type == "cuda"]
-        with torch.random.fork_rng(gpus, enabled=bool(self.drawing)), _autocast(self.autocast):
-            for device, state in ctx.random_states.items() if self.drawing else ():
-                _set_random_state(device, state)
-            yield
+        now = generator_states() if self.draws else []
+        try:
+            restore_generators(ctx.random_states if self.draws else [])
+            with _autocast(self.autocast):
+                yield
+        finally:
+            restore_generators(now)
 
 
 def find_overwritten(joint: fx.GraphModule) -> frozenset[int]:
@@ -131,42 +135,19 @@ def _only_decides_itself(source: fx.Node) -> bool:
     return written
 
 
-def find_drawing(joint: fx.GraphModule) -> frozenset[torch.device] | None:
-    """The devices whose generators the forward pass draws from; None if a second run would not
-    draw the same numbers: from a generator of the program, or in the backward pass."""
-    found = set()
-    for node in joint.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            results = node.meta.get("val")
-            first = results[0] if isinstance(results, tuple | list) else results
-            if node.kwargs.get("generator") is not None or is_backward(node):
-                return None
-            if not isinstance(first, Tensor) or first.device.type not in ("cpu", "cuda"):
-                return None
-            found.add(first.device)
-    return frozenset(found)
+def draws_alike_again(joint: fx.GraphModule) -> bool:
+    """True if a second run draws the same random numbers as the forward pass: from the default
+    generators, and none in the backward pass."""
+    drawing = filter(draws_random_numbers, joint.graph.nodes)
+    return not any(n.kwargs.get("generator") is not None or is_backward(n) for n in drawing)
 
 
-RandomStates = dict[torch.device, Tensor]
-
-
-def _random_states(devices: Collection[torch.device]) -> RandomStates | None:
+def _random_states() -> list[tuple[torch.Generator, Tensor]] | None:
     """The states of the default generators; None while a CUDA graph is captured, whose replays draw
     other numbers."""
-    gpus = [device for device in devices if device.type == "cuda"]
-    if gpus and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return None
-    return {
-        device: torch.cuda.get_rng_state(device) if device in gpus else torch.get_rng_state()
-        for device in devices
-    }
-
-
-def _set_random_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+    return generator_states()
 
 
 def save_call_arguments(args: Sequence[Any]) -> CallArguments:

@@ -44,6 +44,11 @@ def have_same_sizes(a: Iterable[Any], b: Iterable[Any]) -> bool:
     return len(a) == len(b) and all(map(is_known_equal, a, b))
 
 
+def draws_random_numbers(node: Node) -> bool:
+    """True if a node's operator draws from a random generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def is_in_order(tensor: torch.Tensor) -> bool:
     """True if the elements are in row-major order in memory.
 
