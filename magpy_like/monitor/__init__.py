@@ -28,5 +28,5 @@
 ``isolated_runs``: rules for such a part: a branch, a loop body, a checkpointed function.
 ``speculation``: speculating on tensors' values that decide control flow.
 ``object_replacement``: replacing one object by another wherever it is referenced.
-``tensor_restoration``: restoring the program's own tensors where a recording ends.
+``restoration``: restoring the program's own tensors and numbers where a recording ends.
 """

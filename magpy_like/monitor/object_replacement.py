@@ -10,7 +10,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from magpy_like.monitor.objects.containers import elements
-from magpy_like.native import instance_dict, replace_references, tuple_set
+from magpy_like.native import (
+    frame_locals,
+    frame_set_local,
+    frame_set_operand,
+    frame_stack,
+    instance_dict,
+    replace_references,
+    tuple_set,
+)
 from magpy_like.native.instance_checks import is_instance
 
 
@@ -59,6 +67,23 @@ class OriginalNumbers:
         pair = self._pairs.get(id(value)) or self._computed.get(id(value))
         return value if pair is None else pair[1]
 
+    def any(self) -> bool:
+        """True if the program may hold a lifted number, be it of an earlier recording."""
+        return bool(self._pairs or self._computed)
+
+    def current(self) -> dict[int, tuple[Any, Any]]:
+        """The lifted numbers that the program may hold now, by id, each with its original."""
+        return self._computed | self._pairs
+
+    def restore_in_objects(
+        self, pairs: Mapping[int, tuple[Any, Any]], reached: Sequence[Any]
+    ) -> None:
+        """Restore the originals of :meth:`current` numbers in all objects except frames. Those that
+        the garbage collector does not track are searched for in ``reached`` and its contents."""
+        self.restore_containers()
+        numbers = [number for number, _ in pairs.values()]
+        self._replace(numbers, pairs, reached)
+
     def restore_originals(self, result: Any, changed: Sequence[Any]) -> Any:
         """``result`` with the originals of lifted numbers. Those of external numbers are restored
         wherever the program has left lifted numbers, as in the external objects it has
@@ -71,13 +96,20 @@ class OriginalNumbers:
         numbers = [number for number, _ in self._pairs.values()]
         held = [number for number in numbers if sys.getrefcount(number) > _OURS]
         if held:
-            originals = {key: original for key, (_, original) in self._pairs.items()}
-            ours = {id(numbers), id(held), *map(id, self._pairs.values())}
-            # The collector tracks no dictionaries of numbers alone, and no frozen objects.
-            more = (*changed, *_dictionaries((result, *changed)))
-            replace_all(held, originals, ours, more)
+            self._replace(held, self._pairs, (result, *changed))
         self._pairs.clear()
         return result
+
+    def _replace(
+        self,
+        held: Sequence[Any],
+        pairs: Mapping[int, tuple[Any, Any]],
+        reached: Sequence[Any],
+    ) -> None:
+        originals = {key: original for key, (_, original) in pairs.items()}
+        own = (self._pairs, self._computed, pairs)
+        ours = {id(held), *map(id, own), *(id(pair) for table in own for pair in table.values())}
+        replace_all(held, originals, ours, (*reached, *_untracked(reached)))
 
 
 def _put(container: Any, key: Any, value: Any) -> None:
@@ -88,9 +120,11 @@ def _put(container: Any, key: Any, value: Any) -> None:
         container[key] = value
 
 
-def _dictionaries(values: Sequence[Any]) -> list[dict[Any, Any]]:
-    """The dictionaries among these values and their contents."""
-    found, waiting, seen = [], list(values), set()
+def _untracked(values: Sequence[Any]) -> list[dict[Any, Any] | tuple[Any, ...]]:
+    """The dictionaries and tuples among these values and their contents that the garbage collector
+    may not track: those of numbers alone, and those of frozen objects."""
+    found: list[dict[Any, Any] | tuple[Any, ...]] = []
+    waiting, seen = list(values), set[int]()
     while waiting:
         value = waiting.pop()
         if id(value) in seen:
@@ -98,17 +132,39 @@ def _dictionaries(values: Sequence[Any]) -> list[dict[Any, Any]]:
         seen.add(id(value))
         if type(value) is list or type(value) is tuple:
             waiting += value
-            continue
-        entries = value if type(value) is dict else instance_dict(value)
-        if entries is not None:
-            found.append(entries)
-        if type(value) is dict:
+            if type(value) is tuple and not gc.is_tracked(value):
+                found.append(value)
+        elif type(value) is types.FunctionType:
+            waiting += (value.__defaults__, value.__kwdefaults__)
+        elif type(value) is dict:
+            found.append(value)
             waiting += value.values()
+        elif (entries := instance_dict(value)) is not None:
+            found.append(entries)
+            waiting += [item for item in dict.values(entries) if type(item) in _CONTAINERS]
     return found
+
+
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
 _OURS = 4
 """References to a number in ``restore_originals``: from a pair, a list, a variable, an argument."""
+
+
+def restore_locals(frame: types.FrameType, original: Callable[[Any], Any]) -> None:
+    """Replace the values of a frame's local variables by their originals."""
+    for slot, value in enumerate(frame_locals(frame)[: frame.f_code.co_nlocals]):
+        if (found := original(value)) is not value:
+            frame_set_local(frame, slot, found)
+
+
+def restore_operands(frame: types.FrameType, original: Callable[[Any], Any]) -> None:
+    """Replace the operands of a frame, which is before its next instruction, by their originals."""
+    stack = frame_stack(frame)
+    for i, value in enumerate(stack):
+        if (found := original(value)) is not value:
+            frame_set_operand(frame, len(stack) - i, found)
 
 
 def replaced(value: Any, original: Callable[[Any], Any]) -> Any:

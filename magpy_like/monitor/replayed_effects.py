@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from magpy_like.monitor.torch_state.torch_modes import Modes
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
+from magpy_like.refgraph.plain_values import tensor_version
 
 
 class Hook(NamedTuple):
@@ -19,10 +21,18 @@ class Hook(NamedTuple):
     method: str
     """The name of the owner's method that registers the hook."""
     args: tuple[Any, ...]
-    version: int | None
-    """The owner's version at that time, if it is a tensor."""
+    state: tuple[Any, ...]
+    """The owner's place in the autograd graph at that time: see :func:`autograd_state`."""
     handle: Any = None
     """The result of the method."""
+
+
+def autograd_state(owner: Any) -> tuple[Any, ...]:
+    """The owner's version and autograd node, if it is a tensor: they change when the program writes
+    to it or detaches it."""
+    if not is_instance(owner, torch.Tensor):
+        return ()
+    return tensor_version(owner), owner.requires_grad, owner.grad_fn
 
 
 class Effects:

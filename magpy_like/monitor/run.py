@@ -26,10 +26,10 @@ from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import traceable_entry
+from magpy_like.monitor.restoration import Restoration
 from magpy_like.monitor.source_lines import SourceLines
 from magpy_like.monitor.split_handling import SplitHandler
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
-from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.native import (
     OWN_FOLDER,
     Monitor,
@@ -99,8 +99,11 @@ class MonitorRun:
         self._begin(varying)
         if varying.numbers:
             arguments.vary(self.context)
-        self.restoration = TensorRestoration(
-            self.monitor, branching, id(innermost_program_frame(sys._getframe()))
+        self.restoration = Restoration(
+            self.monitor,
+            branching,
+            self.context.originals,
+            id(innermost_program_frame(sys._getframe())),
         )
 
     def _begin(self, varying: Variation) -> None:
@@ -174,7 +177,9 @@ class MonitorRun:
             frame: A frame that is about to execute an instruction. Its callers stay monitored
                 while they may hold substitute tensors.
         """
-        self.restoration.restore(frame, self.context.recording.changed_objects())
+        changed = self.context.recording.changed_objects()
+        self.restoration.restore_tensors(frame, changed)
+        self.restoration.restore_numbers(frame, changed)
         self.restoration.end(frame, bytes([WHEN["always"]]) * 256)
         if not self.context.compiling_read_by_user:
             self.compiling.leave()  # optimizers run as in eager mode

@@ -98,7 +98,7 @@ class SplitHandler:
         run.compiling.leave()  # backends and dynamic instructions do not belong to the region
         changed = rec.changed_objects()
         if run.cut.at_split(run, frame, split.cause, handled):
-            run.restoration.restore(frame, changed)
+            run.restoration.restore_tensors(frame, changed)
             # Pending results in outer frames belong to the earlier recording.
             run.monitor.drop_pending()
             run.context.suspension.enter()

@@ -21,8 +21,12 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.object_replacement import replace_all, replaced
-from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack
+from magpy_like.monitor.object_replacement import (
+    replace_all,
+    replaced,
+    restore_locals,
+    restore_operands,
+)
 from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 
@@ -70,13 +74,7 @@ class SubstituteTensors:
         self._changed = changed or self._changed
         if frame is not None:
             self.restore_locals(frame)
-            stack = frame_stack(frame)
-            for i, value in enumerate(stack):
-                original = self.original(value)
-                if original is not value:
-                    frame_set_operand(frame, len(stack) - i, original)
-            value = None
-            del stack
+            restore_operands(frame, self.original)
         alive = [t for reference, _ in self._substitutes.values() if (t := reference()) is not None]
         t = None
         kept = {id(tensor) for tensor in self._kept}
@@ -94,10 +92,7 @@ class SubstituteTensors:
 
     def restore_locals(self, frame: types.FrameType) -> None:
         """Replace the substitutes in the local variables of a frame."""
-        for slot, value in enumerate(frame_locals(frame)[: frame.f_code.co_nlocals]):
-            original = self.original(value)
-            if original is not value:
-                frame_set_local(frame, slot, original)
+        restore_locals(frame, self.original)
 
     def restore_result(self, result: Any, changed: Sequence[Any]) -> Any:
         """The program's result with originals; substitutes elsewhere are replaced in place.

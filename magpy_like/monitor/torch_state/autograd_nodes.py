@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from magpy_like.graph_operators.control_operators import is_control, may_write
 from magpy_like.graph_operators.node_metadata import AS_IS
-from magpy_like.monitor.replayed_effects import Hook
+from magpy_like.monitor.replayed_effects import Hook, autograd_state
 from magpy_like.monitor.torch_state import tensor_metadata
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
@@ -178,8 +178,8 @@ def _register(context: Context, owner: Any, name: str, args: tuple[Any, ...]) ->
     rec = context.recording
     if rec.running.depth or context.isolation.branch_run is not None:
         raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
-    version = tensor_version(owner) if is_instance(owner, torch.Tensor) else None
-    return context.suspension.until(_finish_registration, Hook(owner, name, args, version))
+    hook = Hook(owner, name, args, autograd_state(owner))
+    return context.suspension.until(_finish_registration, hook)
 
 
 def _finish_registration(context: Context, hook: Hook, handle: Any) -> None:

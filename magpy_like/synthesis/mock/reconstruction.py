@@ -19,11 +19,12 @@ from torch import fx
 from torch.autograd.profiler import record_function
 
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.replayed_effects import autograd_state
 from magpy_like.monitor.symbolic.lists.graph_lists import GraphList
 from magpy_like.native import instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.plain_values import is_identity, is_plain, tensor_version
+from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import Source, literal
@@ -138,7 +139,7 @@ class Reconstruction:
             )
         self._emitting_hooks = True
         for hook in self.rec.effects.hooks[self._emitted_hooks :]:
-            if hook.version is not None and hook.version != tensor_version(hook.owner):
+            if hook.state != autograd_state(hook.owner):
                 raise Split(SplitReason.AUTOGRAD_GRAPH, "changes a tensor in place that has a hook")
             args = ", ".join(map(self.value, hook.args))
             text = f"{self.value(hook.owner)}.{hook.method}({args})"

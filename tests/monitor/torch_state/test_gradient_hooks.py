@@ -413,3 +413,21 @@ def test_call_is_not_restarted_after_it_has_registered_a_hook():
         magpy.compile(program, backend="eager")(x)
     (x * 2).sum().backward()
     assert len(received) == 1
+
+
+@pytest.mark.parametrize("register", ["retain_grad", "register_hook"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_hook_of_a_tensor_that_is_detached_later(register, computed):
+    def program(x):
+        h = x * 2 if computed else x
+        handle = h.retain_grad() if register == "retain_grad" else h.register_hook(abs)
+        h.detach_()
+        return h, handle is None
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        expected, found = (call(torch.ones(2, requires_grad=True) * 1) for call in (program, fast))
+        assert found[1] == expected[1]
+        assert found[0].requires_grad == expected[0].requires_grad
+        assert found[0].retains_grad == expected[0].retains_grad
+        assert bool(found[0]._backward_hooks) == bool(expected[0]._backward_hooks)

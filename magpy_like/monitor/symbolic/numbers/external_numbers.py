@@ -46,8 +46,9 @@ class ExternalNumbers:
         self._rec.operators.shared_arrays.append((value, value.copy()))
 
     def original(self, value: Any) -> Any:
-        """The object that a lifted number replaces; any other value itself."""
-        return self._originals.original(value) if self._identities.is_lifted(value) else value
+        """The object that a lifted number, of this or an earlier recording, replaces; any other
+        value itself."""
+        return self._originals.original(value)
 
     def is_entry_value(self, value: Any, node: ShadowNode) -> bool:
         """True if ``value`` is the object of the lifted number of this external variable."""

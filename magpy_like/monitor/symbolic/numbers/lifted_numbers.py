@@ -50,6 +50,7 @@ class LiftedNumbers:
                 speculated on.
             originals: maps the new objects of lifted numbers to those that they replace.
         """
+        self._originals = originals
         self.draws: list[RepeatedCall] = []
         """The calls that the mock repeats before the operator graph."""
         self.identities = LiftedIdentities(originals)
@@ -65,7 +66,8 @@ class LiftedNumbers:
         )
 
     def __bool__(self) -> bool:
-        return bool(self.identities) or bool(self.draws)
+        """True if the program may hold a lifted number, be it of an earlier recording."""
+        return bool(self.identities) or bool(self.draws) or self._originals.any()
 
     def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
         """A new object equal to ``value``, registered with ``expression``."""

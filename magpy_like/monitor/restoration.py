@@ -1,0 +1,141 @@
+"""Restoring the program's own tensors and numbers where a recording ends.
+
+Tensors (see `substitute_tensors`) are restored wherever a recording ends, numbers where the program
+continues natively: another recording knows lifted numbers by their objects.
+
+Both are restored at once, and again when each active frame resumes: native code may have held other
+objects meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from magpy_like.monitor.object_replacement import (
+    OriginalNumbers,
+    restore_locals,
+    restore_operands,
+)
+from magpy_like.monitor.protocols import Branching
+from magpy_like.native import Monitor, frame_locals
+
+
+class Restoration:
+    """The frames of a monitor run that may still hold substitute tensors or lifted numbers."""
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        branching: Branching | None,
+        originals: OriginalNumbers,
+        caller: int,
+    ) -> None:
+        """``caller`` is the id of the frame that calls the program."""
+        self._monitor, self._branching, self._caller = monitor, branching, caller
+        self._originals = originals
+        self._numbers: dict[int, tuple[Any, Any]] = {}
+        """The lifted numbers to restore, by id, each with its original."""
+        self._waited_for: set[int] = set()
+        """Ids of active frames that have not resumed yet."""
+        self.over = False
+        """Whether the recording has ended and monitoring continues for these frames only."""
+
+    def restore_tensors(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
+        """Restore the tensors at the end of a recording that has ``changed`` these objects.
+
+        ``frame`` is about to execute an instruction.
+        """
+        if self._branching is None or not self._branching.has_substitutes():
+            return
+        self._waited_for.clear()
+        self._wait_for(self._outer_frames(frame))
+        self._branching.restore_originals(frame, changed)
+        self._stop_if_done()
+
+    def restore_numbers(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
+        """Restore the lifted numbers, as the program continues natively; arguments as above."""
+        self._numbers = self._originals.current()
+        if not self._numbers:
+            return
+        outer = self._outer_frames(frame)
+        self._wait_for(outer)
+        frames = outer if frame is None else [frame, *outer]
+        reached = [value for held in frames for value in frame_locals(held)]
+        self._originals.restore_in_objects(self._numbers, (*changed, *reached))
+        self._restore_numbers_of(frame)
+        self._stop_if_done()
+
+    def _original(self, value: Any) -> Any:
+        """The original of a number to restore; any other value itself."""
+        found = self._numbers.get(id(value))
+        return value if found is None else found[1]
+
+    def end(self, frame: types.FrameType | None, everything: bytes) -> None:
+        """End the run when all frames have resumed; ``everything`` is a filter that passes all
+        events."""
+        if not self._waited_for:
+            self._monitor.stop()
+        elif not self.over:
+            self.over = True
+            self._monitor.drop_pending()
+            self._monitor.set_filter(everything)
+            if frame is not None:
+                self._monitor.unfollow(frame)
+
+    def resumes(self, frame: types.FrameType) -> bool:
+        """Restore the objects of a frame before its next instruction; True if it was waited for."""
+        if id(frame) not in self._waited_for:
+            return False
+        self._waited_for.discard(id(frame))
+        if self._branching is not None:
+            self._branching.restore_originals(frame)
+        self._restore_numbers_of(frame)
+        if self.over:
+            self._monitor.unfollow(frame)
+        self._stop_if_done()
+        return True
+
+    def entered(self, frame: types.FrameType) -> None:
+        """Restore the objects of a new frame: its native caller may have passed others."""
+        if self._waited_for:
+            self._restore_locals(frame)
+
+    def left(self, frame: types.FrameType) -> None:
+        if id(frame) in self._waited_for:
+            self._waited_for.discard(id(frame))
+            self._stop_if_done()
+
+    def _outer_frames(self, frame: types.FrameType | None) -> list[types.FrameType]:
+        """The monitored frames that have called ``frame``, or this function."""
+        found, outer = [], sys._getframe(1) if frame is None else frame.f_back
+        while outer is not None and id(outer) != self._caller:
+            if self._monitor.is_followed(outer):
+                found.append(outer)
+            outer = outer.f_back
+        return found
+
+    def _wait_for(self, frames: Sequence[types.FrameType]) -> None:
+        for frame in frames:
+            self._waited_for.add(id(frame))
+            self._restore_locals(frame)
+
+    def _restore_locals(self, frame: types.FrameType) -> None:
+        if self._branching is not None:
+            self._branching.restore_locals(frame)
+        if self._numbers:
+            restore_locals(frame, self._original)
+
+    def _restore_numbers_of(self, frame: types.FrameType | None) -> None:
+        if frame is not None and self._numbers:
+            restore_locals(frame, self._original)
+            restore_operands(frame, self._original)
+
+    def _stop_if_done(self) -> None:
+        if not self._waited_for:
+            if self._branching is not None:
+                self._branching.release_restored()
+            if self.over:
+                self._monitor.stop()
