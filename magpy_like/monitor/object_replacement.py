@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import types
@@ -20,6 +21,7 @@ from magpy_like.native import (
     tuple_set,
 )
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph.plain_values import class_entries
 
 
 class OriginalNumbers:
@@ -81,35 +83,54 @@ class OriginalNumbers:
         """Restore the originals of :meth:`current` numbers in all objects except frames. Those that
         the garbage collector does not track are searched for in ``reached`` and its contents."""
         self.restore_containers()
-        numbers = [number for number, _ in pairs.values()]
-        self._replace(numbers, pairs, reached)
+        tables = (self._pairs, self._computed, pairs)
+        ours = {id(pair) for table in tables for pair in table.values()}
+        _restore(pairs, reached, ours.union(map(id, tables)))
+
+    def restore_in_reached(self, reached: Sequence[Any]) -> None:
+        """Restore the originals in the objects ``reached``: native code runs before the next
+        recording begins. A search in all objects would take long."""
+        _restore_in(self.current(), reached)
 
     def restore_originals(self, result: Any, changed: Sequence[Any]) -> Any:
-        """``result`` with the originals of lifted numbers. Those of external numbers are restored
-        wherever the program has left lifted numbers, as in the external objects it has
-        ``changed``. The program must have ended, and the recording be released."""
+        """``result`` with the originals of lifted numbers, which are restored wherever the program
+        has left lifted numbers, as in the external objects it has ``changed``. The program must
+        have ended, and the recording be released."""
         self.restore_containers()
         result = replaced(result, self.original)
-        self._computed.clear()
-        if not self._pairs:
-            return result
-        numbers = [number for number, _ in self._pairs.values()]
-        held = [number for number in numbers if sys.getrefcount(number) > _OURS]
-        if held:
-            self._replace(held, self._pairs, (result, *changed))
+        pairs = self.current()
         self._pairs.clear()
+        self._computed.clear()
+        _restore(pairs, (result, *changed), {id(pairs), *map(id, pairs.values())})
         return result
 
-    def _replace(
-        self,
-        held: Sequence[Any],
-        pairs: Mapping[int, tuple[Any, Any]],
-        reached: Sequence[Any],
-    ) -> None:
-        originals = {key: original for key, (_, original) in pairs.items()}
-        own = (self._pairs, self._computed, pairs)
-        ours = {id(held), *map(id, own), *(id(pair) for table in own for pair in table.values())}
-        replace_all(held, originals, ours, (*reached, *_untracked(reached)))
+
+def _restore(
+    pairs: Mapping[int, tuple[Any, Any]], reached: Sequence[Any], ours: Collection[int]
+) -> None:
+    """Restore the originals of these numbers: in the objects ``reached``, then, for numbers that
+    anything else holds, in all objects that the garbage collector tracks but ``ours``."""
+    _restore_in(pairs, reached)
+    numbers = [number for number, _ in pairs.values()]
+    held = [number for number in numbers if sys.getrefcount(number) > _OURS]
+    if held:
+        replace_all(held, _originals(pairs), {id(numbers), id(held), *ours})
+
+
+def _restore_in(pairs: Mapping[int, tuple[Any, Any]], reached: Sequence[Any]) -> None:
+    if not pairs:
+        return
+    originals = _originals(pairs)
+    for holder in (*reached, *_untracked(reached)):
+        _replace_in(holder, originals)
+
+
+def _originals(pairs: Mapping[int, tuple[Any, Any]]) -> dict[int, Any]:
+    return {key: original for key, (_, original) in pairs.items()}
+
+
+_OURS = 4
+"""References to a number in ``_restore``: from a pair, a list, a variable, an argument."""
 
 
 def _put(container: Any, key: Any, value: Any) -> None:
@@ -136,20 +157,21 @@ def _untracked(values: Sequence[Any]) -> list[dict[Any, Any] | tuple[Any, ...]]:
                 found.append(value)
         elif type(value) is types.FunctionType:
             waiting += (value.__defaults__, value.__kwdefaults__)
+        elif type(value) is functools.partial:
+            waiting += (value.args, value.keywords)
         elif type(value) is dict:
             found.append(value)
             waiting += value.values()
         elif (entries := instance_dict(value)) is not None:
             found.append(entries)
-            waiting += [item for item in dict.values(entries) if type(item) in _CONTAINERS]
+            waiting += [item for item in dict.values(entries) if type(item) in _HOLDERS]
+        elif is_instance(value, type):
+            waiting += [item for item in class_entries(value).values() if type(item) in _HOLDERS]
     return found
 
 
-_CONTAINERS = frozenset({list, tuple, dict})
-
-
-_OURS = 4
-"""References to a number in ``restore_originals``: from a pair, a list, a variable, an argument."""
+_HOLDERS = frozenset({list, tuple, dict, types.FunctionType, functools.partial})
+"""Types of objects that the search enters wherever it finds them, beside those of ``reached``."""
 
 
 def restore_locals(frame: types.FrameType, original: Callable[[Any], Any]) -> None:
@@ -196,12 +218,12 @@ def replace_all(
     for holder in [*gc.get_referrers(*held), *more]:
         is_own = holder is held or id(holder) in ours
         if not is_own and not is_instance(holder, types.FrameType):
-            _replace_in(holder, held, originals)
+            _replace_in(holder, originals)
 
 
-def _replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) -> None:
-    """Replace the references of ``holder`` to the values ``held`` by their originals, without
-    calling methods of its class."""
+def _replace_in(holder: Any, originals: Mapping[int, Any]) -> None:
+    """Replace the references of ``holder`` to values by their ``originals``, by id, without calling
+    methods of its class."""
     if is_instance(holder, dict):
         items = [(k, originals[id(v)]) for k, v in dict.items(holder) if id(v) in originals]
         owners = _classes_of(holder) if items else ()
@@ -223,7 +245,7 @@ def _replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) 
     else:
         if not is_instance(holder, tuple):
             _replace_attributes(holder, originals)
-        for value in held:
+        for value in [item for item in gc.get_referents(holder) if id(item) in originals]:
             replace_references(holder, value, originals[id(value)])
 
 

@@ -285,6 +285,7 @@ _INDICES = (np.dtype(np.int64), np.dtype(np.int32))
 _IN_PLACE: set[Any] = {np.ndarray.sort}
 _FOLDS = {sum, min, max, math.prod}
 _TENSOR_MAKERS = {torch.from_numpy, torch.tensor, torch.as_tensor}
+_MAY_REPEAT = _REPEATABLE | _IN_PLACE | _FOLDS | _TENSOR_MAKERS
 
 
 def repeat_array_call(
@@ -295,6 +296,8 @@ def repeat_array_call(
     lifted, rec = context.lifted, context.recording
     if not lifted or rec.running.depth or context.isolation.branch_run is not None:
         return None
+    if not (is_instance(operation, np.ufunc) or operation in _MAY_REPEAT):
+        return None  # before all elements of its arguments are looked at
     if not lifted.any_lifted(tuple(_leaves(args))):
         return None
     values = [*_leaves(args), *kwargs.values()]

@@ -60,11 +60,8 @@ class Restoration:
         self._numbers = self._originals.current()
         if not self._numbers:
             return
-        outer = self._outer_frames(frame)
-        self._wait_for(outer)
-        frames = outer if frame is None else [frame, *outer]
-        reached = [value for held in frames for value in frame_locals(held)]
-        self._originals.restore_in_objects(self._numbers, (*changed, *reached))
+        self._wait_for(self._outer_frames(frame))
+        self._originals.restore_in_objects(self._numbers, (*changed, *self._reached(frame)))
         self._restore_numbers_of(frame)
         self._stop_if_done()
 
@@ -107,6 +104,16 @@ class Restoration:
         if id(frame) in self._waited_for:
             self._waited_for.discard(id(frame))
             self._stop_if_done()
+
+    def restore_reached_numbers(self, frame: types.FrameType, changed: Sequence[Any]) -> None:
+        """Restore the lifted numbers in the objects that frames hold, not in the frames: a native
+        instruction runs before the next recording begins."""
+        self._originals.restore_in_reached((*changed, *self._reached(frame)))
+
+    def _reached(self, frame: types.FrameType | None) -> list[Any]:
+        """The local variables of ``frame`` and of its callers."""
+        frames = self._outer_frames(frame) if frame is None else [frame, *self._outer_frames(frame)]
+        return [value for held in frames for value in frame_locals(held)]
 
     def _outer_frames(self, frame: types.FrameType | None) -> list[types.FrameType]:
         """The monitored frames that have called ``frame``, or this function."""

@@ -99,6 +99,7 @@ class SplitHandler:
         changed = rec.changed_objects()
         if run.cut.at_split(run, frame, split.cause, handled):
             run.restoration.restore_tensors(frame, changed)
+            run.restoration.restore_reached_numbers(frame, changed)
             # Pending results in outer frames belong to the earlier recording.
             run.monitor.drop_pending()
             run.context.suspension.enter()

@@ -1,5 +1,6 @@
 """Where a recording ends, the program holds its own numbers again: their identities are eager's."""
 
+import functools
 import types
 
 import pytest
@@ -98,9 +99,28 @@ def calls_of_native_code(x, b):
     return y, [v for v in map(lambda v: v is x, [x])], b is ONE
 
 
+def class_and_suspended_generator(x, b):
+    def generator():
+        kept = b
+        yield
+        yield kept is ONE
+
+    class Holder:
+        n, t, f = b, (b,), functools.partial(abs, b)
+
+    y = x
+    if x.mean() > 0:
+        y = (lambda v: v + b)(x)
+    it = generator()
+    next(it)
+    functools.reduce(lambda a, t: a + (t is x), [x], 0)
+    return y, next(it), Holder.n is ONE, Holder.t[0] is ONE, Holder.f.args[0] is ONE
+
+
 ENDED = [
     local_variable, containers, operand_of_a_caller, attributes, computed_numbers,
     cells_and_defaults, frame_of_a_caller, after_an_exception, calls_of_native_code,
+    class_and_suspended_generator,
 ]  # fmt: skip
 
 
@@ -135,3 +155,19 @@ def test_number_of_an_earlier_segment_is_compared_as_the_program_s_own_object():
     for number, value in [(0, 1), (1, -1), (2, -1), (1, -1)]:
         x = torch.full((2,), value)
         assert fast(x, number)[1] is program(x, number)[1]
+
+
+def test_computed_numbers_that_a_call_leaves_are_the_objects_of_eager_mode():
+    def program(x, o):
+        o.n = o.n + 1
+        o.listed.append(o.n)
+        o.pair, o.entries["n"], o.function = (o.n, 2), o.n, lambda n=o.n: n
+        return x * o.n
+
+    small = list(range(20))
+    fast = magpy.compile(program, backend="eager")
+    o = types.SimpleNamespace(n=0, listed=[], entries={})
+    for _ in range(6):
+        fast(torch.ones(2), o)
+        for number in (o.n, *o.listed, o.pair[0], o.entries["n"], o.function()):
+            assert number is small[number]

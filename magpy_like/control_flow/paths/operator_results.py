@@ -16,7 +16,7 @@ from magpy_like.monitor.context import Context
 from magpy_like.monitor.symbolic.expressions import Expression, GraphNumber, is_number
 from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import MonitorWeakRef
+from magpy_like.refgraph.plain_values import MonitorWeakRef, storage_of
 from magpy_like.split_points import BranchNotMergeable
 
 Result: TypeAlias = fx.Node | Expression
@@ -79,6 +79,9 @@ class OperatorResults:
             )
         assert is_instance(result, fx.Node)
         check_like(value, output.values[0])
+        replaced = {storage_of(tensor) for tensor in rec.writes.with_replaced_data()}
+        if not replaced.isdisjoint(map(storage_of, output.sources)):
+            raise BranchNotMergeable("a branch may return a tensor whose data the program has set")
         if rec.operators.nodes.node_of(value) is not None or rec.variables.node(value) is not None:
             value = self._substitutes.make(value)
         rec.operators.nodes.set_node(value, result)

@@ -242,3 +242,41 @@ def test_inner_gradients_count_uses_before_the_data_is_set(program, backend):
     for call in (program, fast, fast):
         seen.append(call(nn.Parameter(torch.arange(3.0)), torch.ones(3)))
     torch.testing.assert_close(seen[1:], seen[:1] * 2)
+
+
+def write_after_a_branch(x):
+    x.data = x.detach() * 2
+    y = x
+    if x.sum() > 0:
+        y = x.relu()
+    print(end="")  # splits the program
+    y.add_(1)
+    return y
+
+
+def result_of_a_branch(x):
+    x.data = x.detach() * 2
+    return x if x.sum() > 0 else x.relu()
+
+
+def view_after_a_branch(x):
+    x.data = x.detach() * 2
+    y = x.detach()
+    if x.sum() > 0:
+        y = x.relu()
+    print(end="")
+    y.add_(1)
+    return y
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("program", [write_after_a_branch, result_of_a_branch, view_after_a_branch])
+def test_tensor_that_a_branch_may_return_keeps_its_identity_and_version(program, backend):
+    fast = magpy.compile(program, backend=backend)
+    for sign in (1, -1, 1, -1):
+        x, y = torch.full((2, 2), sign)[1:].float(), torch.full((2, 2), sign)[1:].float()
+        expected, found = program(x), fast(y)
+        assert (found is y) == (expected is x)
+        assert (y._version, found._version) == (x._version, expected._version)
+        assert torch.equal(y, x)
+        assert torch.equal(found, expected)
