@@ -256,3 +256,18 @@ def test_requires_grad_on_a_tensor_that_requires_grad_has_no_effect():
             pairs.append((result, x.grad, result.is_leaf))
         assert_same(*pairs)
     assert len(backend.graphs) == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_tensor_that_an_earlier_segment_saved_and_a_later_one_detaches(backend):
+    def program(x):
+        y = x * x
+        print(end="")  # splits the program
+        x.detach_()
+        return y
+
+    fast = magpy.compile(program, backend=backend)
+    for _ in range(3):
+        y = fast(torch.ones(3, requires_grad=True) * 1)
+        with pytest.raises(RuntimeError, match="detached in-place"):
+            y.sum().backward()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -48,8 +49,8 @@ TOLERATED = Resources(0.05, 0.02, 2, 2, 0.05, 0.05, 0.10)  # type: ignore[arg-ty
 
 
 def growing(samples: Sequence[Resources], disk_bound: float = 0.0) -> list[str]:
-    """Resources whose least sample of the last third exceeds that of the middle third: a leak is
-    in every sample, and the rest depends on the models that are alive in it.
+    """Resources whose least and median sample of the last third exceed those of the middle third: a
+    leak is in every sample, and the rest depends on the models that are alive in it.
 
     The first third is the warm-up: caches of bounded size fill. ``disk_bound`` is the size in MiB
     up to which the disk cache may grow at any time: it is emptied in steps.
@@ -57,13 +58,15 @@ def growing(samples: Sequence[Resources], disk_bound: float = 0.0) -> list[str]:
     third = len(samples) // 3
     found = []
     for k, name in enumerate(Resources.__dataclass_fields__):
-        middle, last = (
-            min(astuple(s)[k] for s in part)
-            for part in (samples[third : 2 * third], samples[-third:])
-        )
+        middle = [astuple(sample)[k] for sample in samples[third : 2 * third]]
+        last = [astuple(sample)[k] for sample in samples[-third:]]
         limit = astuple(TOLERATED)[k]
-        before = max(middle, disk_bound) if name == "disk" else middle
-        allowed = limit if name in ("descriptors", "threads") else limit * max(before, 1)
-        if last - before > allowed:
-            found.append(f"{name} grows from {middle:,.1f} to {last:,.1f}")
+
+        def exceeds(before: float, after: float, name: str = name, limit: float = limit) -> bool:
+            before = max(before, disk_bound) if name == "disk" else before
+            allowed = limit if name in ("descriptors", "threads") else limit * max(before, 1)
+            return after - before > allowed
+
+        if exceeds(min(middle), min(last)) and exceeds(median(middle), median(last)):
+            found.append(f"{name} grows from {min(middle):,.1f} to {min(last):,.1f}")
     return found

@@ -33,6 +33,8 @@ def test_growth_after_warm_up_is_named(name):
 def test_amounts_that_rise_and_fall_do_not_grow():
     allocated = (33.0, 98.0, 65.0, 33.0, 65.0, 65.0, 131.0, 33.0, 164.0)
     assert growing([dataclasses.replace(FLAT, gpu_allocated=a) for a in allocated]) == []
+    once_free = (33.0, 98.0, 65.0, 65.0, 0.0, 131.0, 33.0, 65.0, 164.0)
+    assert growing([dataclasses.replace(FLAT, gpu_allocated=a) for a in once_free]) == []
 
 
 def test_disk_cache_may_grow_up_to_its_bound():

@@ -78,13 +78,19 @@ def may_overwrite_saved_tensors(gm: fx.GraphModule, saved: Collection[fx.Node] =
 
 
 def find_nonleaf_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[fx.Node]:
-    """The placeholders whose example is a non-leaf of autograd's graph.
+    """The placeholders whose example is a non-leaf of autograd's graph, or that the graph detaches:
+    the example of one that was detached is a leaf.
 
     Parameters do not count: an optimizer writes to them after the backward pass.
     """
     nodes = gm.graph.find_nodes(op="placeholder")
     pairs = zip(nodes, inputs, strict=False)
-    return [n for n, example in pairs if isinstance(example, torch.Tensor) and not example.is_leaf]
+    tensors = [(node, example) for node, example in pairs if isinstance(example, torch.Tensor)]
+    return [node for node, example in tensors if not example.is_leaf or _is_detached(node)]
+
+
+def _is_detached(node: fx.Node) -> bool:
+    return any(name_of(user) == "detach_" for user in node.users)
 
 
 def _may_happen_after(write: _ProgramPoint, use: _ProgramPoint, memory: _Memory) -> bool:

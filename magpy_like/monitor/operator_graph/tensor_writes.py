@@ -42,8 +42,8 @@ class TensorWrites:
         """The nodes of external tensors whose data the program replaced (``tensor.data = …``), and
         the tensors' form before."""
         self.replaced_and_written = False
-        """Whether an operator was about to write to one that requires gradients: autograd raises
-        where an operator before it has saved the tensor, which in a record is another tensor."""
+        """Whether an operator was about to write to one while gradients are recorded: autograd
+        raises where an operator before it has saved the tensor, which in a record is another."""
         self.written_memory: dict[int, fx.Node | None] = {}
         """Storages that operators have written to, through any tensor, with the last node of the
         graph before the first write."""
@@ -107,7 +107,7 @@ class TensorWrites:
         memory = storage_of(tensor)
         written = [t for t in self.with_replaced_data() if storage_of(t) == memory]
         if written:
-            self.replaced_and_written = any(t.requires_grad for t in written)
+            self.replaced_and_written = torch.is_grad_enabled()
             raise Split(SplitReason.TENSOR_INTERNALS, WRITE_TO_REPLACED_DATA)
 
     def with_replaced_data(self) -> list[torch.Tensor]:

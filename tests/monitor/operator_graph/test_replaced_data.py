@@ -126,14 +126,28 @@ def test_kept_tensor_shares_the_version_counter_of_the_one_it_is_a_view_of(make,
     torch.testing.assert_close(*seen)
 
 
-@pytest.mark.parametrize("backend", ["eager", "magpy"])
-def test_write_to_a_saved_tensor_with_replaced_data_is_refused_in_the_backward_pass(backend):
-    def program(x):
-        x.data = (x * 2).detach()
-        result = x.pow(2)
-        x.add_(1)
-        return result
+def of_a_tensor_with_gradients(x):
+    x.data = (x * 2).detach()
+    result = x.pow(2)
+    x.add_(1)
+    return result
 
+
+STATE = torch.ones(4)
+
+
+def of_a_tensor_without_gradients(x):
+    STATE.data = STATE * 2
+    result = x * STATE
+    STATE.add_(1)
+    return result
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("program", [of_a_tensor_with_gradients, of_a_tensor_without_gradients])
+def test_write_to_a_saved_tensor_with_replaced_data_is_refused_in_the_backward_pass(
+    program, backend
+):
     fast = magpy.compile(program, backend=backend)
     for _ in range(3):
         result = fast(torch.ones(4, requires_grad=True) * 1)
