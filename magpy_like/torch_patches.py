@@ -52,13 +52,13 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import graph_module
 
-from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
 from magpy_like.torch_compat.frame_evaluation import (
     FrameAction,
     FrameExecStrategy,
     set_code_exec_strategy,
 )
-from magpy_like.torch_compat.graph_sources import GRAPH_SOURCES, exec_graph_source
+from magpy_like.torch_compat.tracing.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
+from magpy_like.torch_compat.tracing.graph_sources import GRAPH_SOURCES, exec_graph_source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -176,7 +176,7 @@ def bound_tables() -> None:
     """
     if len(FakeTensorMode.cache) > MAX_TABLE_ENTRIES:
         FakeTensorMode.cache.clear()
-    from magpy_like.torch_compat.symbolic_expressions import SIZE_RELATIONS  # imports sympy
+    from magpy_like.torch_compat.tracing.symbolic_expressions import SIZE_RELATIONS  # imports sympy
 
     if SIZE_RELATIONS.cache_info().currsize > MAX_TABLE_ENTRIES:
         SIZE_RELATIONS.cache_clear()

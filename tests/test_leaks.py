@@ -12,7 +12,7 @@ import torch
 
 import magpy_like as magpy
 from magpy_like.splitting import continuation_code, dynamic_instruction, tracebacks
-from magpy_like.torch_compat.graph_sources import GRAPH_SOURCES
+from magpy_like.torch_compat.tracing.graph_sources import GRAPH_SOURCES
 from tests.memory import count_objects, leaked_bytes
 from zoo import ZOO
 

@@ -11,7 +11,12 @@ from magpy_like import torch_compat
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("magpy_like", "benchmarks", "paritybench_runner", "zoo")
-MODULES = [module.name for module in pkgutil.iter_modules(torch_compat.__path__)]
+PREFIX = "magpy_like.torch_compat."
+MODULES = [
+    module.name.removeprefix(PREFIX)
+    for module in pkgutil.walk_packages(torch_compat.__path__, PREFIX)
+    if not module.ispkg
+]
 ALLOWED = {
     # names that are assigned to, and a call that belongs to the assignment
     "magpy_like/torch_patches.py": {
@@ -60,10 +65,11 @@ def private_names(source):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_declared_name_exists(name):
-    module = importlib.import_module(f"magpy_like.torch_compat.{name}")
+    module = importlib.import_module(PREFIX + name)
     for declared in module.__all__:
         assert hasattr(module, declared)
-    assert f"``{name}``" in torch_compat.__doc__
+    package = importlib.import_module(module.__package__)
+    assert f"``{name.rpartition('.')[2]}``" in package.__doc__
 
 
 def test_private_names_of_torch_are_imported_from_torch_compat():

@@ -70,7 +70,7 @@ from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.dynamo import RestartAnalysis
 from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_compat.profiler import is_profiled
-from magpy_like.torch_compat.tracing_context import TracingContext
+from magpy_like.torch_compat.tracing.tracing_context import TracingContext
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
 from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks

@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from magpy_like.torch_compat.autograd import make_nonleaf
-from magpy_like.torch_compat.fake_tensors import FakeTensorMode
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.symbols import ShapeEnvironment, SymbolName
 
 InputForm = tuple[Any, ...]

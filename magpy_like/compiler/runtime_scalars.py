@@ -11,7 +11,7 @@ from torch import fx
 
 from magpy_like.compiler.codegen.launcher import AssumptionFailed
 from magpy_like.compiler.passes.graph_queries import draws_random_numbers
-from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor, FakeTensorMode
 from magpy_like.torch_interop.random_states import generator_states, restore_generators
 
 Call = Callable[..., Any]

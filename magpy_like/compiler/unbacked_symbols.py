@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.torch_compat.fake_tensors import (
+from magpy_like.torch_compat.tracing.fake_tensors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,

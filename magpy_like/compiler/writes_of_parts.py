@@ -18,7 +18,7 @@ from torch import fx
 from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.interruption import is_interruption
-from magpy_like.torch_compat.fake_tensors import FakeTensorMode
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.autocast_cache import without_autocast_cache
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks

@@ -34,7 +34,7 @@ from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import BranchNotMergeable
 from magpy_like.splitting.frame_state import FrameState
-from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 
 
 @dataclass

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from magpy_like.torch_compat.autograd import is_node_needed, set_version
-from magpy_like.torch_compat.fake_tensors import detect_fake_mode
+from magpy_like.torch_compat.tracing.fake_tensors import detect_fake_mode
 
 Update = tuple[Any, float, Any]
 """(statistics to update, scale, change): the change is a number or a tensor."""

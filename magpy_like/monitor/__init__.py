@@ -27,6 +27,5 @@
 ``isolation``: whether a part of the program runs without external effects.
 ``isolated_runs``: rules for such a part: a branch, a loop body, a checkpointed function.
 ``speculation``: speculating on tensors' values that decide control flow.
-``object_replacement``: replacing one object by another wherever it is referenced.
 ``restoration``: restoring the program's own tensors and numbers where a recording ends.
 """

@@ -11,7 +11,7 @@ from magpy_like.monitor.calls import warning_and_log_calls
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.isolation import Isolation
 from magpy_like.monitor.monitor_suspension import Suspension
-from magpy_like.monitor.object_replacement import OriginalNumbers
+from magpy_like.monitor.objects.object_replacement import OriginalNumbers
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching
 from magpy_like.monitor.recording import Recording

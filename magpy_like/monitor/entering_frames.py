@@ -31,7 +31,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
-from magpy_like.torch_compat.fake_tensors import ATTRIBUTES_IN_PYTHON
+from magpy_like.torch_compat.tracing.fake_tensors import ATTRIBUTES_IN_PYTHON
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.interruption import Interruption, handler_codes
 from magpy_like.monitor.calls import native_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
-from magpy_like.monitor.calls.callback_results import read_result
-from magpy_like.monitor.calls.conversion_results import is_passed_through
+from magpy_like.monitor.calls.results.callback_results import read_result
+from magpy_like.monitor.calls.results.conversion_results import is_passed_through
+from magpy_like.monitor.calls.results.unchanged_results import is_pushed
 from magpy_like.monitor.calls.special_methods import read_special_methods_of_class
-from magpy_like.monitor.calls.unchanged_results import is_pushed
 from magpy_like.monitor.instructions import truth_tests
 from magpy_like.monitor.instructions.rule_table import load_rules
 from magpy_like.monitor.instructions.step import Step, finish_without_result

@@ -37,7 +37,7 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.dispatch import TorchDispatchMode
-from magpy_like.torch_compat.fake_tensors import FAKE_ATTRIBUTES, FakeTensor, FakeTensorMode
+from magpy_like.torch_compat.tracing.fake_tensors import FAKE_ATTRIBUTES, FakeTensor, FakeTensorMode
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context

@@ -5,13 +5,13 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.monitor.calls.checkpoint_runs import CheckpointRun
+from magpy_like.monitor.calls.checkpoints.checkpoint_runs import CheckpointRun
 from magpy_like.monitor.instructions.rule_table import WHEN
 from magpy_like.monitor.isolated_runs import BranchRun, IsolatedRun, isolated_filter
 from magpy_like.native import Monitor
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.calls.checkpoint_calls import CheckpointCall
+    from magpy_like.monitor.calls.checkpoints.checkpoint_calls import CheckpointCall
     from magpy_like.monitor.context import Context
 
 

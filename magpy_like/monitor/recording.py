@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.objects.external_reads import ExternalReads
 from magpy_like.monitor.objects.inspections import Inspections
 from magpy_like.monitor.objects.mutations import Mutations
+from magpy_like.monitor.objects.object_replacement import OriginalNumbers
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.constant_tensors import ConstantTensors
 from magpy_like.monitor.operator_graph.graph_values import GraphValues
@@ -33,7 +33,7 @@ from magpy_like.refgraph import RefGraph
 from magpy_like.split_points import SourcePosition, SplitPoint
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.calls.checkpoint_runs import CheckpointRun
+    from magpy_like.monitor.calls.checkpoints.checkpoint_runs import CheckpointRun
 
 
 def _nowhere() -> SourcePosition | None:

@@ -14,7 +14,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from magpy_like.monitor.object_replacement import (
+from magpy_like.monitor.objects.object_replacement import (
     OriginalNumbers,
     restore_locals,
     restore_operands,

@@ -53,7 +53,7 @@ from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.record import Record, synthesise
 from magpy_like.torch_compat.frame_evaluation import current_stance, forced_backend, skips_guards
 from magpy_like.torch_compat.profiler import is_profiled
-from magpy_like.torch_compat.symbolic_tracing import is_symbolically_traced
+from magpy_like.torch_compat.tracing.symbolic_tracing import is_symbolically_traced
 from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import transient_graph_sources, untraced

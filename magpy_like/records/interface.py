@@ -11,7 +11,7 @@ import torch
 
 from magpy_like.config import config
 from magpy_like.split_points import SplitPoint
-from magpy_like.torch_compat.symbolic_tracing import is_symbolically_traced
+from magpy_like.torch_compat.tracing.symbolic_tracing import is_symbolically_traced
 
 if TYPE_CHECKING:
     from magpy_like.compiler.runtime.cuda_graphs.capture_reports import CaptureReport

@@ -17,14 +17,10 @@ Module                       Subject
 ``autograd``                 gradient mode, saved-tensor hooks, the running backward pass, versions
 ``functorch``                transforms (``vmap``, ``grad``) and levels of forward-mode AD
 ``checkpointing``            ``torch.utils.checkpoint`` without the frames in between
-``fake_tensors``             tensors without data, and the modes that trace with them
-``symbolic_expressions``     torch's sympy functions, value ranges, printers
+``tracing``                  fake tensors, symbolic expressions, contexts of tracing, graph modules
 ``pytree``                   nested containers as lists of leaves
 ``decompositions``           decompositions and the rules for dtypes and layouts behind them
-``tracing_context``          the context of tracing, sources of symbolic sizes
 ``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
-``graph_sources``            the sources of generated graph modules
-``symbolic_tracing``         symbolic tracing by ``torch.fx``
 ``dynamo``                   Dynamo's exceptions and registry of backends
 ``frame_evaluation``         Dynamo's stance, its marks on code objects, the backends it resets
 ``inductor_names``           names of Inductor's options and modes

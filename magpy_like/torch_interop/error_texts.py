@@ -13,7 +13,7 @@ import functools
 def _meanings() -> tuple[tuple[type[Exception], str], ...]:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # needs sympy
 
-    from magpy_like.torch_compat import fake_tensors
+    from magpy_like.torch_compat.tracing import fake_tensors
 
     return (
         (

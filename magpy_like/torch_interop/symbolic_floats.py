@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 
-from magpy_like.torch_compat.symbolic_expressions import sympy_functions
+from magpy_like.torch_compat.tracing.symbolic_expressions import sympy_functions
 
 
 def computes_as_written(

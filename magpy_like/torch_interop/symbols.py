@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from magpy_like.torch_compat.tracing_context import GuardSource, Source
+from magpy_like.torch_compat.tracing.tracing_context import GuardSource, Source
 from magpy_like.torch_patches import bound_tables
 
 

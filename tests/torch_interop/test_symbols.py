@@ -8,8 +8,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from magpy_like import torch_patches
-from magpy_like.torch_compat.fake_tensors import FakeTensorMode
-from magpy_like.torch_compat.symbolic_expressions import SIZE_RELATIONS
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode
+from magpy_like.torch_compat.tracing.symbolic_expressions import SIZE_RELATIONS
 from magpy_like.torch_interop.symbols import ShapeEnvironment
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 

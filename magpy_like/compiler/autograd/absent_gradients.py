@@ -28,7 +28,10 @@ from magpy_like.graph_operators.checkpoint_batch_norm import (
     update_on_recompute,
 )
 from magpy_like.torch_compat.operators import OperatorBase, OpOverloadPacket
-from magpy_like.torch_compat.symbolic_expressions import PythonReferenceAnalysis, sympy_interp
+from magpy_like.torch_compat.tracing.symbolic_expressions import (
+    PythonReferenceAnalysis,
+    sympy_interp,
+)
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import untraced
 

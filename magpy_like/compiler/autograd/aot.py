@@ -66,7 +66,7 @@ from magpy_like.torch_compat.aot_autograd import (
 )
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
-from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 from magpy_like.torch_patches import (
     dropout_of_all_draws_nothing,
     gradients_own_elements,

@@ -37,7 +37,7 @@ from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import DisableAutocast
 from magpy_like.torch_compat.functorch import innermost_transform, is_legacy_batched_tensor
 from magpy_like.torch_compat.profiler import is_profiled
-from magpy_like.torch_compat.tracing_context import compile_context, tracing
+from magpy_like.torch_compat.tracing.tracing_context import compile_context, tracing
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import untraced
 

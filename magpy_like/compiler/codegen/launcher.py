@@ -24,8 +24,8 @@ from magpy_like.compiler.version_counters import not_view
 from magpy_like.torch_compat.autograd import increment_version, set_version
 from magpy_like.torch_compat.dispatch import AutoDispatchBelowAutograd
 from magpy_like.torch_compat.operators import OpOverload
-from magpy_like.torch_compat.symbolic_expressions import PythonPrinter
 from magpy_like.torch_compat.tensor_memory import empty_strided_cpu, reinterpret_tensor
+from magpy_like.torch_compat.tracing.symbolic_expressions import PythonPrinter
 from magpy_like.torch_patches import compile_source
 
 

@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol, is_size_symbol
-from magpy_like.torch_compat.symbolic_expressions import FloorDiv
+from magpy_like.torch_compat.tracing.symbolic_expressions import FloorDiv
 
 
 class SizeNames:

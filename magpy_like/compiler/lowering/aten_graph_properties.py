@@ -12,7 +12,7 @@ from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.size_names import expr
 from magpy_like.compiler.passes.graph_queries import is_known_equal, is_view
 from magpy_like.torch_compat.operators import HigherOrderOperator, OpOverload
-from magpy_like.torch_compat.symbolic_expressions import sympy_functions
+from magpy_like.torch_compat.tracing.symbolic_expressions import sympy_functions
 
 
 def example_values(env: Any) -> dict[Expr, Expr]:

@@ -29,7 +29,7 @@ from magpy_like.compiler.lowering.lowering_table import (
     lower,
 )
 from magpy_like.compiler.lowering.views import reshape, squeeze, unsqueeze
-from magpy_like.torch_compat.fake_tensors import unset_fake_temporarily
+from magpy_like.torch_compat.tracing.fake_tensors import unset_fake_temporarily
 
 _RANGE = "index out of range"
 _EMBEDDING = "index out of range in self"

@@ -22,7 +22,7 @@ from magpy_like.compiler.lowering.lowering_table import (
     sizes,
     view_of,
 )
-from magpy_like.torch_compat.symbolic_expressions import sympy_functions
+from magpy_like.torch_compat.tracing.symbolic_expressions import sympy_functions
 
 
 @lower(aten.alias.default, aten.detach.default)

@@ -28,7 +28,7 @@ from magpy_like.torch_compat.dispatch import (
     is_any_autocast_enabled,
 )
 from magpy_like.torch_compat.operators import OpOverload
-from magpy_like.torch_compat.tracing_context import TracingContext
+from magpy_like.torch_compat.tracing.tracing_context import TracingContext
 from magpy_like.torch_interop.current_gpu import current_gpu, has_current_gpu_calls
 
 

@@ -35,9 +35,9 @@ from magpy_like.compiler.passes.graph_queries import is_literal
 from magpy_like.compiler.runtime.cuda_graphs.graph_policy import GraphFacts
 from magpy_like.compiler.runtime.profiled_launchers import StepOrigins
 from magpy_like.disk_cache import cache_entries
-from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.float32_precision import float32_precisions
 from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 from magpy_like.torch_interop.onednn import has_onednn
 
 

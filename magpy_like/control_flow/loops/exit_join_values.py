@@ -22,7 +22,7 @@ from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import LoopNotMergeable
-from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 
 if TYPE_CHECKING:
     from magpy_like.control_flow.loops.loop_exits import LoopExits

@@ -17,7 +17,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import MonitorWeakRef
 from magpy_like.split_points import LoopNotMergeable
 from magpy_like.torch_compat.dispatch import disable_current_modes
-from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor, FakeTensorMode
 
 
 class PlaceholderTensors:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.object_replacement import (
+from magpy_like.monitor.objects.object_replacement import (
     replace_all,
     replaced,
     restore_locals,

@@ -4,7 +4,7 @@ In reading order:
 
 - ``call_dispatch``: dispatch of a call by the kind of its callee
 - ``native_calls``: the beginning of a native call, and native calls that raise
-- ``native_results``: the results of native calls
+- ``results``: the results of native calls, and of the Python functions that they call
 - ``call_inputs``: the depth to which arguments are read, and lifted numbers in them
 - ``argument_kinds``: kinds of arguments, found without running their methods
 - ``read_calls``: calls whose result is an existing variable
@@ -15,9 +15,6 @@ In reading order:
 - ``delegating_generators``: exceptions thrown into generators that wait in ``yield from``
 - ``unreported_native_reads``: reads by native code that no instruction reports
 - ``special_methods``: look-ups of special methods by native code
-- ``unchanged_results``: results of Python functions that only the program receives
-- ``callback_results``: results of Python functions that a native call reads, such as keys
-- ``conversion_results``: native calls that return the result of a Python function
 - ``python_operators``: operator instructions such as ``a + b``
 - ``operator_body``: references of operators in Python code to other objects than their arguments
 - ``operator_closures``: functions among the arguments of an operator
@@ -26,6 +23,5 @@ In reading order:
 - ``element_consumers``: ``list``, ``tuple`` and ``sum`` of generator expressions
 - ``torchscript``: translation of TorchScript functions to Python
 - ``compiled_callees``: compiled functions and modules inside a compiled region
-- ``checkpoint_calls``: functions under ``torch.utils.checkpoint``, the native part
-- ``checkpoint_runs``: the run of such a function under the monitor
+- ``checkpoints``: functions under ``torch.utils.checkpoint``
 """

@@ -12,9 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
-from magpy_like.monitor.calls import checkpoint_calls, torch_wrappers
+from magpy_like.monitor.calls import torch_wrappers
 from magpy_like.monitor.calls.argument_kinds import describe
 from magpy_like.monitor.calls.call_inputs import read_all_inputs
+from magpy_like.monitor.calls.checkpoints import checkpoint_calls
 from magpy_like.monitor.calls.native_calls import begin_native_call
 from magpy_like.monitor.calls.torchscript import ScriptCall, torchscript_split
 from magpy_like.monitor.disabled_functions import is_disabled

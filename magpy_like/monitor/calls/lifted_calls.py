@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls.argument_kinds import holds_tensor
 from magpy_like.monitor.calls.call_inputs import visit_input
-from magpy_like.monitor.calls.native_results import NativeCall, finish_pure
+from magpy_like.monitor.calls.results.native_results import NativeCall, finish_pure
 from magpy_like.monitor.calls.unreported_native_reads import guard_cache_keys
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.process_state import RepeatedLookUp

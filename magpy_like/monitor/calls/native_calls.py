@@ -39,15 +39,15 @@ from magpy_like.monitor.calls.lifted_calls import (
     finish_fold,
     finish_list_call,
 )
-from magpy_like.monitor.calls.native_results import (
+from magpy_like.monitor.calls.operator_body import add_object_inputs
+from magpy_like.monitor.calls.operator_closures import Closure, close_over
+from magpy_like.monitor.calls.read_calls import inputs_of, record_read_call
+from magpy_like.monitor.calls.results.native_results import (
     NativeCall,
     finish_operator,
     finish_pure,
     finish_read,
 )
-from magpy_like.monitor.calls.operator_body import add_object_inputs
-from magpy_like.monitor.calls.operator_closures import Closure, close_over
-from magpy_like.monitor.calls.read_calls import inputs_of, record_read_call
 from magpy_like.monitor.calls.special_calls import (
     SPECIAL_CALL_RULES,
     finish_item,

@@ -19,7 +19,7 @@ import torch
 
 from magpy_like.annotation import RelationKind
 from magpy_like.graph_operators.wrapped_functions import REPLAYED
-from magpy_like.monitor.calls.checkpoint_calls import refusal_key
+from magpy_like.monitor.calls.checkpoints.checkpoint_calls import refusal_key
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact

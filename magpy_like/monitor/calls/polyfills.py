@@ -23,7 +23,7 @@ import torch.utils.checkpoint
 
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.monitor.calls import element_consumers, torchscript
-from magpy_like.monitor.calls.checkpoint_calls import (
+from magpy_like.monitor.calls.checkpoints.checkpoint_calls import (
     begin_checkpoint,
     end_checkpoint,
     fail_checkpoint,

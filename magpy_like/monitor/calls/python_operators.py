@@ -14,7 +14,7 @@ import torch
 from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor.calls.argument_kinds import holds_tensor, uses_special_methods
 from magpy_like.monitor.calls.native_calls import begin_native_call, record_change
-from magpy_like.monitor.calls.native_results import finish_followed, recorded_call
+from magpy_like.monitor.calls.results.native_results import finish_followed, recorded_call
 from magpy_like.monitor.calls.unreported_native_reads import guard_numpy_error_state
 from magpy_like.monitor.objects import class_lookup, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS

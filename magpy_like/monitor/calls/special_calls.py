@@ -31,14 +31,14 @@ from magpy_like.monitor.calls.lifted_calls import (
     handle_fold,
     handle_varying_list_call,
 )
-from magpy_like.monitor.calls.native_results import (
+from magpy_like.monitor.calls.operator_body import check_undeclared_tensors
+from magpy_like.monitor.calls.results.native_results import (
     NativeCall,
     finish_followed,
     finish_operator,
     finish_pure,
     recorded_call,
 )
-from magpy_like.monitor.calls.operator_body import check_undeclared_tensors
 from magpy_like.monitor.calls.storage_calls import check_resize, check_window
 from magpy_like.monitor.objects import exc_info, locks, object_addresses
 from magpy_like.monitor.operator_graph import profiler_labels
@@ -58,7 +58,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import EffectInsideOperator, Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import function_mode_count
-from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 from magpy_like.torch_interop.current_gpu import may_use_current_gpu
 
 if TYPE_CHECKING:

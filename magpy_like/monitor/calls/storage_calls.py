@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from magpy_like.monitor.calls.native_results import NativeCall
+from magpy_like.monitor.calls.results.native_results import NativeCall
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Computed, EntryValue
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
-from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.functorch import get_unwrapped, is_wrapped_tensor
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context

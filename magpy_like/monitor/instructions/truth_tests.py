@@ -17,8 +17,9 @@ import torch
 
 from magpy_like.annotation import ValueRead
 from magpy_like.bytecode.tested_jumps import TESTS, comparison, tests_result
-from magpy_like.monitor.calls import native_results, special_methods
+from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.calls.python_operators import OPERATORS
+from magpy_like.monitor.calls.results import native_results
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, NATIVE_TYPES

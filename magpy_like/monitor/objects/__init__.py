@@ -13,6 +13,7 @@
 ``finalizers``: objects whose destruction the program observes.
 ``object_addresses``: memory addresses in ``id``, hashes, the order of sets, and texts.
 ``exc_info``: the exception that the program is handling.
+``object_replacement``: replacing one object by another wherever the program refers to it.
 ``locks``: locks that no other thread can wait for.
 ``loop_written_locations``: locations that the iterations of a loop write to.
 """

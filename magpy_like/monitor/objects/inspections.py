@@ -35,7 +35,7 @@ from magpy_like.refgraph.plain_values import (
 )
 from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.split_reasons import SplitReason
-from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 
 
 class Inspections:

@@ -15,7 +15,7 @@ import torch
 
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.fake_tensors import FakeTensorMode
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_patches import silent_fake_tensor_errors
 

@@ -49,8 +49,8 @@ from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import disable_current_modes
-from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.operators import TensorBase
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _SUBSCRIPT_READS = (operator.getitem, torch.Tensor.__getitem__, getitem)

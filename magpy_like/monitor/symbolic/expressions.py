@@ -19,7 +19,7 @@ from torch import fx
 from magpy_like.native import fresh_plain
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.torch_compat.symbolic_expressions import sympy_functions
+from magpy_like.torch_compat.tracing.symbolic_expressions import sympy_functions
 
 
 @dataclass(frozen=True, eq=False)

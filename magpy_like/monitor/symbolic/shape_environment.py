@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import SymNode
 
-from magpy_like.torch_compat.fake_tensors import META_KERNELS_MODULE
+from magpy_like.torch_compat.tracing.fake_tensors import META_KERNELS_MODULE
 from magpy_like.torch_interop.onednn import has_onednn
 from magpy_like.torch_interop.symbols import ShapeEnvironment
 

@@ -47,14 +47,14 @@ from magpy_like.refgraph import ShadowNode
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import make_nonleaf
 from magpy_like.torch_compat.dispatch import TorchDispatchMode
-from magpy_like.torch_compat.fake_tensors import (
+from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.tracing.fake_tensors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     enable_python_dispatcher,
 )
-from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_interop.symbols import SymbolName
 
 log = topic("monitor")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind, lookup
-from magpy_like.monitor.calls import native_calls, native_results
+from magpy_like.monitor.calls import native_calls
+from magpy_like.monitor.calls.results import native_results
 from magpy_like.monitor.instructions.step import finish_without_result
 from magpy_like.monitor.objects import attributes
 from magpy_like.monitor.torch_state import autograd_nodes, tensor_metadata

@@ -24,7 +24,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin, hint
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
-from magpy_like.torch_compat.symbolic_expressions import ValueRanges, bound_sympy
+from magpy_like.torch_compat.tracing.symbolic_expressions import ValueRanges, bound_sympy
 
 MAX_SIZE = (1 << 63) - 1
 """The largest size of a tensor: torch's sizes are signed 64-bit integers."""

@@ -15,7 +15,7 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import Value
 from magpy_like.compiler.ir.size_names import expr
-from magpy_like.torch_compat.symbolic_expressions import FloorDiv
+from magpy_like.torch_compat.tracing.symbolic_expressions import FloorDiv
 
 
 @dataclass

@@ -32,13 +32,13 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from magpy_like.compiler.passes.attention.filled_attention import FILLED_ATTENTION
 from magpy_like.compiler.passes.graph_queries import have_same_sizes
 from magpy_like.logs import topic
-from magpy_like.torch_compat.fake_tensors import (
+from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.tracing.fake_tensors import (
     FakeTensor,
     FakeTensorMode,
     detect_fake_mode,
     enable_python_dispatcher,
 )
-from magpy_like.torch_compat.operators import OpOverload
 
 _log = topic("fusion")
 

@@ -28,7 +28,7 @@ from magpy_like.compiler.passes.graph_queries import (
 )
 from magpy_like.graph_operators.node_metadata import FOLDED
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.fake_tensors import unset_fake_temporarily
+from magpy_like.torch_compat.tracing.fake_tensors import unset_fake_temporarily
 
 MAX_FOLDED_ELEMENTS = 1 << 20  # elements; beyond, the compile time is not worth it
 MAX_CONSTANT_BYTES = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute

@@ -40,7 +40,7 @@ from magpy_like.compiler.passes.layout.dimension_orders import dim_order, is_cha
 from magpy_like.compiler.passes.layout.layout_costs import LayoutCosts, gradients
 from magpy_like.graph_operators.node_metadata import LAYOUT_COPY
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
+from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
 
 _BY_STRIDES = {
     aten.as_strided.default,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.calls.native_results import NativeCall
+from magpy_like.monitor.calls.results.native_results import NativeCall
 from magpy_like.monitor.monitor_suspension import payload_of
 from magpy_like.monitor.symbolic.expressions import (
     Computed,

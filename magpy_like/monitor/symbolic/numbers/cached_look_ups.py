@@ -23,7 +23,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, is_same_value
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.object_replacement import OriginalNumbers
+    from magpy_like.monitor.objects.object_replacement import OriginalNumbers
     from magpy_like.monitor.recording import Recording
     from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
 

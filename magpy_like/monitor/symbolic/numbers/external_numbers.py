@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.monitor.object_replacement import OriginalNumbers
+from magpy_like.monitor.objects.object_replacement import OriginalNumbers
 from magpy_like.monitor.symbolic.expressions import EntryValue
 from magpy_like.monitor.symbolic.numbers.lifted_identities import LiftedIdentities
 from magpy_like.native.instance_checks import is_instance

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.object_replacement import OriginalNumbers
 from magpy_like.monitor.objects.iterators import contents_of
+from magpy_like.monitor.objects.object_replacement import OriginalNumbers
 from magpy_like.monitor.symbolic.expressions import Expression, distinct_copy, is_array_number
 from magpy_like.refgraph.plain_values import is_plain
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.monitor.object_replacement import OriginalNumbers
+from magpy_like.monitor.objects.object_replacement import OriginalNumbers
 from magpy_like.monitor.random_draws import RepeatedCall
 from magpy_like.monitor.symbolic import expressions
 from magpy_like.monitor.symbolic.expressions import DrawnValue, Expression

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor
-from magpy_like.monitor.calls.native_results import NativeCall
+from magpy_like.monitor.calls.results.native_results import NativeCall
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split

@@ -2,7 +2,7 @@
 
 import pytest
 
-from magpy_like.monitor.object_replacement import replace_all
+from magpy_like.monitor.objects.object_replacement import replace_all
 from magpy_like.native import fresh_plain
 
 

@@ -34,7 +34,7 @@ from magpy_like.torch_compat.autograd import (
 )
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.calls.checkpoint_calls import CheckpointCall
+    from magpy_like.monitor.calls.checkpoints.checkpoint_calls import CheckpointCall
     from magpy_like.monitor.recording import Recording
 
 

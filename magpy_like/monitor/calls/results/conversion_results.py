@@ -11,7 +11,7 @@ from typing import Any
 
 from magpy_like.bytecode.instruction_facts import current_opname, formatting
 from magpy_like.monitor.call_operands import without_null
-from magpy_like.monitor.calls.unchanged_results import is_moved
+from magpy_like.monitor.calls.results.unchanged_results import is_moved
 from magpy_like.native import NULL, lookup_in_type
 
 _REPR = ("__repr__",)
