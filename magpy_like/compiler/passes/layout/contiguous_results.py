@@ -47,12 +47,13 @@ def _make_pooled_contiguous(result: Any) -> Any:
     return result.contiguous()
 
 
+aten = torch.ops.aten
 _LAYOUTS = {
     F.one_hot: _make_contiguous,
     F.max_pool1d: _make_pooled_contiguous,
     torch.max_pool1d: _make_pooled_contiguous,
     torch.poisson: _make_contiguous,
-    torch.ops.aten.poisson: _make_contiguous,
+    aten.poisson: _make_contiguous,
     standard_gamma: _make_contiguous,
-    torch.ops.aten._standard_gamma: _make_contiguous,
+    aten._standard_gamma: _make_contiguous,
 }
