@@ -1,4 +1,4 @@
-"""Compiling the helper in the background, and the line of progress for who has to wait for it."""
+"""Building the helper in the background, and the line of progress for who has to wait for it."""
 
 from __future__ import annotations
 
@@ -8,49 +8,55 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from pathlib import Path
+from types import ModuleType
 
 from magpy_like.disk_cache import process_runner
 
-Paths = Mapping[str, Path]
-"""The library of each module, by the module's name."""
+Modules = Mapping[str, ModuleType]
+"""The extension modules by name."""
 _QUIET = 1.0  # seconds of waiting without a line
 _EXIT = 5.0  # seconds that the compilers have to end in
 _LABEL = "magpy_like: compiling its native helper, once for this Python and torch"
 
 
 class HelperBuild:
-    """One compilation of all modules. It ends with the process: an exit does not wait for it."""
+    """One build of all modules. It ends with the process: an exit does not wait for it."""
 
-    def __init__(self, compile_modules: Callable[..., Paths], modules: int) -> None:
-        """Starts it. ``compile_modules`` takes what :func:`compile_cpp_many` takes by keyword."""
+    def __init__(self, build: Callable[..., Modules], modules: int) -> None:
+        """Starts it. ``build`` takes what :func:`compile_cpp_many` takes by keyword."""
         self._modules = modules
         self._finished = 0
         self._stop = threading.Event()
-        self._result: Future[Paths] = Future()
-        arguments = (compile_modules,)
-        threading.Thread(target=self._run, args=arguments, name="magpy-helper", daemon=True).start()
+        self._result: Future[Modules] = Future()
+        threading.Thread(target=self._run, args=(build,), name="magpy-helper", daemon=True).start()
         weakref.finalize(self, _end, os.getpid(), self._stop, self._result)  # or at the exit
 
-    def _run(self, compile_modules: Callable[..., Paths]) -> None:
+    def _run(self, build: Callable[..., Modules]) -> None:
         try:
-            paths = compile_modules(finished=self._count, stop=self._stop)
+            modules = build(finished=self._count, stop=self._stop)
         except BaseException as error:
             self._result.set_exception(error)
         else:
-            self._result.set_result(paths)
+            self._result.set_result(modules)
 
     def _count(self) -> None:
         self._finished += 1
 
-    def result(self) -> Paths:
-        """Wait for the libraries, with a line of progress on standard error.
+    def wait(self) -> None:
+        """Wait for the modules, with a line of progress on standard error.
 
         Raises:
-            Exception: what the compilation raised; what a signal's handler raises meanwhile.
+            BaseException: what a signal's handler raises meanwhile.
         """
         if not self._is_done_within(_QUIET):
             self._wait_with_progress()
+
+    def result(self) -> Modules:
+        """The modules, once :meth:`wait` has returned.
+
+        Raises:
+            Exception: what the build raised.
+        """
         return self._result.result()
 
     def _wait_with_progress(self) -> None:
@@ -69,7 +75,7 @@ class HelperBuild:
         return not wait([self._result], seconds).not_done
 
 
-def _end(process: int, stop: threading.Event, result: Future[Paths]) -> None:
+def _end(process: int, stop: threading.Event, result: Future[Modules]) -> None:
     """End the compilers of this process; a forked one has none."""
     if process == os.getpid():
         stop.set()

@@ -65,25 +65,17 @@ def find() -> Helper | None:
     return None
 
 
-def compile_modules(**callbacks: Any) -> dict[str, Path]:
-    """Compile the helper. The disk cache keeps it, for processes without a compiler too.
+def build_helper(**callbacks: Any) -> Helper:
+    """Compile and load the helper; compile it anew if it does not load. The disk cache keeps it,
+    for processes without a compiler too.
 
     ``callbacks`` are those of :func:`compile_cpp_many`.
-
-    Raises:
-        Exception: any; the compiler and the disk may fail.
-    """
-    return _compiled(_units(), **callbacks)
-
-
-def load_compiled(paths: Mapping[str, Path]) -> Helper:
-    """Load what :func:`compile_modules` returned; compiles it anew if it does not load.
 
     Raises:
         Exception: any; the compiler, the disk and the loader all may fail.
     """
     try:
-        return _load(paths)
+        return _load(_compiled(_units(), **callbacks))
     except ImportError:  # an entry of another system
         return _load(_compiled([dataclasses.replace(unit, identity="") for unit in _units()]))
 

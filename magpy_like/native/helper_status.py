@@ -70,24 +70,27 @@ def is_decided() -> bool:
 
 
 def start_build() -> HelperBuild:
-    """Have the helper compiled in the background, once."""
+    """Have the helper compiled and loaded in the background, once."""
     global _build
     with _lock:
         if _build is None:
-            _build = HelperBuild(helper_loading.compile_modules, len(helper_loading.MODULES))
+            _build = HelperBuild(helper_loading.build_helper, len(helper_loading.MODULES))
     return _build
 
 
 def obstacle() -> str | None:
     """Why this process cannot use the helper, with the remedy; None if it can.
 
-    Compiles the helper, once, if it is not loaded, and waits for it.
+    Compiles the helper, once, if it is not loaded, and waits for it. An exception of a signal's
+    handler ends the wait, and the next call goes on with it.
     """
     global _helper, _obstacle
     with _lock:
         if not is_decided():
+            build = start_build()
+            build.wait()  # what a signal's handler raises meanwhile is the program's
             try:
-                _helper = helper_loading.load_compiled(start_build().result())
+                _helper = build.result()
             except Exception as error:  # whatever fails, programs can run uncompiled
                 _obstacle = _describe(error)
     return _obstacle

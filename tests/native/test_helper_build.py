@@ -118,14 +118,18 @@ assert magpy.cache_info(compiled).hits == 2
     )
 
 
-def test_an_interrupted_wait_goes_on_at_the_next_call(run):
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "TimeoutError", "OSError"])
+@pytest.mark.parametrize("seconds", [0.5, 2])
+def test_an_interrupted_wait_goes_on_at_the_next_call(run, error, seconds):
     run(
-        """
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-signal.alarm(2)
+        f"""
+def ring(*_):
+    raise {error}("by an alarm")
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, {seconds})
 try:
     fast(x)
-except KeyboardInterrupt:
+except {error}:
     go()
 else:
     raise AssertionError("not interrupted")

@@ -36,6 +36,7 @@ _ROW = "{:>7} {:>9} {:>9} {:>9} {:>9} {:>6} {:>7} {:>9} {:>9} {:>9}"
 def main(minutes: float, device: str, backend: str, seed: int, samples: int) -> None:
     """Prints a row per sample, and the resources that grow."""
     warnings.filterwarnings("ignore", message=".*runs eagerly from now on")
+    warnings.filterwarnings("error", message="magpy_like compiles nothing")  # nothing to see then
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"MAGPY_CACHE_DIR": cache, "MAGPY_CACHE_SIZE": f"{CACHE_SIZE}MiB"}
         taken = _run(Activities(seed, device, backend), minutes * 60, samples, device)
