@@ -98,7 +98,7 @@ FROM_TORCHS_COMPILERS = {
     "torch._dynamo.types.FrameExecStrategy",
     "torch._dynamo.utils.counters",
     # options of the backend "inductor"
-    "torch._inductor.list_mode_options",
+    "torch._inductor",
 }
 """What ``torch_compat.dynamo`` may import of torch's own compilers."""
 

@@ -36,8 +36,8 @@ class Restoration:
         """``caller`` is the id of the frame that calls the program."""
         self._monitor, self._branching, self._caller = monitor, branching, caller
         self._originals = originals
-        self._numbers: dict[int, tuple[Any, Any]] = {}
-        """The lifted numbers to restore, by id, each with its original."""
+        self._restores_numbers = False
+        """Whether the program continues natively and may hold lifted numbers."""
         self._waited_for: set[int] = set()
         """Ids of active frames that have not resumed yet."""
         self.over = False
@@ -57,18 +57,15 @@ class Restoration:
 
     def restore_numbers(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
         """Restore the lifted numbers, as the program continues natively; arguments as above."""
-        self._numbers = self._originals.current()
-        if not self._numbers:
+        self._restores_numbers = self._originals.any()
+        if not self._restores_numbers:
             return
-        self._wait_for(self._outer_frames(frame))
-        self._originals.restore_in_objects(self._numbers, (*changed, *self._reached(frame)))
+        outer = self._outer_frames(frame)
+        self._wait_for(outer)
+        reached = _locals_of(outer if frame is None else [frame, *outer])
+        self._originals.restore_in_objects((*changed, *reached))
         self._restore_numbers_of(frame)
         self._stop_if_done()
-
-    def _original(self, value: Any) -> Any:
-        """The original of a number to restore; any other value itself."""
-        found = self._numbers.get(id(value))
-        return value if found is None else found[1]
 
     def end(self, frame: types.FrameType | None, everything: bytes) -> None:
         """End the run when all frames have resumed; ``everything`` is a filter that passes all
@@ -108,12 +105,9 @@ class Restoration:
     def restore_reached_numbers(self, frame: types.FrameType, changed: Sequence[Any]) -> None:
         """Restore the lifted numbers in the objects that frames hold, not in the frames: a native
         instruction runs before the next recording begins."""
-        self._originals.restore_in_reached((*changed, *self._reached(frame)))
-
-    def _reached(self, frame: types.FrameType | None) -> list[Any]:
-        """The local variables of ``frame`` and of its callers."""
-        frames = self._outer_frames(frame) if frame is None else [frame, *self._outer_frames(frame)]
-        return [value for held in frames for value in frame_locals(held)]
+        if self._originals.any():
+            reached = _locals_of([frame, *self._outer_frames(frame)])
+            self._originals.restore_in_reached((*changed, *reached))
 
     def _outer_frames(self, frame: types.FrameType | None) -> list[types.FrameType]:
         """The monitored frames that have called ``frame``, or this function."""
@@ -132,13 +126,13 @@ class Restoration:
     def _restore_locals(self, frame: types.FrameType) -> None:
         if self._branching is not None:
             self._branching.restore_locals(frame)
-        if self._numbers:
-            restore_locals(frame, self._original)
+        if self._restores_numbers:
+            restore_locals(frame, self._originals.original)
 
     def _restore_numbers_of(self, frame: types.FrameType | None) -> None:
-        if frame is not None and self._numbers:
-            restore_locals(frame, self._original)
-            restore_operands(frame, self._original)
+        if frame is not None and self._restores_numbers:
+            restore_locals(frame, self._originals.original)
+            restore_operands(frame, self._originals.original)
 
     def _stop_if_done(self) -> None:
         if not self._waited_for:
@@ -146,3 +140,7 @@ class Restoration:
                 self._branching.release_restored()
             if self.over:
                 self._monitor.stop()
+
+
+def _locals_of(frames: Sequence[types.FrameType]) -> list[Any]:
+    return [value for frame in frames for value in frame_locals(frame)]

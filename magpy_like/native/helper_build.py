@@ -6,14 +6,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from types import ModuleType
 
 from magpy_like.disk_cache import process_runner
+from magpy_like.native.helper_loading import Helper
 
-Modules = Mapping[str, ModuleType]
-"""The extension modules by name."""
 _QUIET = 1.0  # seconds of waiting without a line
 _EXIT = 5.0  # seconds that the compilers have to end in
 _LABEL = "magpy_like: compiling its native helper, once for this Python and torch"
@@ -22,16 +20,16 @@ _LABEL = "magpy_like: compiling its native helper, once for this Python and torc
 class HelperBuild:
     """One build of all modules. It ends with the process: an exit does not wait for it."""
 
-    def __init__(self, build: Callable[..., Modules], modules: int) -> None:
+    def __init__(self, build: Callable[..., Helper], modules: int) -> None:
         """Starts it. ``build`` takes what :func:`compile_cpp_many` takes by keyword."""
         self._modules = modules
         self._finished = 0
         self._stop = threading.Event()
-        self._result: Future[Modules] = Future()
+        self._result: Future[Helper] = Future()
         threading.Thread(target=self._run, args=(build,), name="magpy-helper", daemon=True).start()
         weakref.finalize(self, _end, os.getpid(), self._stop, self._result)  # or at the exit
 
-    def _run(self, build: Callable[..., Modules]) -> None:
+    def _run(self, build: Callable[..., Helper]) -> None:
         try:
             modules = build(finished=self._count, stop=self._stop)
         except BaseException as error:
@@ -51,11 +49,11 @@ class HelperBuild:
         if not self._is_done_within(_QUIET):
             self._wait_with_progress()
 
-    def result(self) -> Modules:
+    def result(self) -> Helper:
         """The modules, once :meth:`wait` has returned.
 
         Raises:
-            Exception: what the build raised.
+            Exception: the failure of the build.
         """
         return self._result.result()
 
@@ -75,7 +73,7 @@ class HelperBuild:
         return not wait([self._result], seconds).not_done
 
 
-def _end(process: int, stop: threading.Event, result: Future[Modules]) -> None:
+def _end(process: int, stop: threading.Event, result: Future[Helper]) -> None:
     """End the compilers of this process; a forked one has none."""
     if process == os.getpid():
         stop.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._dynamo import list_backends, lookup_backend
 from torch._dynamo import reset as reset_dynamo
 from torch._dynamo.exc import RestartAnalysis
@@ -29,7 +30,5 @@ __all__ = [
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:
     """Options of Inductor that a ``mode`` of ``torch.compile`` selects."""
-    from torch._inductor import list_mode_options  # torch loads it lazily
-
-    options: dict[str, Any] = list_mode_options(mode)
+    options: dict[str, Any] = torch._inductor.list_mode_options(mode)  # torch loads it lazily
     return options

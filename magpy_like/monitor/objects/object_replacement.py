@@ -73,16 +73,15 @@ class OriginalNumbers:
         """True if the program may hold a lifted number, be it of an earlier recording."""
         return bool(self._pairs or self._computed)
 
-    def current(self) -> dict[int, tuple[Any, Any]]:
+    def _current(self) -> dict[int, tuple[Any, Any]]:
         """The lifted numbers that the program may hold now, by id, each with its original."""
         return self._computed | self._pairs
 
-    def restore_in_objects(
-        self, pairs: Mapping[int, tuple[Any, Any]], reached: Sequence[Any]
-    ) -> None:
-        """Restore the originals of :meth:`current` numbers in all objects except frames. Those that
-        the garbage collector does not track are searched for in ``reached`` and its contents."""
+    def restore_in_objects(self, reached: Sequence[Any]) -> None:
+        """Restore the originals in all objects except frames. Those that the garbage collector does
+        not track are searched for in ``reached`` and its contents."""
         self.restore_containers()
+        pairs = self._current()
         tables = (self._pairs, self._computed, pairs)
         ours = {id(pair) for table in tables for pair in table.values()}
         _restore(pairs, reached, ours.union(map(id, tables)))
@@ -90,7 +89,7 @@ class OriginalNumbers:
     def restore_in_reached(self, reached: Sequence[Any]) -> None:
         """Restore the originals in the objects ``reached``: native code runs before the next
         recording begins. A search in all objects would take long."""
-        _restore_in(self.current(), reached)
+        _restore_in(self._current(), reached)
 
     def restore_originals(self, result: Any, changed: Sequence[Any]) -> Any:
         """``result`` with the originals of lifted numbers, which are restored wherever the program
@@ -98,7 +97,7 @@ class OriginalNumbers:
         have ended, and the recording be released."""
         self.restore_containers()
         result = replaced(result, self.original)
-        pairs = self.current()
+        pairs = self._current()
         self._pairs.clear()
         self._computed.clear()
         _restore(pairs, (result, *changed), {id(pairs), *map(id, pairs.values())})
