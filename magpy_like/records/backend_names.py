@@ -83,7 +83,7 @@ def _inductor(
 ) -> Any:
     patches = dict(options or {})
     if mode and mode != "default":
-        from magpy_like.torch_compat.dynamo import inductor_mode_options
+        from magpy_like.torch_compat.inductor_names import mode_options
 
-        patches.update(inductor_mode_options(mode))
+        patches.update(mode_options(mode))
     return found(graph, inputs, config_patches=patches)

@@ -23,7 +23,7 @@ Module                       Subject
 ``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
 ``dynamo``                   Dynamo's exceptions and registry of backends
 ``frame_evaluation``         Dynamo's stance, its marks on code objects, the backends it resets
-``inductor_names``           names of Inductor's options and modes
+``inductor_names``           Inductor's options and modes
 ``tensor_memory``            tensors over given memory, metadata checks in C++
 ``torchscript``              TorchScript functions, their types and schemas
 ``cuda``                     the current GPU and its stream, without a device guard

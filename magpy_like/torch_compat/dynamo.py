@@ -7,9 +7,6 @@ Importing this module imports Dynamo (1 s).
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch._dynamo import list_backends, lookup_backend
 from torch._dynamo import reset as reset_dynamo
 from torch._dynamo.exc import RestartAnalysis
@@ -18,7 +15,6 @@ from torch._dynamo.utils import counters as dynamo_counters
 __all__ = [
     "RestartAnalysis",
     "dynamo_counters",
-    "inductor_mode_options",
     "list_backends",
     "lookup_backend",
     "reset_dynamo",
@@ -26,9 +22,3 @@ __all__ = [
 
 # `RestartAnalysis` is the exception with which AOTAutograd asks Dynamo to trace again, so a backend
 # must let it pass.
-
-
-def inductor_mode_options(mode: str) -> dict[str, Any]:
-    """Options of Inductor that a ``mode`` of ``torch.compile`` selects."""
-    options: dict[str, Any] = torch._inductor.list_mode_options(mode)  # torch loads it lazily
-    return options
