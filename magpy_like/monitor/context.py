@@ -65,6 +65,8 @@ class Context:
         self.compiling_read_by_user = False
         """Whether code outside torch has. Torch's own code, such as a module call with hooks,
         decides for this one call."""
+        self.hidden_code: set[types.CodeType] = set()
+        """Code of the called functions of torch's own that it hides from its compiler."""
         self.casts = CachedCasts()
         """The casts that autocast keeps."""
         self.compiled_by_torch: tuple[str, tuple[str, int, str]] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,16 +12,27 @@ from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.recognized_functions import is_compiling_of_utils
 
+if TYPE_CHECKING:
+    from magpy_like.monitor.context import Context
+
 COMPILING_QUERIES = (torch.compiler.is_compiling, is_compiling_of_utils)
 """Functions that return whether the program is being compiled."""
 
 
-def needs_eager_answer(frame: types.FrameType) -> bool:
-    """True for code that must receive eager mode's answer, since it computes differently otherwise.
+def needs_eager_answer(context: Context) -> bool:
+    """True for code that must receive eager mode's answer, since it differs or raises otherwise.
 
-    torch's optimizers do: their steps are then tensors of low precision, not Python numbers.
+    In torch's optimizers, steps are then tensors of low precision, not Python numbers. Code that
+    torch hides from its compiler, such as the hooks of ``fully_shard``, never receives another.
     """
-    return is_code_of_torch(frame, "torch.optim.")
+    if is_code_of_torch(context.frame, "torch.optim."):
+        return True
+    frame = context.frame if context.hidden_code else None
+    while frame is not None and frame is not context.root_frame:
+        if frame.f_code in context.hidden_code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_code_of_torch(frame: types.FrameType | None, package: str = "torch.") -> bool:

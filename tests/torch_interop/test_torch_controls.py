@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 import warnings
 
 import pytest
@@ -365,6 +366,37 @@ def test_compiled_region_is_told_that_it_is_compiled(query, answer):
         assert_same(fast(tensor(1)), tensor(2 if answer else 3))
     assert magpy.cache_info(fast)[:2] == (2, 1)
     assert not query()
+
+
+OF_TORCH = """
+import torch
+
+@torch._disable_dynamo
+def hidden(x):
+    return _answer(x)
+
+def _answer(x):
+    return x * 2 if torch.compiler.is_compiling() else x * 3
+"""
+"""Code of torch's that asks the question behind a function which torch hides from its compiler."""
+
+
+def test_code_that_torch_hides_from_compilers_is_told_that_it_is_not_compiled(monkeypatch):
+    module = types.ModuleType("torch.of_a_test")
+    exec(OF_TORCH, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(torch, "of_a_test", module, raising=False)
+
+    def program(x):
+        return module.hidden(x), torch.compiler.is_compiling()
+
+    fast = compiled(program)
+    for _ in range(3):
+        assert_same(fast(tensor(1)), (tensor(3), True))
+    within = compiled(lambda x: module._answer(x))
+    hidden_caller = torch._disable_dynamo(lambda x: within(x))
+    for _ in range(3):
+        assert_same(hidden_caller(tensor(1)), tensor(2))
 
 
 @torch.compiler.allow_in_graph

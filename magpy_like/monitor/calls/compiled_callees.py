@@ -98,6 +98,8 @@ def read_wrapped(context: Context, function: Any) -> Any:
         return function
     if role is torch_wrappers.Role.COMPILED and context.compiled_by_torch is None:
         context.note_compiled_by_torch(callable_name(unwrap(function)))
+    if role is torch_wrappers.Role.TORCHS_OWN:
+        context.hidden_code.add(torch_wrappers.original_of(function).__code__)
     return _read_original_of_torchs(context.recording, function)
 
 

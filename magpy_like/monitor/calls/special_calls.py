@@ -105,8 +105,8 @@ def handle_autograd_call(context: Context, call: NativeCall) -> Any:
 
 
 def handle_compiling_query(context: Context, call: NativeCall) -> Any:
-    """``torch.compiler.is_compiling()`` in torch's optimizers, which compute as in eager mode."""
-    if call.operation in COMPILING_QUERIES and context.frame and needs_eager_answer(context.frame):
+    """``torch.compiler.is_compiling()`` in code of torch's that runs as in eager mode."""
+    if call.operation in COMPILING_QUERIES and needs_eager_answer(context):
         return context.suspension.until(_finish_compiling_query, None)
     return NotImplemented
 
