@@ -21,6 +21,13 @@ Py_ssize_t occurrences(PyObject **slots, Py_ssize_t count, PyObject *value) {
   return found;
 }
 
+// A context variable keeps a pointer to its value, without a reference to it, until its thread enters
+// or changes a context. Has the variables of all threads look up their values.
+void forget_values_of_context_variables() {
+  PyThreadState *thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+  for (; thread; thread = PyThreadState_Next(thread)) thread->context_ver++;
+}
+
 // Replaces the references to `old` in the memory of `holder`: a tuple, a slice, a suspended generator.
 // tp_traverse reports how many references there are; unless the same number of words holds the
 // pointer, nothing is replaced.
@@ -46,6 +53,7 @@ PyObject *replace_references(PyObject *, PyObject *args) {
   type->tp_traverse(holder, count_reference, &reported_references);
   if (!reported_references.found || occurrences(slots, count, old) != reported_references.found)
     Py_RETURN_FALSE;
+  forget_values_of_context_variables();  // `holder` may be part of a context
   for (Py_ssize_t i = 0; i < count; i++) {
     if (slots[i] != old) continue;
     slots[i] = Py_NewRef(replacement);

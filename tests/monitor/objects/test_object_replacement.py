@@ -1,9 +1,15 @@
 """Replacement of the stand-ins of numbers by their originals, in all objects that hold them."""
 
-import pytest
+import contextvars
+import threading
 
+import pytest
+import torch
+
+import magpy_like as magpy
 from magpy_like.monitor.objects.object_replacement import replace_all
 from magpy_like.native import fresh_plain
+from tests.compare import assert_same
 
 
 class Meta(type):
@@ -37,3 +43,54 @@ def test_entries_of_other_dictionaries_with_a_docstring_are_replaced():
     entries = {"__doc__": None, "number": stand_in, "tracked": []}
     replace_all([stand_in], {id(stand_in): 7}, ())
     assert entries["number"] is not stand_in and entries["number"] == 7
+
+
+@pytest.mark.parametrize("thread", ["the same", "another"])
+def test_context_variables_look_up_their_values_anew(thread):
+    """A context variable keeps a pointer to its value without a count."""
+    variable = contextvars.ContextVar("number")
+    original = int("1000")
+    stand_in = fresh_plain(original)
+    context = contextvars.Context()
+    context.run(variable.set, stand_in)
+    begun, replaced, found = threading.Event(), threading.Event(), []
+
+    def read_twice():
+        assert variable.get() is stand_in
+        begun.set()
+        assert replaced.wait(60)
+        found.append(variable.get())
+
+    def replace():
+        replace_all([stand_in], {id(stand_in): original}, ())
+        replaced.set()
+
+    if thread == "another":
+        reader = threading.Thread(target=context.run, args=(read_twice,))
+        reader.start()
+        assert begun.wait(60)
+        replace()
+        reader.join()
+    else:
+        context.run(lambda: (variable.get(), replace(), found.append(variable.get())))
+    assert found[0] is original
+
+
+VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
+IN_CONTEXTS = {
+    "an argument": lambda x, n: (VARIABLE.set(n), x * VARIABLE.get())[1],
+    "a computed number": lambda x, n: (VARIABLE.set(n + 1), x * VARIABLE.get())[1],
+    "a tensor": lambda x, n: (VARIABLE.set(x * n), VARIABLE.get() + 1)[1],
+}
+
+
+@pytest.mark.parametrize("kind", IN_CONTEXTS)
+def test_a_context_variable_keeps_what_a_program_sets(kind):
+    program = IN_CONTEXTS[kind]
+    fast = magpy.compile(program, backend="eager")
+    for number in range(1000, 1006):
+        results = []
+        for call in (program, fast):
+            results.append((call(torch.ones(2), number), VARIABLE.get()))
+            assert kind != "an argument" or VARIABLE.get() is number
+        assert_same(results[1], results[0])
