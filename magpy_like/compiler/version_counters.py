@@ -27,11 +27,14 @@ Tensors that share memory share a counter, which is then set to the largest of t
 
 
 def find_further_writes(gm: fx.GraphModule, unwritten: Collection[fx.Node] = ()) -> Numbers:
-    """The indices of inputs that the program writes to several times, each with the number of
-    writes that a compiled graph does not make: all of them for the inputs ``unwritten``."""
-    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
-    counts = [(k, node.meta.get(INPUT_WRITES, 1) - (node not in unwritten)) for k, node in inputs]
-    return _ascending(counts)
+    """The indices of inputs that the program writes to, each with the number of writes that a
+    compiled graph does not make: all but one, or all of them for the inputs ``unwritten``."""
+    inputs = [
+        (k, node)
+        for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))
+        if INPUT_WRITES in node.meta
+    ]
+    return _ascending((k, node.meta[INPUT_WRITES] - (node not in unwritten)) for k, node in inputs)
 
 
 def find_result_versions(gm: fx.GraphModule) -> Numbers:

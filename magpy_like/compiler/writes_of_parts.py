@@ -43,6 +43,9 @@ def note_writes(part: fx.GraphModule, inputs: Sequence[Any]) -> None:
         return
     try:
         if not _may_count_unlike_eager(part):
+            for node in _written_in(part):
+                assert node is not None
+                node.meta[INPUT_WRITES] = 1
             return
         lock = tracing_without_cache() if has_current_gpu_calls(part) else TRACING_LOCK
         with lock, torch.random.fork_rng(devices=[]), without_saved_tensor_hooks():
@@ -52,7 +55,7 @@ def note_writes(part: fx.GraphModule, inputs: Sequence[Any]) -> None:
             raise
         return
     for node, count in zip(placeholders, found.inputs, strict=True):
-        if count > 1:
+        if count:
             node.meta[INPUT_WRITES] = count
     if any(found.results):
         output.meta[RESULT_VERSIONS] = tuple(found.results)
@@ -63,8 +66,14 @@ def _may_count_unlike_eager(part: fx.GraphModule) -> bool:
     calls = [node for node in part.graph.nodes if node.op.startswith("call")]
     if any(map(_is_unknown, calls)):
         return True
-    written = [_written(node) for node in calls if memory_effect(node) is Effect.WRITES]
+    written = _written_in(part)
     return len(written) > 1 or any(node is None or node.op != "placeholder" for node in written)
+
+
+def _written_in(part: fx.GraphModule) -> list[fx.Node | None]:
+    """What the part's calls write to."""
+    calls = [node for node in part.graph.nodes if node.op.startswith("call")]
+    return [_written(node) for node in calls if memory_effect(node) is Effect.WRITES]
 
 
 def _is_unknown(node: fx.Node) -> bool:

@@ -51,7 +51,7 @@ DIFFERENTIATES = _declare(
 INPUT_WRITES = _declare(
     "input_writes",
     int,
-    "How many writes to an input the program counts in its version; present if more than one.",
+    "How many writes to an input the program counts in its version; present if there is one.",
 )
 RESULT_VERSIONS = _declare(
     "result_versions",

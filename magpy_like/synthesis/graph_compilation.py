@@ -153,7 +153,7 @@ def _note_versions(rec: Recording, graph: fx.GraphModule, changed: Sequence[Shad
     for placeholder, source in rec.operators.nodes.inputs:
         if is_instance(source, int):
             external.append(rec.refs.get_node_by_id(source).variable)
-            if counts.get(source, 0) > 1:
+            if counts.get(source):
                 placeholder.meta[INPUT_WRITES] = counts[source]
     output = graph.graph.output_node()
     versions = {

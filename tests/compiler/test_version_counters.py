@@ -595,3 +595,34 @@ def test_created_results_of_a_graph_that_runs_operator_by_operator_are_unwritten
         for expected, actual in results:
             assert torch.equal(actual, expected)
             assert actual._version == expected._version
+
+
+NEW_TENSORS = {
+    "another dtype": lambda x: x.to(torch.float64).unsqueeze_(0),
+    "a copy": lambda x: x.contiguous().unsqueeze_(0),
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.5).squeeze_(),
+    "the same dtype": lambda x: x.to(torch.float32).unsqueeze_(0),
+}
+
+
+@pytest.mark.parametrize("kind", NEW_TENSORS)
+def test_changed_dimensions_of_what_may_be_a_new_tensor_count_as_in_eager_mode(kind):
+    program = NEW_TENSORS[kind]
+    fast = magpy.compile(program)
+    for _ in range(3):
+        x, expected = torch.ones(5, 2)[:, 0], torch.ones(5, 2)[:, 0]
+        fast(x), program(expected)
+        assert x._version == expected._version
+
+
+@pytest.mark.parametrize("change", [lambda x: x.squeeze_(), lambda x: x.mul_(2)])
+def test_single_write_of_a_part_is_counted(change):
+    def program(x, y):
+        z = y * 2 if y.sum() > 5 else y * 3
+        change(x)
+        return z + x
+
+    fast = magpy.compile(program)
+    for value in (1.0, 3.0, 1.0, 3.0):
+        fast(x := torch.ones(3), torch.full((3,), value))
+        assert x._version == 1
