@@ -173,6 +173,10 @@ class SplitReason(enum.Enum):
         "creation or change of a class or module",
         "define classes outside the compiled function",
     )
+    TENSOR_OPERATOR = (
+        "operator that a class of tensors replaces",
+        "leave torch's operators as they are, and call a function of your own instead",
+    )
     CACHED_FUNCTION = (
         "cache of a cached function",
         "create and clear cached functions outside the compiled function",

@@ -143,6 +143,7 @@ def begin_native_call(
         EffectInsideOperator: it has an effect inside an operator.
     """
     rec = context.recording
+    special_methods.check_tensor_operator(operation, args)
     if (confined := context.isolation.current()) is not None:
         if _is_redundant_set_call(rec, operation, args):
             membership = lookup(set.__contains__)

@@ -7,6 +7,7 @@ function that runs. The guard checks the look-up: a method that Python prefers, 
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE
+from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
@@ -109,3 +112,42 @@ def read_class_checks(rec: Recording, operation: Any, args: tuple[Any, ...]) -> 
             class_lookup.read_class(
                 rec, type(cls), f"__{'instance' if operation is isinstance else 'subclass'}check__"
             )
+
+
+# --- those of tensors -----------------------------------------------------------------------------
+
+_OF_TENSORS = {
+    name: lookup_in_type(torch.Tensor, name) for name in dir(torch.Tensor) if name.startswith("__")
+}
+"""Torch's own special methods of tensors, as they are when this package is imported."""
+
+
+def check_tensor_operator(operation: Any, args: tuple[Any, ...]) -> None:
+    """Check that an operator or conversion of Python's has torch's meaning for its tensors.
+
+    Raises:
+        Split: a class of tensors implements it, such as one that the program has patched.
+    """
+    if getattr(operation, "__module__", None) not in ("builtins", "_operator"):
+        return
+    for value in args:
+        if is_instance(value, torch.Tensor):
+            for name in _names_of(operation.__name__):
+                if lookup_in_type(type(value), name) is not _OF_TENSORS[name]:
+                    kind = type(value).__qualname__
+                    cause = f"calls {kind}.{name}, which is not torch's own"
+                    raise Split(SplitReason.TENSOR_OPERATOR, cause)
+
+
+_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
+@functools.cache
+def _names_of(operator: str) -> tuple[str, ...]:
+    """The special methods that Python may look up for a function of ``builtins`` or ``operator``,
+    such as ``__iadd__``, ``__add__`` and ``__radd__`` for ``iadd``."""
+    name = operator.strip("_")
+    plain = name.removeprefix("i")
+    reflected = _REFLECTED.get(name, f"r{name}")
+    names = (f"__{name}__", f"__{reflected}__", f"__{plain}__", f"__r{plain}__")
+    return tuple(name for name in dict.fromkeys(names) if name in _OF_TENSORS)

@@ -114,3 +114,43 @@ def test_copying_a_tensor_does_not_change_its_class():
     copy.copy(weight)
     compiled()
     assert magpy.cache_info(compiled).hits == hits + 1
+
+
+OPERATORS = {
+    "__add__": lambda x: x + 1,
+    "__radd__": lambda x: 1 + x,
+    "__iadd__": lambda x: _add(x.clone()),
+    "__rsub__": lambda x: 1 - x,
+    "__matmul__": lambda x: x @ x,
+    "__neg__": lambda x: -x,
+    "__invert__": lambda x: ~(x > 0),
+    "__abs__": lambda x: abs(x),
+    "__getitem__": lambda x: x[1:],
+    "__eq__": lambda x: x == 1,
+    "__lt__": lambda x: x < 1,
+    "__gt__": lambda x: 1 < x,
+    "__bool__": lambda x: x * 2 if x.sum() > 1 else x,
+    "__float__": lambda x: x + float(x.sum()),
+    "__int__": lambda x: x + int(x.sum()),
+}
+CURRENT = {"factor": 2}
+
+
+def _varying(x, *others):
+    return torch.mul(x, CURRENT["factor"])
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded before", "new"])
+def test_replaced_operator_of_tensors_is_called_each_time(name, backend, recorded, monkeypatch):
+    program, x = OPERATORS[name], tensor(1, -2, 3)
+    compiled = magpy.compile(program, backend=backend)
+    calls = 2 if recorded else 0
+    assert all(_answer(compiled, x) == _answer(program, x) for _ in range(calls))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, name, _varying, raising=False)
+        for factor in (2, 3, 3):
+            patch.setitem(CURRENT, "factor", factor)
+            assert _answer(compiled, x) == _answer(program, x)
+    assert all(_answer(compiled, x) == _answer(program, x) for _ in range(2))
