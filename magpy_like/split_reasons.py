@@ -109,6 +109,10 @@ class SplitReason(enum.Enum):
         "read or change of a tensor's storage or internal state",
         "move it out of the compiled function",
     )
+    NESTED_TENSOR = (
+        "nested tensor from outside",
+        "pass padded tensors, or the parts, and make the nested tensor in the compiled function",
+    )
     TENSOR_SUBCLASS = (
         "tensor subclass or mode with a __torch_function__",
         "pass plain tensors",

@@ -495,6 +495,22 @@ def test_explain_reports_location_reason_and_remedy_of_a_split(program, reason, 
     assert f"to remove it: {remedy}" in str(report)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_argument_is_a_reason_to_run_natively(layout):
+    def program(x):
+        return x.sin()
+
+    x = torch.nested.nested_tensor([tensor(1, 2), tensor(3)], layout=layout)
+    (point, *_) = magpy.explain(program, x).split_points
+    assert point.reason.name == "NESTED_TENSOR"
+    fast = magpy.compile(program, backend="eager")
+    with pytest.warns(magpy.MagpyWarning, match="reads a nested tensor"):
+        results = [fast(x) for _ in range(3)]
+    expected = [part.tolist() for part in program(x).unbind()]
+    assert all([part.tolist() for part in result.unbind()] == expected for result in results)
+
+
 def test_uses_of_autograd_nodes_have_one_split_reason():
     """Autograd nodes have one class per operator."""
 

@@ -19,13 +19,18 @@ COMPILING_QUERIES = (torch.compiler.is_compiling, is_compiling_of_utils)
 """Functions that return whether the program is being compiled."""
 
 
+_UNLIKE_EAGER = ("torch.optim.", "torch.nn.modules.transformer")
+"""Code of torch's that has other results when it is compiled: an optimizer's steps are tensors of
+low precision, not Python numbers, and an encoder's results at padded positions are not zero."""
+
+
 def needs_eager_answer(context: Context) -> bool:
     """True for code that must receive eager mode's answer, since it differs or raises otherwise.
 
-    In torch's optimizers, steps are then tensors of low precision, not Python numbers. Code that
-    torch hides from its compiler, such as the hooks of ``fully_shard``, never receives another.
+    Code that torch hides from its compiler, such as the hooks of ``fully_shard``, never receives
+    another.
     """
-    if is_code_of_torch(context.frame, "torch.optim."):
+    if any(is_code_of_torch(context.frame, package) for package in _UNLIKE_EAGER):
         return True
     frame = context.frame if context.hidden_code else None
     while frame is not None and frame is not context.root_frame:

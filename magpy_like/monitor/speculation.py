@@ -20,6 +20,7 @@ from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, GraphN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.operators import is_left_aligned
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 TRUTHS = {bool, torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero}
 """Functions of one tensor that return its truth."""
-COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose}
+COMPARISONS = {
+    torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose,
+    is_left_aligned,
+}  # fmt: skip
 """Functions of tensors that return a ``bool``."""
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "foreach_copy_",
     "has_dispatcher_kernel",
     "make_dual",
+    "is_left_aligned",
     "make_subclass",
     "schemas_of_operator",
     "standard_gamma",
@@ -44,6 +45,7 @@ Ops = torch._ops._Ops
 
 TensorBase = torch._C.TensorBase
 """Base class of ``torch.Tensor`` in C++; its methods are the operators' methods."""
+is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 make_subclass = TensorBase.__dict__["_make_subclass"].__func__
 """Function with which ``nn.Parameter`` makes itself from a tensor."""
 NN_FUNCTIONS = torch._C._nn

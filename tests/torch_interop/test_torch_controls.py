@@ -399,6 +399,28 @@ def test_code_that_torch_hides_from_compilers_is_told_that_it_is_not_compiled(mo
         assert_same(hidden_caller(tensor(1)), tensor(2))
 
 
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_encoder_with_padding_has_the_results_of_eager_mode(backend):
+    """Compiled, torch's code for it does without the nested tensors of eager mode, whose padding
+    becomes zero."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    fast = magpy.compile(encoder, backend=backend)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for size in (3, 3, 4, 4, 5, 5):
+            lengths = torch.tensor([size, size - 1])
+            mask = torch.arange(size) >= lengths[:, None]
+            x = torch.randn(2, size, 8)
+            assert_same(fast(x, src_key_padding_mask=mask), encoder(x, src_key_padding_mask=mask))
+        assert magpy.cache_info(fast).hits == 3 and not magpy.cache_info(fast).native
+        unaligned = mask.flip(1)
+        assert_same(
+            fast(x, src_key_padding_mask=unaligned), encoder(x, src_key_padding_mask=unaligned)
+        )
+
+
 @torch.compiler.allow_in_graph
 def allowed(x):
     return x.sin()

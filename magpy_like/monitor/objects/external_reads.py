@@ -255,6 +255,9 @@ class ExternalReads:
                 self.just_read.add(node.node_id)
         elif is_instance(value, torch.Tensor):
             if Fact.METADATA not in node.facts:
+                if value.is_nested:
+                    cause = "reads a nested tensor, whose sizes a guard cannot check"
+                    raise Split(SplitReason.NESTED_TENSOR, cause)
                 node.facts.add(Fact.METADATA)
                 node.first.value = self._sizes.check(node, value) or TensorCheck(value)
                 if value.layout is torch.strided and has_values(value):

@@ -320,6 +320,8 @@ class SymbolicTwin:
         except Exception as error:
             if of_data or is_number(result) or not self.specialize((args, kwargs)):
                 return False
+            if _holds_nested_tensor(result):
+                return False  # fake tensors cannot have its sizes
             log.debug("%s specializes its sizes: %s", node.target, error)
             twin = _map(result, torch.Tensor, lambda t: self.static_fake(t.detach()))
         self.note_sources(node, twin)
@@ -552,3 +554,9 @@ def _map(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
         items: Sequence[Any] = [_map(item, kind, function) for item in value]
         return items
     return value
+
+
+def _holds_nested_tensor(value: Any) -> bool:
+    return any(
+        is_instance(leaf, torch.Tensor) and leaf.is_nested for leaf in pytree.tree_leaves(value)
+    )
