@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -46,6 +47,9 @@ ARGUMENTS: Mapping[str, Mapping[str, Kind]] = {
         "disable": SWITCH,
     },
     "explain": {"target": CALLABLE},
+    "load_annotations": {
+        "path": Kind("the path of a file", lambda value: isinstance(value, str | os.PathLike))
+    },
     "disable": {"fn": CALLABLE},
     "mark_dynamic": {
         "tensor": Kind("a tensor", lambda value: isinstance(value, torch.Tensor)),

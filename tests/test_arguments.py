@@ -72,6 +72,7 @@ WRONG = {
     "disable": (lambda: magpy.disable(3), ("fn", "3", "callable")),
     "cache_info": (lambda: magpy.cache_info(len), ("cache_info", "compiled", "len", "compile")),
     "reset": (lambda: magpy.reset(len), ("reset", "compiled", "len", "compile")),
+    "path": (lambda: magpy.load_annotations(3), ("load_annotations", "path", "3", "path of")),
     "explain": (lambda: magpy.explain(3), ("explain", "target", "3", "callable")),
 }
 

@@ -35,7 +35,8 @@ LAYERS = {
     "native": {"bytecode", "config", "disk_cache", "errors"},
     "interruption": {"disk_cache", "native"},
     "torch_interop": {"config", "interruption"} | OF_TORCH,
-    "annotation": {"command_group", "config", "errors", "native", "split_reasons"} | OF_TORCH,
+    "annotation": {"arguments", "command_group", "config", "errors", "native", "split_reasons"}
+    | OF_TORCH,
     "refgraph": {"annotation", "config", "native"} | OF_TORCH,
     "active_run": set(),
     "split_points": {"config", "refgraph", "split_reasons"},

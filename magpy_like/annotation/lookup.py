@@ -22,6 +22,7 @@ from typing import Any, Final
 from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.loader import Rule, is_pattern, read_rules
 from magpy_like.annotation.schema import Annotation, SchemaError, build
+from magpy_like.arguments import check
 from magpy_like.errors import AnnotationError, closest_name
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_patches import no_garbage_collection
@@ -362,7 +363,9 @@ def load_annotations(path: str | Path) -> None:
 
     Raises:
         AnnotationError: an entry is invalid; has file, line and key.
+        ArgumentError: ``path`` is no path.
     """
+    check("load_annotations", path=path)
     _TABLE.load(Path(path))
 
 
