@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -11,7 +12,7 @@ import torch
 
 from magpy_like.active_run import is_monitoring
 from magpy_like.arguments import check
-from magpy_like.compiled_class import compiled_class, is_class_of_python
+from magpy_like.compiled_class import compiled_class, has_callable_instances, is_class_of_python
 from magpy_like.compiled_module import (
     compiled_method_of,
     compiled_object,
@@ -19,7 +20,7 @@ from magpy_like.compiled_module import (
     has_compiled_form,
     is_compiled_object,
 )
-from magpy_like.errors import ArgumentError
+from magpy_like.errors import ArgumentError, MagpyWarning
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.monitor.disabled_functions import mark_disabled
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
@@ -47,7 +48,8 @@ def compile(
     the compiled operator graph and repeat the recorded side effects (MagPy, section 3).
 
     Args:
-        model: a module or callable. Without one, ``compile`` returns a decorator.
+        model: a module, a callable, or a class method, static method or property of one. Without a
+            model, ``compile`` returns a decorator.
         fullgraph: raise :class:`FullGraphError` at a split instead of splitting the program.
         dynamic: ``True``: all sizes of all input tensors may vary without a new record; ``False``:
             no size or number may; ``None``: a size or number that has varied between calls may
@@ -65,9 +67,10 @@ def compile(
 
     Returns:
         For a module, or an instance of a class with a ``__call__``, an object that shares its
-        state and answers with its class; for a class, a class with the same instances; else a
-        function with the target's signature. A compiled target is returned as it is if it has these
-        settings; with others, the original is compiled anew, and the first one stays as it was.
+        state and answers with its class; for a class, a class with the same instances; for a bound
+        method, a method bound to the same object; else a function with the target's signature. A
+        compiled target is returned as it is if it has these settings; with others, the original is
+        compiled anew, and the first one stays as it was.
 
     Raises:
         ArgumentError: an argument, a mode, a backend's name or an option is none that exists.
@@ -85,18 +88,53 @@ def compile(
     )  # fmt: skip
     if model is None:
         return functools.partial(compile, **settings, disable=disable)
+    if isinstance(model, _DESCRIPTORS):
+        return _compiled_descriptor(model, functools.partial(compile, **settings, disable=disable))
     check("compile", model=model)
     original, known = _original(model)
     if disable:
         return original
     if known is not None and _has_settings(known, settings):
         return model
+    if _is_method_of_python(original):
+        # As any method: it is copied and pickled with its object.
+        return types.MethodType(compile(original.__func__, **settings), original.__self__)
     dispatcher = make_dispatcher(original, **settings)
     if has_compiled_form(original):
         return compiled_object(original, dispatcher)
     if is_class_of_python(original):
+        if has_callable_instances(original):
+            _warn_of_construction(original)
         return compiled_class(original, dispatcher)
     return _compiled_function(original, dispatcher)
+
+
+_DESCRIPTORS = (classmethod, staticmethod, property, functools.cached_property)
+
+
+def _compiled_descriptor(model: Any, compiled: Callable[[Any], Any]) -> Any:
+    """A descriptor of compiled functions: ``compile`` above ``@classmethod`` means the same as
+    below."""
+    if isinstance(model, property):
+        get, put, delete = (f and compiled(f) for f in (model.fget, model.fset, model.fdel))
+        return property(get, put, delete, model.__doc__)
+    if isinstance(model, functools.cached_property):
+        return functools.cached_property(compiled(model.func))
+    return type(model)(compiled(model.__func__))
+
+
+def _warn_of_construction(cls: type) -> None:
+    name = cls.__qualname__
+    warnings.warn(
+        f"magpy_like: compile({name}) compiles how instances of {name} are made, not their calls. "
+        f"To mend it: compile({name}(…)), or decorate the method that they call",
+        MagpyWarning,
+        stacklevel=3,
+    )
+
+
+def _is_method_of_python(model: Any) -> bool:
+    return type(model) is types.MethodType and type(model.__func__) is types.FunctionType
 
 
 def _compiled_function(target: Callable[..., Any], dispatcher: Any) -> Callable[..., Any]:

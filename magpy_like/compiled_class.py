@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 from magpy_like.monitor.calls import compiled_callees
+from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 
 _HEAP_TYPE = 1 << 9
@@ -91,6 +92,11 @@ compiled_callees.register_class_wrapper(CompiledType, original_class)
 def is_class_of_python(value: Any) -> bool:
     """True for a class that can have subclasses with other metaclasses: not for a native one."""
     return is_instance(value, type) and bool(value.__flags__ & _HEAP_TYPE)
+
+
+def has_callable_instances(cls: type) -> bool:
+    """True for a class with a ``__call__``, such as one of modules."""
+    return is_instance(lookup_in_type(cls, "__call__"), types.FunctionType)
 
 
 def compiled_class(original: type, dispatcher: Any) -> type:

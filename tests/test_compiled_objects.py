@@ -3,6 +3,7 @@ methods that go past the call; the same for callable objects and classes."""
 
 import abc
 import copy
+import functools
 import gc
 import inspect
 import multiprocessing
@@ -598,6 +599,77 @@ class Config:
     @classmethod
     def square(cls, size):
         return cls(size * size)
+
+
+def test_a_compiled_method_is_bound_to_its_object():
+    net = Net()
+    net.forward = magpy.compile(net.forward, backend="eager")
+    x = matrix()
+    expected = [net(x) for _ in range(3)][-1]
+    assert inspect.ismethod(net.forward) and net.forward.__self__ is net
+    assert inspect.signature(net.forward) == inspect.signature(Net().forward)
+    assert magpy.cache_info(net.forward).hits == 2
+    copies = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    with torch.no_grad():
+        net.layer.weight.zero_()
+    for one in copies:
+        for _ in range(2):
+            assert_same(one(x), expected)
+
+
+def test_methods_of_an_optimizer_are_what_a_scheduler_expects():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], 1.0)
+    optimizer.step = magpy.compile(optimizer.step, backend="eager")
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(3):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        scheduler.step()
+    assert_same(weight.detach(), torch.full((2,), 1 - 1.75))
+
+
+class Decorated:
+    count = 3
+
+    @magpy.compile(backend="eager")
+    @classmethod
+    def scaled(cls, x):
+        return x * cls.count
+
+    @magpy.compile(backend="eager")
+    @staticmethod
+    def doubled(x):
+        return x * 2
+
+    @magpy.compile(backend="eager")
+    @property
+    def ones(self):
+        return torch.ones(self.count)
+
+    @magpy.compile(backend="eager")
+    @functools.cached_property
+    def zeros(self):
+        return torch.zeros(self.count)
+
+
+def test_a_decorated_descriptor_is_one_of_compiled_functions():
+    made, x = Decorated(), tensor(1, 2)
+    for _ in range(3):
+        assert_same((made.scaled(x), Decorated.scaled(x)), (x * 3, x * 3))
+        assert_same((made.doubled(x), Decorated.doubled(x)), (x * 2, x * 2))
+        assert_same(made.ones, torch.ones(3))
+    assert made.zeros is made.zeros
+    assert magpy.cache_info(Decorated.scaled).hits == magpy.cache_info(Decorated.doubled).hits == 5
+    assert magpy.cache_info(Decorated.ones.fget).hits == 2
+    with pytest.raises(AttributeError):
+        made.ones = 1
+
+
+def test_compiling_a_class_of_modules_says_that_calls_of_its_instances_are_not_compiled():
+    with pytest.warns(magpy.MagpyWarning, match=r"compile\(Net\(…\)\)") as caught:
+        fast = magpy.compile(Net, backend="eager")
+    assert caught[0].filename == __file__ and isinstance(fast(), Net)
 
 
 def test_a_compiled_class_is_the_class():
