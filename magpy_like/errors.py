@@ -53,7 +53,12 @@ def _shown(value: object) -> str:
         text = repr(value)
     except Exception:  # of a class of the program's
         text = f"a {type(value).__qualname__}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return shortened(text, _SHOWN)
+
+
+def shortened(text: str, limit: int = 200) -> str:
+    """A text of at most so many characters, with an ellipsis for the others."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 class AnnotationError(MagpyError):

@@ -9,7 +9,7 @@ from typing import Any
 from magpy_like.active_run import is_monitoring
 from magpy_like.compiler.graph_partition import make_interpreter
 from magpy_like.config import config
-from magpy_like.errors import ArgumentError, FullGraphError, RecompileError
+from magpy_like.errors import ArgumentError, FullGraphError, RecompileError, shortened
 from magpy_like.interruption import call_uninterrupted, is_interruption
 from magpy_like.logs import topic
 from magpy_like.monitor import instruction_events
@@ -63,10 +63,11 @@ _guards_log = topic("guards")
 _splits_log = topic("splits")
 
 
-_PASS_VARYING_VALUES = (
-    "pass what differs between calls as a tensor or a number, or allow more records by "
-    'options={"record_limit": ...}'
-)
+def _remedy(why: str) -> str:
+    """How to have records match that failed for this condition."""
+    if " is the same " in why:
+        return "keep the object between calls, and change its contents"
+    return "pass what differs between calls as a tensor or a number, or keep it the same"
 
 
 class Dispatcher:
@@ -286,9 +287,8 @@ class Dispatcher:
         why = next(iter(self.why_missed(args, kwargs)), self._obstacle or "there is no record")
         self.program.reports.note(
             Kind.NO_HITS,
-            f"{self.cache.misses} calls were monitored: {why}",
-            "pass what differs between calls as a tensor or a number, or keep it the same; "
-            "MAGPY_LOGS=records has the reason of each call",
+            f"{self.cache.misses} calls were monitored: {shortened(why)}",
+            f"{_remedy(why)}; MAGPY_LOGS=records has the reason of each call",
         )
 
     def why_missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -297,13 +297,14 @@ class Dispatcher:
 
     def _give_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Too many records missed: warn, and run eagerly from now on."""
-        why = self.why_missed(args, kwargs)[:1]
-        reason = f"{len(self.records)} records did not match, the last because: {''.join(why)}"
+        why = "".join(self.why_missed(args, kwargs)[:1])
+        reason = f"{len(self.records)} records did not match, the last because: {shortened(why)}"
         with self.cache.lock:
             if self.eager:
                 return  # another thread was first, and has warned
             self.eager.turn_on(reason)
-        self.program.reports.note(Kind.NATIVE, reason, _PASS_VARYING_VALUES)
+        remedy = f'{_remedy(why)}, or allow more records by options={{"record_limit": ...}}'
+        self.program.reports.note(Kind.NATIVE, reason, remedy)
 
     def _run_after_failure(
         self, failure: GraphFailure, args: tuple[Any, ...], kwargs: dict[str, Any]

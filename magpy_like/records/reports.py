@@ -107,7 +107,7 @@ class Reports:
 
     def _definition(self) -> Location:
         code = code_of(self._target)
-        if code is None or code.co_filename.startswith(_NOT_THE_USERS):
+        if code is None or code.co_filename.startswith((*_NOT_THE_USERS, *_GENERATED)):
             return calling_location()
         return Location(code.co_filename, code.co_firstlineno, code.co_qualname)
 
@@ -139,14 +139,24 @@ _NOT_THE_USERS = (str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch
 
 
 def calling_location() -> Location:
-    """The innermost line of the program on this thread's stack: its call of a compiled object."""
+    """The innermost line of the program on this thread's stack: its call of a compiled object.
+
+    In generated code only if no other has called it: a library, or torch, has generated it."""
     frame: types.FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    generated = None
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_USERS):
+            location = Location(code.co_filename, frame.f_lineno or 0, code.co_qualname)
+            if not code.co_filename.startswith(_GENERATED):
+                return location
+            generated = generated or location
         frame = frame.f_back
-    if frame is None:
-        return Location("?", 0, "")
-    code = frame.f_code
-    return Location(code.co_filename, frame.f_lineno or 0, code.co_qualname)
+    return generated or Location("?", 0, "")
+
+
+_GENERATED = ("<string>", "<eval_with_key>", "<frozen ")
+"""Names of files that generated code has; that of notebooks and consoles has others."""
 
 
 def _is_in_torch_compile() -> bool:

@@ -65,6 +65,29 @@ def test_program_with_too_many_records():
     assert magpy.cache_info(fast)[:3] == (0, 2, 2) and magpy.cache_info(fast).native == 4
 
 
+def test_long_values_are_cut():
+    fast = magpy.compile(
+        lambda x, name: x * len(name), backend="eager", options={"record_limit": 2}
+    )
+    (report,) = reports_of(fast, [(tensor(1), "a" * 1000 * n) for n in range(1, 5)])
+    assert "aaa…" in str(report.message) and len(str(report.message)) < 600
+
+
+def test_objects_that_each_call_makes_are_to_be_kept():
+    fast = magpy.compile(lambda x, layer: layer(x), backend="eager", options={"record_limit": 2})
+    (report,) = reports_of(fast, [(matrix(), nn.Linear(3, 3)) for _ in range(5)])
+    assert "is the same Linear" in str(report.message)
+    assert "To mend it: keep the object between calls" in str(report.message)
+
+
+def test_generated_function_is_reported_where_the_program_calls_it():
+    names = {}
+    exec("def generated(x, name): return x * len(name)", names)
+    fast = magpy.compile(names["generated"], backend="eager", options={"record_limit": 2})
+    (report,) = reports_of(fast, [(tensor(1), "a" * n) for n in range(6)])
+    assert report.filename == __file__ and "generated" in str(report.message)
+
+
 def test_program_that_observes_its_frames():
     def observes(x):
         sys.settrace(sys.gettrace())
