@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.dispatcher_making import make_dispatcher
 from magpy_like.records.interface import CacheInfo, Explanation, reset_all
+from magpy_like.records.reports import calling_location
 from magpy_like.torch_patches import untraced
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -100,6 +102,8 @@ def compile(
         # As any method: it is copied and pickled with its object.
         return types.MethodType(compile(original.__func__, **settings), original.__self__)
     dispatcher = make_dispatcher(original, **settings)
+    if _runs_after_its_call(original):
+        return _uncompiled_copy(original, dispatcher)
     if has_compiled_form(original):
         return compiled_object(original, dispatcher)
     if is_class_of_python(original):
@@ -125,12 +129,48 @@ def _compiled_descriptor(model: Any, compiled: Callable[[Any], Any]) -> Any:
 
 def _warn_of_construction(cls: type) -> None:
     name = cls.__qualname__
-    warnings.warn(
-        f"magpy_like: compile({name}) compiles how instances of {name} are made, not their calls. "
-        f"To mend it: compile({name}(…)), or decorate the method that they call",
-        MagpyWarning,
-        stacklevel=3,
+    _warn(
+        f"compile({name}) compiles how instances of {name} are made, not their calls",
+        f"compile({name}(…)), or decorate the method that they call",
     )
+
+
+def _warn(fault: str, remedy: str) -> None:
+    """Warn at the line that calls ``compile``."""
+    text, where = f"magpy_like: {fault}. To mend it: {remedy}", calling_location()
+    warnings.warn_explicit(text, MagpyWarning, where.filename, where.lineno)
+
+
+_RUNS_AFTER_ITS_CALL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _runs_after_its_call(target: Any) -> bool:
+    """True for generator functions and asynchronous ones."""
+    flags = target.__code__.co_flags if type(target) is types.FunctionType else 0
+    return bool(flags & _RUNS_AFTER_ITS_CALL)
+
+
+def _is_copy(model: Any) -> bool:
+    """True for what :func:`_uncompiled_copy` has returned."""
+    known = vars(model).get("_magpy_dispatcher") if _runs_after_its_call(model) else None
+    return known is not None and getattr(known.target, "__code__", None) is model.__code__
+
+
+def _uncompiled_copy(target: Any, dispatcher: Any) -> Callable[..., Any]:
+    """A copy of a function whose body no record can hold: it is one of the same kind to whoever
+    asks whether to await or to iterate over the result."""
+    copy = types.FunctionType(
+        target.__code__, target.__globals__, None, target.__defaults__, target.__closure__
+    )
+    copy.__kwdefaults__ = target.__kwdefaults__
+    functools.update_wrapper(copy, target)
+    copy._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
+    kind = "a generator function" if inspect.isgeneratorfunction(target) else "asynchronous"
+    _warn(
+        f"{target.__qualname__} runs eagerly: it is {kind}, so its body runs after the call",
+        "compile the functions that it calls",
+    )
+    return copy
 
 
 def _is_method_of_python(model: Any) -> bool:
@@ -146,9 +186,22 @@ def _compiled_function(target: Callable[..., Any], dispatcher: Any) -> Callable[
         return dispatcher.call(args, kwargs)
 
     compiled_callees.register_wrapper(compiled, "__wrapped__")
+    for name, value in _attributes(target):
+        compiled.__dict__.setdefault(name, value)
     compiled.__dict__.update(torch_wrappers.marks(compiled, target))
     compiled._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
     return compiled
+
+
+def _attributes(target: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """What a program has set on a function, and the methods of a cached one."""
+    own = [item for item in getattr(target, "__dict__", {}).items() if not item[0].startswith("_")]
+    if is_instance(target, functools._lru_cache_wrapper):
+        own += [(name, getattr(target, name)) for name in _OF_CACHES]
+    return own
+
+
+_OF_CACHES = ("cache_info", "cache_clear", "cache_parameters")
 
 
 def _original(model: Any) -> tuple[Any, Any]:
@@ -165,7 +218,7 @@ def _original(model: Any) -> tuple[Any, Any]:
         return (
             (model, None) if known is None else (types.MethodType(function, model.__self__), known)
         )
-    if compiled_callees.is_wrapper(model) and _dispatchers(model):
+    if _dispatchers(model) and (compiled_callees.is_wrapper(model) or _is_copy(model)):
         known = _dispatcher(model)
         return known.target, known
     if (inner := _original_of_torchs(model)) is not model:

@@ -2,6 +2,7 @@
 methods that go past the call; the same for callable objects and classes."""
 
 import abc
+import asyncio
 import copy
 import functools
 import gc
@@ -615,6 +616,63 @@ def test_a_compiled_method_is_bound_to_its_object():
     for one in copies:
         for _ in range(2):
             assert_same(one(x), expected)
+
+
+def test_a_compiled_function_has_the_attributes_of_the_original():
+    def program(x):
+        return x * program.factor
+
+    program.factor = 3
+    fast = magpy.compile(program, backend="eager")
+    assert fast.factor == 3
+    for program.factor in (3, 5, 5):
+        assert_same(fast(tensor(1)), tensor(program.factor))
+
+
+async def awaited(x):
+    return x * 2
+
+
+def yielding(x, *, factor=2):
+    yield x * factor
+
+
+async def yielding_later(x):
+    yield x
+
+
+@pytest.mark.parametrize("function", [awaited, yielding, yielding_later])
+def test_a_function_that_runs_after_its_call_stays_one(function):
+    with pytest.warns(magpy.MagpyWarning, match="its body runs after the call") as caught:
+        fast = magpy.compile(function, backend="eager")
+    assert caught[0].filename == __file__
+    for asks in (
+        inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction,
+    ):  # fmt: skip
+        assert asks(fast) == asks(function)
+    assert inspect.signature(fast) == inspect.signature(function)
+    assert magpy.compile(fast, backend="eager") is fast
+    assert magpy.cache_info(fast).hits == 0
+
+
+def test_results_of_functions_that_run_after_their_calls():
+    with pytest.warns(magpy.MagpyWarning):
+        fast, later = (magpy.compile(f, backend="eager") for f in (yielding, awaited))
+    for _ in range(2):
+        assert_same([*fast(tensor(1), factor=3)], [tensor(3)])
+        assert_same(asyncio.run(later(tensor(1))), tensor(2))
+    whole = magpy.compile(lambda x: sum(fast(x)), backend="eager", fullgraph=True)
+    assert_same([whole(tensor(1)), whole(tensor(1))], [tensor(2), tensor(2)])
+    assert magpy.cache_info(whole).hits == 1
+
+
+def test_a_compiled_cached_function_has_the_methods_of_a_cache():
+    fast = magpy.compile(functools.lru_cache(maxsize=3)(torch.ones), backend="eager")
+    assert fast(2) is fast(2)
+    assert fast.cache_info().hits >= 1 and fast.cache_parameters()["maxsize"] == 3
+    first = fast(2)
+    fast.cache_clear()
+    assert fast(2) is not first
 
 
 def test_methods_of_an_optimizer_are_what_a_scheduler_expects():
