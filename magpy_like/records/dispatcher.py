@@ -293,7 +293,10 @@ class Dispatcher:
 
     def why_missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """For each record, the condition that failed for these arguments."""
-        return self.cache.why_missed(args, kwargs)
+        reasons = self.cache.why_missed(args, kwargs)
+        if is_instance(self.target, Continuation):
+            return [self.target.in_words(reason) for reason in reasons]
+        return reasons
 
     def _give_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Too many records missed: warn, and run eagerly from now on."""

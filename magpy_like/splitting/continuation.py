@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -39,6 +40,30 @@ class Continuation:
         frame = self.layout.frames[0]
         line = line_of(frame.code, frame.offset)
         return f"{frame.code.co_qualname}, from line {line} on"
+
+    def in_words(self, condition: str) -> str:
+        """A condition on values by their positions, such as ``args[2] == 3``, with the names that
+        the program has for them."""
+        return _POSITION.sub(lambda found: self._name(int(found[1])) or found[0], condition)
+
+    def _name(self, position: int) -> str | None:
+        """What the program calls a value; None for one that no frame holds."""
+        location = self.layout.slot_of(position)
+        if location is None:
+            return None
+        number, slot, _ = location
+        frame = self.layout.frames[number]
+        code = frame.code
+        if slot is not None:
+            cells = [cell for cell in code.co_cellvars if cell not in code.co_varnames]
+            return (*code.co_varnames, *cells, *code.co_freevars)[slot]
+        line = line_of(frame.code, frame.offset)
+        if position == self.layout.result_position:
+            return f"a result in line {line} of {code.co_qualname}"
+        return f"an operand in line {line} of {code.co_qualname}"
+
+
+_POSITION = re.compile(r"\bargs\[(\d+)\]")
 
 
 def active_frames(

@@ -73,6 +73,33 @@ def test_long_values_are_cut():
     assert "aaa…" in str(report.message) and len(str(report.message)) < 600
 
 
+@magpy.disable
+def opaque(names):
+    return names.pop()
+
+
+def test_values_of_a_later_segment_have_the_names_of_the_program():
+    def result(x, names):
+        return x * len(opaque(names))
+
+    def variable(x, names):
+        name = opaque(names)
+        opaque([1])
+        return x * len(name)
+
+    def captured(x, names):
+        name = opaque(names)
+        opaque([1])
+        return (lambda: x * len(name))()
+
+    expected = {result: "a result in line", variable: "not name ==", captured: "not name"}
+    for program, words in expected.items():
+        fast = magpy.compile(program, backend="eager", options={"record_limit": 2})
+        calls = [(tensor(1), ["a" * n]) for n in range(1, 7)]
+        texts = [str(report.message) for report in reports_of(fast, calls)]
+        assert any(words in text for text in texts), texts
+
+
 def test_objects_that_each_call_makes_are_to_be_kept():
     fast = magpy.compile(lambda x, layer: layer(x), backend="eager", options={"record_limit": 2})
     (report,) = reports_of(fast, [(matrix(), nn.Linear(3, 3)) for _ in range(5)])
