@@ -21,9 +21,14 @@ from magpy_like.compiled_module import (
     has_compiled_form,
     is_compiled_object,
 )
+from magpy_like.disabled_module import (
+    disable_instances,
+    disabled_function,
+    disabled_module,
+    original_of_disabled,
+)
 from magpy_like.errors import ArgumentError, MagpyWarning
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
-from magpy_like.monitor.disabled_functions import mark_disabled
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.dispatcher_making import make_dispatcher
@@ -221,8 +226,9 @@ def _original(model: Any) -> tuple[Any, Any]:
     if _dispatchers(model) and (compiled_callees.is_wrapper(model) or _is_copy(model)):
         known = _dispatcher(model)
         return known.target, known
-    if (inner := _original_of_torchs(model)) is not model:
-        return _original(inner)
+    for inner in (_original_of_torchs(model), original_of_disabled(model)):
+        if inner is not model:
+            return _original(inner)
     return model, None
 
 
@@ -324,21 +330,20 @@ def reset(compiled: Any = None) -> None:
 def disable(fn: T) -> T:
     """A wrapper of a function whose calls are never part of a record: programs split there.
 
-    A compiled function or module is wrapped as it was before. ``torch.compiler.disable`` has the
-    same effect.
+    For a module, a module that shares its state; a class whose instances can be called is returned
+    itself, and its instances are disabled from now on. A compiled function or module is wrapped as
+    it was before. ``torch.compiler.disable`` has the same effect.
 
     Raises:
         ArgumentError: ``fn`` is not callable.
     """
     check("disable", fn=fn)
-    fn, _ = _original(fn)
-
-    @functools.wraps(fn)
-    def disabled(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    mark_disabled(disabled)
-    return cast(T, disabled)
+    original, _ = _original(fn)
+    if is_instance(original, torch.nn.Module):
+        return cast(T, disabled_module(original))
+    if is_class_of_python(original) and has_callable_instances(original):
+        return cast(T, disable_instances(original))
+    return cast(T, disabled_function(original))
 
 
 def is_compiling() -> bool:

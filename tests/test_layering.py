@@ -70,8 +70,10 @@ LAYERS = {
     },
     "compiled_module": LEAVES | {"monitor", "records"},
     "compiled_class": LEAVES | {"monitor"},
+    "disabled_module": {"monitor"},
     "api": LEAVES
-    | {"arguments", "compiled_class", "compiled_module", "compiler", "monitor", "records"},
+    | {"arguments", "compiled_class", "compiled_module", "compiler", "disabled_module", "monitor"}
+    | {"records"},
     "doctor": {"api", "bytecode", "disk_cache", "errors", "native", "torch_compat"},
     "integrations": {"api"},
     "cli": {"annotation", "api", "command_group", "config", "disk_cache", "doctor", "errors"},

@@ -71,6 +71,7 @@ def call(
             _read_receiver(rec, function, operation, receiver)
         if is_instance(operation, types.FunctionType):
             class_lookup.read_class(rec, kind, "__call__")
+            _check_enabled(operation)
             return _call_annotated(context, operation, args, kwargs)
         if operation is type.__call__ and args and is_instance(args[0], type):
             function = operation = args[0]  # the metaclass delegates to type.__call__
@@ -103,6 +104,16 @@ def _split_at_controls(context: Context, function: Any) -> None:
         raise Split(reason, f"calls {name}", name)
 
 
+def _check_enabled(function: types.FunctionType) -> None:
+    """
+    Raises:
+        Split: ``magpy_like.disable`` has disabled the function.
+    """
+    if is_disabled(function):
+        name = describe(function)
+        raise Split(SplitReason.DISABLED_FUNCTION, f"calls {name}, which is disabled", name)
+
+
 def _unwrap(
     rec: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -127,12 +138,7 @@ def _call_function(
 ) -> Token | None:
     """Record a call of a Python function: it is followed unless it has an annotation or a rule."""
     rec = context.recording
-    if is_disabled(function):
-        raise Split(
-            SplitReason.DISABLED_FUNCTION,
-            f"calls {describe(function)}, which is disabled",
-            describe(function),
-        )
+    _check_enabled(function)
     if function is torch.nn.Module.__getattr__ and len(args) == 2:
         attributes.read_submodule(rec, *args)
         return None
