@@ -25,9 +25,9 @@ signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
 :func:`forget_fake_results`, :func:`bound_tables`, :func:`rewriting_ptx`,
 :func:`transient_graph_sources`, :func:`graphs_count_writes`, :func:`gradients_own_elements`,
-:func:`dropout_of_all_draws_nothing`, and for good :func:`keep_error_checks`. The modes of torch
-that one thread enters and leaves (gradient mode, autocast, hooks on saved tensors, the default
-device) are listed in ``torch_compat``.
+:func:`dropout_of_all_draws_nothing`, :func:`lazy_unobserved_graphs`, and for good
+:func:`keep_error_checks`. The modes of torch that one thread enters and leaves (gradient mode,
+autocast, hooks on saved tensors, the default device) are listed in ``torch_compat``.
 
 Once a CUDA graph lends results: :func:`note_streams_of`.
 
@@ -59,6 +59,10 @@ from magpy_like.torch_compat.frame_evaluation import (
 )
 from magpy_like.torch_compat.tracing.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
 from magpy_like.torch_compat.tracing.graph_sources import GRAPH_SOURCES, exec_graph_source
+from magpy_like.torch_compat.tracing.unobserved_modules import (
+    UnobservedLazyGraphModule,
+    lazy_graph_module,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -279,6 +283,21 @@ def dropout_of_all_draws_nothing() -> Iterator[None]:
     finally:
         operator.py_kernels.update(traced)
         operator._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def lazy_unobserved_graphs() -> Iterator[None]:
+    """Have torch make graph modules that the program's global hooks do not see, and that write
+    their source when they are first called: printing it for every intermediate graph costs time.
+
+    Applied while AOTAutograd runs, under the lock of tracing. *Seen* on torch 2.13.
+    """
+    choose = lazy_graph_module._get_graph_module_cls
+    lazy_graph_module._get_graph_module_cls = lambda: UnobservedLazyGraphModule
+    try:
+        yield
+    finally:
+        lazy_graph_module._get_graph_module_cls = choose
 
 
 def forget_script_classes() -> None:

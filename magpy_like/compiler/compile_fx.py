@@ -65,12 +65,12 @@ from magpy_like.graph_operators.node_origins import OriginalNodes, number_nodes
 from magpy_like.graph_operators.profiled_graphs import interpreted, regions_of, show_regions
 from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.aot_autograd import LazyGraphModule
 from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.dynamo import RestartAnalysis
 from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_compat.profiler import is_profiled
 from magpy_like.torch_compat.tracing.tracing_context import TracingContext
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedLazyGraphModule
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
 from magpy_like.torch_interop.error_texts import in_words
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
@@ -239,7 +239,8 @@ def _compile_captured(
 
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = inline_checkpoints(captured)
-    gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # its source is never run
+    # Its source is never run.
+    gm = UnobservedLazyGraphModule(whole, copy.deepcopy(whole.graph))
     cached = (
         kernel_build.find_captured(key, captured, settings.cuda_graphs) if key is not None else None
     )

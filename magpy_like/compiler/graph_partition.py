@@ -51,6 +51,10 @@ from magpy_like.graph_operators.node_origins import (
 from magpy_like.graph_operators.profiled_graphs import add_regions, interpreted
 from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.tensor_memory import TensorGuards
+from magpy_like.torch_compat.tracing.unobserved_modules import (
+    UnobservedGraphModule,
+    UnobservedModule,
+)
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -122,7 +126,7 @@ class _Partitioner:
         inputs = gm.graph.find_nodes(op="placeholder")
         self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}
         """Nodes whose tensors may have another form at another call."""
-        self._whole, self._root = fx.Graph(), torch.nn.Module()
+        self._whole, self._root = fx.Graph(), UnobservedModule()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._numbers = itertools.count()
         self._execution = self._whole.placeholder("execution") if is_loop_body else None
@@ -144,7 +148,7 @@ class _Partitioner:
             elif node.op != "get_attr":
                 part.append(node)
         self._show_regions()
-        return fx.GraphModule(self._root, self._whole, class_name="Parts").forward
+        return UnobservedGraphModule(self._root, self._whole, class_name="Parts").forward
 
     def _keep(self, node: fx.Node) -> None:
         """Copy a node that runs between parts, its subgraphs partitioned."""
@@ -192,7 +196,7 @@ class _Partitioner:
         outputs = [node for node in nodes if any(user not in inside for user in node.users)]
         if not nodes:
             return
-        graph, root = fx.Graph(), torch.nn.Module()
+        graph, root = fx.Graph(), UnobservedModule()
         copies = {source: graph.placeholder(f"input_{i}") for i, source in enumerate(inputs)}
         for source in sources:
             if source.op == "get_attr":
@@ -206,8 +210,8 @@ class _Partitioner:
             for i, source in enumerate(inputs)
             if source in self._varying or source.meta.get(NUMBER)
         ]
-        part: torch.nn.Module
-        captured = fx.GraphModule(root, graph, class_name="Part")
+        part: UnobservedModule
+        captured = UnobservedGraphModule(root, graph, class_name="Part")
         arguments = tuple(self._copies[source] for source in inputs)
         if self._eager_with_gradients:
             compiled = Part(captured, varying, self._backend)
@@ -268,7 +272,7 @@ def _may_write_inside(gm: fx.GraphModule) -> bool:
     return any(AS_IS in node.meta or may_write(node) for node in nodes)
 
 
-class _FunctionModule(torch.nn.Module):
+class _FunctionModule(UnobservedModule):
     """A function, where ``torch.fx`` requires a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -291,7 +295,7 @@ MAX_COMPILED = 8
 """Number of times that one part is compiled. Inputs of further forms run operator by operator."""
 
 
-class Part(torch.nn.Module):
+class Part(UnobservedModule):
     """A graph without control flow, compiled when it is first called."""
 
     def __init__(self, gm: fx.GraphModule, varying: Sequence[int], backend: Backend) -> None:
@@ -369,7 +373,7 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-class _LoopBodyPart(torch.nn.Module):
+class _LoopBodyPart(UnobservedModule):
     """A part of a loop body, whose first argument is a :class:`LoopExecution`.
 
     Where gradients are recorded, the gradients of its weights are deferred

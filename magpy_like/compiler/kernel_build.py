@@ -33,6 +33,7 @@ from magpy_like.compiler.stage_trace import Trace
 from magpy_like.disk_cache import cpp_compiler
 from magpy_like.graph_operators.node_origins import OriginalNodes
 from magpy_like.native import helper_status
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 
 CHARACTERS_PER_UNIT = 20_000
 """C++ source per compiler process: starting one takes about as long as compiling this much."""
@@ -124,7 +125,7 @@ def find_captured(key: str, gm: fx.GraphModule, graphs: CudaGraphs) -> Call | No
     compiled = captured_graph_cache.get(key)
     if compiled is None or compiled.attributes or compiled.assumes:
         return None
-    empty = fx.GraphModule({}, fx.Graph())
+    empty = UnobservedGraphModule({}, fx.Graph())
     names = compiled.objects(empty) | _load(compiled, "inference")
     lines = source_lines(gm) if compiled.obstacle else {}
     return _call(compiled, names, graphs, lines, OriginalNodes(gm))

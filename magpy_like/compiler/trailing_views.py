@@ -40,6 +40,7 @@ from magpy_like.graph_operators.wrapped_functions import operation_of
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
 from magpy_like.torch_compat.operators import OpOverload, find_packet
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 
 
 class TrailingViews:
@@ -314,7 +315,7 @@ class _Cut:
             for leaf in leaves
         ]
         graph.output(pytree.tree_unflatten(values, structure))
-        trailing = fx.GraphModule(gm, graph, class_name="TrailingViews")
+        trailing = UnobservedGraphModule(gm, graph, class_name="TrailingViews")
 
         output = gm.graph.output_node()
         output.args = (tuple(self._results),)

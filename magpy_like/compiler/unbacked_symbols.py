@@ -20,6 +20,7 @@ from magpy_like.torch_compat.tracing.fake_tensors import (
     FakeTensorMode,
     detect_fake_mode,
 )
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 from magpy_like.torch_interop.symbols import ShapeEnvironment
 
 #: Raised by a trace that would depend on the elements of a tensor.
@@ -42,7 +43,7 @@ def make_sizes_symbolic(
         mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x
         for x in example_inputs
     ]
-    gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    gm = UnobservedGraphModule(gm, copy.deepcopy(gm.graph))
     for node in gm.graph.nodes:
         if node.target is operator.getitem:
             node.target = _getitem

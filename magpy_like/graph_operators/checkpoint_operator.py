@@ -28,6 +28,10 @@ from magpy_like.graph_operators.node_metadata import (
     TRIGGERS_RECOMPUTATION,
     WRITES,
 )
+from magpy_like.torch_compat.tracing.unobserved_modules import (
+    UnobservedGraphModule,
+    UnobservedModule,
+)
 
 _COPIED_METADATA = (NUMBER, LIST, "val")
 """The keys that a result keeps when its operators become one node."""
@@ -118,12 +122,12 @@ def _fold(
         arguments = list(function.arguments)
         results += [node for node in function.results if node not in results]
     sources = dict.fromkeys([*arguments, *sources])
-    part, root = fx.Graph(), torch.nn.Module()
+    part, root = fx.Graph(), UnobservedModule()
     copies = {source: part.placeholder(f"operand_{i}") for i, source in enumerate(sources)}
     for node in nodes:
         copies[node] = _copy(gm, node, part, root, copies)
     part.output(tuple(copies[node] for node in results))
-    setattr(gm, name, fx.GraphModule(root, part, class_name="Checkpointed"))
+    setattr(gm, name, UnobservedGraphModule(root, part, class_name="Checkpointed"))
     with gm.graph.inserting_before(nodes[0]):
         call = gm.graph.call_function(
             checkpointed, (gm.graph.get_attr(name), len(arguments), *sources)
@@ -239,7 +243,7 @@ def inline_checkpoints(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with checkpointed functions inlined, their operators marked for recomputation."""
     if not any(map(is_checkpoint, gm.graph.nodes)):
         return gm
-    graph, root = fx.Graph(), torch.nn.Module()
+    graph, root = fx.Graph(), UnobservedModule()
     copies: dict[fx.Node, fx.Node] = {}
     results: dict[fx.Node, list[fx.Node]] = {}
     for node in gm.graph.nodes:
@@ -249,7 +253,7 @@ def inline_checkpoints(gm: fx.GraphModule) -> fx.GraphModule:
             copies[node] = results[node.args[0]][node.args[1]]
         elif node.op != "get_attr" or not all(map(is_checkpoint, node.users)):
             copies[node] = _copy(gm, node, graph, root, copies)
-    return fx.GraphModule(root, graph, class_name=type(gm).__name__)
+    return UnobservedGraphModule(root, graph, class_name=type(gm).__name__)
 
 
 def _inline(

@@ -17,6 +17,7 @@ from magpy_like.graph_operators.node_metadata import PROFILER_REGIONS
 from magpy_like.graph_operators.node_origins import ProfilerRegion, enclosing_regions
 from magpy_like.graph_operators.region_spans import spans
 from magpy_like.torch_compat.profiler import is_profiled
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 
 
 def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
@@ -74,7 +75,7 @@ def _with_regions(gm: fx.GraphModule) -> Callable[..., Any]:
     add_regions(graph, steps, [enclosing_regions(node) for node in steps])
     spanning = set().union(*map(enclosing_regions, steps))
     empty = [region for region in regions if region not in spanning]
-    return show_regions(fx.GraphModule(gm, graph).forward, empty)
+    return show_regions(UnobservedGraphModule(gm, graph).forward, empty)
 
 
 def add_regions(

@@ -20,7 +20,7 @@ Module                       Subject
 ``tracing``                  fake tensors, symbolic expressions, contexts of tracing, graph modules
 ``pytree``                   nested containers as lists of leaves
 ``decompositions``           decompositions and the rules for dtypes and layouts behind them
-``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
+``aot_autograd``             AOTAutograd, its descriptors of outputs
 ``dynamo``                   Dynamo's exceptions and registry of backends
 ``frame_evaluation``         Dynamo's stance, its marks on code objects, the backends it resets
 ``inductor_names``           Inductor's options and modes

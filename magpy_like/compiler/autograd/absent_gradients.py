@@ -32,6 +32,7 @@ from magpy_like.torch_compat.tracing.symbolic_expressions import (
     PythonReferenceAnalysis,
     sympy_interp,
 )
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import untraced
 
@@ -230,7 +231,7 @@ def prune_absent_gradients(
     ``by_function``: the nodes of one function of eager's backward pass are all computed, with zeros
     for absent gradients, or none is.
     """
-    gm = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    gm = UnobservedGraphModule(graph, copy.deepcopy(graph.graph))
     inputs = gm.graph.find_nodes(op="placeholder")
     dropped = _find_absent_nodes(gm.graph, {inputs[k] for k in absent}, by_function)
     used = {node for node in gm.graph.nodes if node.users}

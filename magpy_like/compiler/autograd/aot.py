@@ -62,7 +62,6 @@ from magpy_like.torch_compat.aot_autograd import (
     aot_module_simplified,
     functorch_config,
     min_cut_rematerialization_partition,
-    use_lazy_graph_module,
 )
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
@@ -72,6 +71,7 @@ from magpy_like.torch_patches import (
     gradients_own_elements,
     graphs_count_writes,
     keep_error_checks,
+    lazy_unobserved_graphs,
 )
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -132,9 +132,8 @@ class _AotCompilation:
 
     def build(self) -> Callable[..., Any]:
         keep_error_checks()
-        # Intermediate graphs are never run: lazy modules save printing their source ten times.
         with (
-            use_lazy_graph_module(True),
+            lazy_unobserved_graphs(),
             graphs_count_writes(),
             gradients_own_elements(has_overlap),
             dropout_of_all_draws_nothing(),

@@ -15,6 +15,7 @@ from typing import Any
 from torch import fx
 
 from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 
 
 def results_as_captured(whole: fx.GraphModule, gm: fx.GraphModule) -> list[Any] | None:
@@ -47,7 +48,7 @@ def program_as_captured(
         graph.output_node().args = (
             tuple(nodes[r] if isinstance(r, fx.Node) else r for r in results),
         )
-        return fx.GraphModule(whole, graph), sum(n.op == "placeholder" for n in graph.nodes)
+        return UnobservedGraphModule(whole, graph), sum(n.op == "placeholder" for n in graph.nodes)
 
     def run(*args: Any) -> Any:
         gm, count = build()

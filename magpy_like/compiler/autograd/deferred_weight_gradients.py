@@ -32,6 +32,7 @@ from magpy_like.compiler.passes.graph_queries import aten, is_view, tensor
 from magpy_like.graph_operators.node_metadata import AUXILIARY_INPUT_OF
 from magpy_like.torch_compat.autograd import current_backward_pass
 from magpy_like.torch_compat.operators import foreach_copy_
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 from magpy_like.torch_patches import untraced
 
 FACTORS_PER_WEIGHT = 2
@@ -55,7 +56,7 @@ def add_auxiliary_inputs(gm: fx.GraphModule, weights: Sequence[int]) -> fx.Graph
     for node in gm.graph.nodes:
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(gm, graph, class_name=type(gm).__name__)
+    return UnobservedGraphModule(gm, graph, class_name=type(gm).__name__)
 
 
 class _FactoredGradient:

@@ -26,6 +26,7 @@ from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.graph_operators.node_metadata import AS_IS
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import set_grad_enabled
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def find_gradient_modes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Gr
         and any(_is_view_without_gradients(node, modes) for node in _results(gm.graph))
     )
     _insert_fewest_switches(graph, list(modes.values()), entry, is_cut=is_cut)
-    return GradientModes(entry, last, fx.GraphModule(gm, graph), is_cut)
+    return GradientModes(entry, last, UnobservedGraphModule(gm, graph), is_cut)
 
 
 def modes_of_nodes(graph: fx.Graph) -> dict[fx.Node, bool]:

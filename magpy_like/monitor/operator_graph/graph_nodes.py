@@ -19,6 +19,10 @@ from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import MonitorWeakRef
+from magpy_like.torch_compat.tracing.unobserved_modules import (
+    UnobservedGraphModule,
+    UnobservedModule,
+)
 
 
 class LocatedGraph(fx.Graph):
@@ -167,12 +171,12 @@ class GraphNodes:
         for node in self.graph.nodes:
             if TWIN in node.meta:
                 self._twins[node] = node.meta.pop(TWIN)
-        root = torch.nn.Module()
+        root = UnobservedModule()
         for name, value in self.constants.items():
             if is_instance(value, torch.Tensor):
                 root.register_buffer(name, value)
             else:
                 setattr(root, name, value)
-        graph = fx.GraphModule(root, self.graph, class_name="OperatorGraph")
+        graph = UnobservedGraphModule(root, self.graph, class_name="OperatorGraph")
         fold_checkpoints(graph)
         return graph

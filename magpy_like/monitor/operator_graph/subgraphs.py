@@ -16,6 +16,10 @@ from magpy_like.graph_operators.node_metadata import LIST, NUMBER, TWIN
 from magpy_like.monitor.operator_graph.graph_nodes import GraphNodes
 from magpy_like.monitor.operator_graph.graph_numbers import GraphNumbers
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat.tracing.unobserved_modules import (
+    UnobservedGraphModule,
+    UnobservedModule,
+)
 from magpy_like.torch_patches import transient_graph_sources
 
 
@@ -33,14 +37,14 @@ class GraphControl:
         copies = {node: graph.placeholder(f"operand_{i}") for i, node in enumerate(inputs)}
         for node, copy in copies.items():
             copy.meta |= {key: node.meta.get(key, False) for key in (NUMBER, LIST)}
-        root = torch.nn.Module()
+        root = UnobservedModule()
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "get_attr":
                 setattr(root, str(node.target), self._nodes.constants[str(node.target)])
         graph.output(tuple(copies[n] if is_instance(n, fx.Node) else n for n in outputs))
         with transient_graph_sources():
-            return fx.GraphModule(root, graph, class_name="Subgraph")
+            return UnobservedGraphModule(root, graph, class_name="Subgraph")
 
     def condition_graph(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:
         """The graph of a loop's condition: true if the first of its inputs is ``stays``."""
@@ -48,7 +52,7 @@ class GraphControl:
         first, *_ = [graph.placeholder(f"operand_{i}") for i in range(len(inputs))]
         graph.output(first if stays else graph.call_function(torch.logical_not, (first,)))
         with transient_graph_sources():
-            return fx.GraphModule(torch.nn.Module(), graph, class_name="Condition")
+            return UnobservedGraphModule(UnobservedModule(), graph, class_name="Condition")
 
     def add_truth(self, test: fx.Node, predicate: torch.Tensor) -> fx.Node:
         """The truth of a tensor as a ``bool`` tensor without dimensions."""

@@ -15,6 +15,7 @@ from magpy_like.graph_operators.node_metadata import NUMBER, RESULT_VERSIONS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.synthesis.mock.raising_operators import may_fail
 from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.tracing.unobserved_modules import UnobservedGraphModule
 
 Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 
@@ -34,7 +35,7 @@ def compile_with_unused_results(
     output.meta.update(graph.graph.output_node().meta)
     if (versions := output.meta.get(RESULT_VERSIONS)) is not None:
         output.meta[RESULT_VERSIONS] = (*versions, *[0] * len(seen))
-    run, count = compile_graph(fx.GraphModule(graph, more)), len(results)
+    run, count = compile_graph(UnobservedGraphModule(graph, more)), len(results)
     return lambda *args: run(*args)[:count]
 
 

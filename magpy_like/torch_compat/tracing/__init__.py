@@ -5,4 +5,5 @@
 - ``symbolic_tracing``: symbolic tracing by ``torch.fx``
 - ``tracing_context``: the context of tracing, sources of symbolic sizes
 - ``graph_sources``: the sources of generated graph modules
+- ``unobserved_modules``: modules and graph modules that no global hook of the program sees
 """
