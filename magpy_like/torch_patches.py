@@ -25,9 +25,9 @@ signals that have a handler in Python are replaced (``native/interrupts.cpp``).
 While torch traces a graph or a backend compiles it: :func:`silent_fake_tensor_errors`,
 :func:`forget_fake_results`, :func:`bound_tables`, :func:`rewriting_ptx`,
 :func:`transient_graph_sources`, :func:`graphs_count_writes`, :func:`gradients_own_elements`,
-:func:`dropout_of_all_draws_nothing`, :func:`lazy_unobserved_graphs`, and for good
-:func:`keep_error_checks`. The modes of torch that one thread enters and leaves (gradient mode,
-autocast, hooks on saved tensors, the default device) are listed in ``torch_compat``.
+:func:`dropout_of_all_draws_nothing`, :func:`lazy_unobserved_graphs`, :class:`NotedDescribers`, and
+for good :func:`keep_error_checks`. The modes of torch that one thread enters and leaves (gradient
+mode, autocast, hooks on saved tensors, the default device) are listed in ``torch_compat``.
 
 Once a CUDA graph lends results: :func:`note_streams_of`.
 
@@ -57,7 +57,11 @@ from magpy_like.torch_compat.frame_evaluation import (
     FrameExecStrategy,
     set_code_exec_strategy,
 )
-from magpy_like.torch_compat.tracing.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
+from magpy_like.torch_compat.tracing.fake_tensors import (
+    FAKE_TENSOR_LOGGER,
+    FakeTensorMode,
+    meta_utils,
+)
 from magpy_like.torch_compat.tracing.graph_sources import GRAPH_SOURCES, exec_graph_source
 from magpy_like.torch_compat.tracing.unobserved_modules import (
     UnobservedLazyGraphModule,
@@ -298,6 +302,31 @@ def lazy_unobserved_graphs() -> Iterator[None]:
         yield
     finally:
         lazy_graph_module._get_graph_module_cls = choose
+
+
+class NotedDescribers:
+    """Context that collects the describers which one thread makes.
+
+    Each fake tensor mode has one; torch makes modes of its own when it traces. *Seen* on torch
+    2.13.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def __enter__(self) -> None:
+        cls, found, holder = meta_utils.MetaTensorDescriber, self.found, threading.get_ident()
+        self._original = original = cls.__init__
+
+        def init(describer: Any, **options: Any) -> None:
+            original(describer, **options)
+            if threading.get_ident() == holder:
+                found.append(describer)
+
+        cls.__init__ = init
+
+    def __exit__(self, *exception: object) -> None:
+        meta_utils.MetaTensorDescriber.__init__ = self._original
 
 
 def forget_script_classes() -> None:

@@ -146,4 +146,6 @@ class Recording:
     def release(self) -> None:
         """Drop the program's objects at once. The parts refer to each other, so that without this
         the objects would live until the next garbage collection."""
+        if self.sizes.twin is not None:
+            self.sizes.twin.forget_graph()
         vars(self).clear()

@@ -55,6 +55,7 @@ from magpy_like.torch_compat.frame_evaluation import current_stance, forced_back
 from magpy_like.torch_compat.profiler import is_profiled
 from magpy_like.torch_compat.tracing.symbolic_tracing import is_symbolically_traced
 from magpy_like.torch_interop.error_texts import in_words
+from magpy_like.torch_interop.own_fake_modes import transient_fake_modes
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import transient_graph_sources, untraced
 
@@ -274,7 +275,7 @@ class Dispatcher:
         if self.cache.misses == config.misses_before_report:
             self._report_misses(args, kwargs)
             reports.emit()  # before the run, as it may raise
-        with recording_region(self.name):
+        with recording_region(self.name), transient_fake_modes():
             result = call_uninterrupted(lambda: MonitoredCall(self, args, kwargs).run())
         reports.emit()
         return result

@@ -3,6 +3,9 @@
 Tracing replaces methods of `torch.nn.Module` for all threads. If two traces overlap, the first one
 to end restores the wrong methods.
 
+The fake tensor modes of a trace refer weakly to the program's tensors. They forget them when the
+lock is released (:mod:`.own_fake_modes` has the reason).
+
 A thread is at own work from its wait for the lock until it releases it. Tracing does not survive an
 interruption. And on Python 3.11 an exception sent to a thread that waits would stop the holder, if
 a trace function (a debugger's, the monitor's) is set there.
@@ -13,7 +16,8 @@ from __future__ import annotations
 import threading
 
 from magpy_like.interruption import begin_own_work, end_own_work
-from magpy_like.torch_patches import bound_tables, transient_graph_sources
+from magpy_like.torch_compat.tracing.fake_tensors import forget_described
+from magpy_like.torch_patches import NotedDescribers, bound_tables, transient_graph_sources
 
 
 class TracingLock:
@@ -41,6 +45,8 @@ class TracingLock:
         bound_tables()
         self._sources = transient_graph_sources()
         self._sources.__enter__()
+        self._describers = NotedDescribers()
+        self._describers.__enter__()
         self._holder = threading.get_ident()
         self._count += 1
         self._own.count += 1
@@ -48,6 +54,10 @@ class TracingLock:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._depth == 1:
             self._holder = None
+            self._describers.__exit__()
+            for describer in self._describers.found:
+                forget_described(describer)
+            self._describers.found.clear()
             self._sources.__exit__(None, None, None)
         self._leave(error)
 

@@ -26,8 +26,8 @@ from magpy_like.torch_interop.random_states import generator_states, restore_gen
 from magpy_like.torch_patches import untraced
 
 CallArguments = list[Any] | None
-"""A call's arguments: numbers, and weak references to tensors with their version counters; None if
-a tensor has no version counter."""
+"""A call's arguments: numbers, and references to tensors with their version counters; None if a
+tensor has no version counter."""
 
 
 AutocastStates = dict[str, tuple[bool, torch.dtype]]
@@ -84,7 +84,7 @@ class SecondRun:
         if self.draws and ctx.random_states is None:
             return None
         modified = self.overwritten | self.copied
-        args = _restore_call_arguments(ctx.call_arguments, modified)
+        args = _restore_call_arguments(ctx, modified)
         if args is None:
             return None
         # Views, so that hooks on the arguments do not run; the program writes to copies.
@@ -151,22 +151,54 @@ def _random_states() -> list[tuple[torch.Generator, Tensor]] | None:
 
 
 def save_call_arguments(args: Sequence[Any]) -> CallArguments:
-    """The arguments, tensors by weak reference: they live as long as somebody else keeps them."""
+    """The arguments, so that tensors live as long as somebody else keeps them.
+
+    Parameters have no weak references, with which torch could not swap their contents. Autograd's
+    graph refers to the trained ones. A frozen one is kept, with its ``__dict__``, which changes
+    when the contents are swapped.
+    """
     try:
-        return [a if type(a) in (int, float) else (weakref.ref(a), a._version) for a in args]
+        return [
+            a if (kind := type(a)) in _NUMBERS
+            else (None, a._version) if a.requires_grad and a.is_leaf
+            else ((a, a.__dict__), a._version) if kind is torch.nn.Parameter
+            else (weakref.ref(a), a._version)
+            for a in args
+        ]  # fmt: skip
     except RuntimeError:  # inference tensors have no version counter
         return None
 
 
-def _restore_call_arguments(saved: CallArguments, modified: Collection[int]) -> list[Any] | None:
+_NUMBERS = (int, float)
+
+
+def _referents(ctx: Any) -> list[Tensor | None]:
+    """The tensors among the arguments of a call; None for those that are gone."""
+    references = [argument[0] for argument in ctx.call_arguments if isinstance(argument, tuple)]
+    pairs = zip(references, ctx.next_functions, strict=True)
+    return [_referent(reference, function) for reference, (function, _) in pairs]
+
+
+def _referent(reference: Any, function: Any) -> Tensor | None:
+    if reference is None:
+        variable: Tensor | None = getattr(function, "variable", None)
+        return variable
+    if isinstance(reference, tuple):
+        parameter, attributes = reference
+        return parameter if parameter.__dict__ is attributes else None
+    tensor: Tensor | None = reference()
+    return tensor
+
+
+def _restore_call_arguments(ctx: Any, modified: Collection[int]) -> list[Any] | None:
     """The arguments again; None if one is gone, or was modified in place, except by the call
     itself."""
-    if saved is None:
+    if ctx.call_arguments is None:
         return None
-    found = []
-    for k, argument in enumerate(saved):
+    found, tensors = [], iter(_referents(ctx))
+    for k, argument in enumerate(ctx.call_arguments):
         if isinstance(argument, tuple):
-            tensor, version = argument[0](), argument[1]
+            tensor, version = next(tensors), argument[1]
             if tensor is None or (k not in modified and tensor._version != version):
                 return None
             argument = tensor
@@ -256,8 +288,7 @@ class _OnceDifferentiable(torch.autograd.Function):
 def _differentiable_sources(ctx: Any) -> list[Tensor]:
     """Tensors that the gradients depend on: arguments of the call that still exist, and the leaves
     that the others were computed from."""
-    saved = getattr(ctx, "call_arguments", None) or ()
-    arguments = (argument[0]() for argument in saved if isinstance(argument, tuple))
+    arguments = _referents(ctx) if getattr(ctx, "call_arguments", None) is not None else ()
     found = {id(t): t for t in arguments if t is not None and t.requires_grad}
     nodes, seen = [ctx], {ctx}
     while nodes:

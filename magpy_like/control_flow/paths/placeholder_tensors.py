@@ -18,6 +18,7 @@ from magpy_like.refgraph.plain_values import MonitorWeakRef
 from magpy_like.split_points import LoopNotMergeable
 from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.tracing.fake_tensors import FakeTensor, FakeTensorMode
+from magpy_like.torch_interop.own_fake_modes import new_fake_mode
 
 
 class PlaceholderTensors:
@@ -30,7 +31,7 @@ class PlaceholderTensors:
     def fake_mode(self) -> FakeTensorMode:
         """Created on first use: most programs need none, and torch keeps the whole call stack of
         each mode."""
-        return FakeTensorMode(allow_non_fake_inputs=True)
+        return new_fake_mode()
 
     def any_like(
         self, context: Context, like: torch.Tensor, symbol: fx.Node, requires_grad: bool

@@ -15,7 +15,7 @@ import torch
 
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode
+from magpy_like.torch_interop.own_fake_modes import new_fake_mode
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 from magpy_like.torch_patches import silent_fake_tensor_errors
 
@@ -36,7 +36,7 @@ def may_succeed(
     )  # a custom Function's apply
     if is_instance(operation, types.FunctionType) or of_a_class:
         return True  # Python code, whose effects must not happen twice
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = new_fake_mode()
     try:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: fake.from_tensor(t.detach()), (args, kwargs)

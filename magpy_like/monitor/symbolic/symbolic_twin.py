@@ -55,6 +55,7 @@ from magpy_like.torch_compat.tracing.fake_tensors import (
     FakeTensorMode,
     enable_python_dispatcher,
 )
+from magpy_like.torch_interop.own_fake_modes import new_fake_mode
 from magpy_like.torch_interop.symbols import SymbolName
 
 log = topic("monitor")
@@ -150,7 +151,11 @@ class SymbolicTwin:
         """The program's position at each guard, by the guard's index."""
 
     def _new_mode(self) -> FakeTensorMode:
-        return FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        return new_fake_mode(self.env)
+
+    def forget_graph(self) -> None:
+        """Drop the graph, and with it the program's tensors: symbolic sizes outlive the run."""
+        self._size_in_graph = _add_to_no_graph
 
     def begin_examples(self) -> None:
         """Let :meth:`example_input` and :meth:`static_fake` make fake tensors apart from those on
@@ -560,3 +565,7 @@ def _holds_nested_tensor(value: Any) -> bool:
     return any(
         is_instance(leaf, torch.Tensor) and leaf.is_nested for leaf in pytree.tree_leaves(value)
     )
+
+
+def _add_to_no_graph(node: fx.Node, dim: int) -> fx.Node:
+    raise AssertionError("the record is made before its graph is dropped")

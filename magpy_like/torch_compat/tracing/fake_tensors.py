@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
+from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -28,13 +31,25 @@ __all__ = [
     "detect_fake_mode",
     "disable_fake_tensor_cache",
     "enable_python_dispatcher",
+    "forget_described",
+    "meta_utils",
     "unset_fake_temporarily",
 ]
 
+# `meta_utils.MetaTensorDescriber` numbers the real tensors that a mode makes fake tensors of.
 # `detect_fake_mode(inputs)` returns the mode of fake tensors among the inputs or on the stack.
 # Under `enable_python_dispatcher`, operators with Python decompositions keep symbolic sizes.
 # The exceptions name an operator whose result or result's size depends on data, or that has no
 # kernel for tensors without data.
+
+
+def forget_described(describer: Any) -> None:
+    """Drop the weak references to the real tensors that a describer has numbered.
+
+    If it meets one of them again, it takes it for another tensor in the same memory.
+    """
+    describer.lookup_tensor.data.clear()
+
 
 FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
 """Logger that reports each operator that raises on fake tensors."""
