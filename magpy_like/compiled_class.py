@@ -7,10 +7,10 @@ import types
 from typing import Any
 
 from magpy_like.monitor.calls import compiled_callees
-from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 
 _HEAP_TYPE = 1 << 9
+_mro_of = type.__dict__["__mro__"].__get__
 
 
 class CompiledType(type):
@@ -96,7 +96,8 @@ def is_class_of_python(value: Any) -> bool:
 
 def has_callable_instances(cls: type) -> bool:
     """True for a class with a ``__call__``, such as one of modules."""
-    return is_instance(lookup_in_type(cls, "__call__"), types.FunctionType)
+    found = (vars(base)["__call__"] for base in _mro_of(cls) if "__call__" in vars(base))
+    return is_instance(next(found, None), types.FunctionType)
 
 
 def compiled_class(original: type, dispatcher: Any) -> type:
