@@ -146,6 +146,7 @@ class Recording:
     def release(self) -> None:
         """Drop the program's objects at once. The parts refer to each other, so that without this
         the objects would live until the next garbage collection."""
-        if self.sizes.twin is not None:
-            self.sizes.twin.forget_graph()
+        sizes = vars(self).get("sizes")  # None if it is released already
+        if sizes is not None and sizes.twin is not None:
+            sizes.twin.forget_graph()
         vars(self).clear()
