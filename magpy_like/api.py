@@ -13,11 +13,12 @@ import torch
 
 from magpy_like.active_run import is_monitoring
 from magpy_like.arguments import check
-from magpy_like.compiled_class import compiled_class, has_callable_instances, is_class_of_python
+from magpy_like.compiled_class import compiled_class, is_class_of_python
 from magpy_like.compiled_module import (
     compiled_method_of,
     compiled_object,
     dispatchers_of,
+    has_callable_instances,
     has_compiled_form,
     is_compiled_object,
 )

@@ -10,7 +10,6 @@ from magpy_like.monitor.calls import compiled_callees
 from magpy_like.native.instance_checks import is_instance
 
 _HEAP_TYPE = 1 << 9
-_mro_of = type.__dict__["__mro__"].__get__
 
 
 class CompiledType(type):
@@ -92,12 +91,6 @@ compiled_callees.register_class_wrapper(CompiledType, original_class)
 def is_class_of_python(value: Any) -> bool:
     """True for a class that can have subclasses with other metaclasses: not for a native one."""
     return is_instance(value, type) and bool(value.__flags__ & _HEAP_TYPE)
-
-
-def has_callable_instances(cls: type) -> bool:
-    """True for a class with a ``__call__``, such as one of modules."""
-    found = (vars(base)["__call__"] for base in _mro_of(cls) if "__call__" in vars(base))
-    return is_instance(next(found, None), types.FunctionType)
 
 
 def compiled_class(original: type, dispatcher: Any) -> type:

@@ -241,6 +241,11 @@ def found_in_classes(cls: type, name: str) -> Any:
     return next((found[name] for found in members if name in found), None)
 
 
+def has_callable_instances(cls: type) -> bool:
+    """True for a class with a ``__call__`` in Python, such as one of modules."""
+    return is_instance(found_in_classes(cls, "__call__"), types.FunctionType)
+
+
 def _leave_to_original(self: Any) -> None:
     """``__del__``: the original, which may live on, is destroyed once."""
 

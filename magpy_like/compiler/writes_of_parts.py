@@ -71,7 +71,7 @@ def _may_count_unlike_eager(part: fx.GraphModule) -> bool:
 
 
 def _written_in(part: fx.GraphModule) -> list[fx.Node | None]:
-    """What the part's calls write to."""
+    """The arguments that the part's calls write to, one for each call that writes."""
     calls = [node for node in part.graph.nodes if node.op.startswith("call")]
     return [_written(node) for node in calls if memory_effect(node) is Effect.WRITES]
 

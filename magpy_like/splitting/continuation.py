@@ -47,7 +47,7 @@ class Continuation:
         return _POSITION.sub(lambda found: self._name(int(found[1])) or found[0], condition)
 
     def _name(self, position: int) -> str | None:
-        """What the program calls a value; None for one that no frame holds."""
+        """The program's name for a value; None for one that no frame holds."""
         location = self.layout.slot_of(position)
         if location is None:
             return None
