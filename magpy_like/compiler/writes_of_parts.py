@@ -16,8 +16,12 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
+from magpy_like.compiler.lowering.aten_graph_properties import mutated_arguments, tensors_in
 from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.interruption import is_interruption
+from magpy_like.torch_compat.autograd import increment_version
+from magpy_like.torch_compat.dispatch import TorchDispatchMode
+from magpy_like.torch_compat.operators import OpOverload, has_dispatcher_kernel
 from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.autocast_cache import without_autocast_cache
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
@@ -101,7 +105,7 @@ def _count(part: fx.GraphModule, inputs: Sequence[Any]) -> _Counts:
     run = _Run(part, mode)
     tensors = [value for value in fakes if isinstance(value, torch.Tensor)]
     before = {id(tensor): tensor._version for tensor in tensors}
-    with mode, silent_fake_tensor_errors(), without_autocast_cache():
+    with mode, _CountsInKernels(), silent_fake_tensor_errors(), without_autocast_cache():
         results = run.run(*fakes)
     writes = {id(tensor): tensor._version - before[id(tensor)] for tensor in tensors}
     external = [*tensors, *run.constants]
@@ -116,6 +120,37 @@ def _version(result: torch.Tensor, external: Sequence[torch.Tensor]) -> int:
     memory = _memory(result)
     others = [tensor for tensor in external if _memory(tensor) == memory]
     return 0 if others and shares_counter(result, others) else result._version
+
+
+class _CountsInKernels(TorchDispatchMode):
+    """Counts the writes of operators that eager mode counts in their kernels.
+
+    Torch counts most writes before it selects a kernel. Those to lists (``torch._foreach_add_``,
+    ``torch.unbind_copy(x, out=…)``) it leaves to the kernels, which write by other operators, once
+    to each entry. Fake tensors run no such kernel.
+    """
+
+    supports_higher_order_operators = True  # otherwise they raise under a mode
+
+    def __torch_dispatch__(
+        self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(func, OpOverload) and _counts_in_kernel(func):
+            increment_version(tensors_in(mutated_arguments(func._schema, args, kwargs)))
+        return result
+
+
+def _counts_in_kernel(func: OpOverload) -> bool:
+    """True if an operator's writes are counted by the operators that its kernel is composed of.
+
+    The kernels of others, such as ``_fused_adam_``, write uncounted; ``detach_`` does not write.
+    """
+    if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
+        return False
+    is_composed = has_dispatcher_kernel(func.name(), "CompositeExplicitAutograd")
+    return is_composed and not has_dispatcher_kernel(func.name(), "ADInplaceOrView")
 
 
 class _Run(fx.Interpreter):

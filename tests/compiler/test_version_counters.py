@@ -14,6 +14,8 @@ from magpy_like.compiler.version_counters import (
     find_result_versions,
     set_result_versions,
 )
+from magpy_like.graph_operators.node_metadata import INPUT_WRITES
+from magpy_like.torch_compat import pytree
 
 W = torch.linspace(0.5, 2, 3).requires_grad_()
 
@@ -626,3 +628,150 @@ def test_single_write_of_a_part_is_counted(change):
     for value in (1.0, 3.0, 1.0, 3.0):
         fast(x := torch.ones(3), torch.full((3,), value))
         assert x._version == 1
+
+
+def written_lists(x, y):
+    torch._foreach_add_([y, x], 0.5)
+    torch._foreach_mul_([x, y], [2.0, 3.0])
+    return x * W.sum(), y
+
+
+def written_list_after_a_write(x, y):
+    x[x > 0.5] = 1
+    torch._foreach_add_([y, x], 0.5)
+    return x + y
+
+
+def written_lists_of_views(x, y):
+    torch._foreach_exp_([x[:1], y, x[1:]])
+    torch._foreach_add_([y[:1], y[1:], x.detach()], 1)
+    return x.sin(), y[1:]
+
+
+def written_list_of_overlapping_tensors(x, y):
+    torch._foreach_add_([x, y, x, y[1:]], 1)
+    x.mul_(2)
+    return x * 2, y
+
+
+def written_lists_of_results(x, y):
+    z, u = x * 2, y * W.sum()
+    torch._foreach_add_([z, u, u[:1]], [x, y, y[:1]], alpha=2)
+    torch._foreach_sigmoid_([u])
+    return z, u, z[1:], u.detach()
+
+
+def lists_as_out(x, y):
+    z, u = torch.empty(len(x)), torch.empty(len(x))
+    torch.unbind_copy(torch.stack([x, y]).detach(), out=[z, u])
+    torch.split_copy(z, 1, out=[*u.split(1)])
+    return z, u.mul_(2)
+
+
+class WritesList(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        torch._foreach_add_([x, y], 1)
+        torch._foreach_mul_([x], 2)
+        ctx.mark_dirty(x, y)
+        return x, y
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients[0] * 2, gradients[1]
+
+
+def written_list_of_a_custom_function(x, y):
+    return WritesList.apply(x * W.sum(), y * 2)
+
+
+@pytest.mark.cpu  # some kernels of a GPU count fewer writes
+@pytest.mark.filterwarnings("ignore:magpy_like")
+@pytest.mark.parametrize("place", ["after a branch", "in a branch", "before a branch", "alone"])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        written_lists, written_list_after_a_write, written_lists_of_views,
+        written_list_of_overlapping_tensors, written_lists_of_results, lists_as_out,
+        written_list_of_a_custom_function,
+    ],
+)  # fmt: skip
+def test_writes_to_the_tensors_of_a_list_are_counted(write, gradients, place):
+    def program(x, y):
+        if place == "alone":
+            return write(x, y)
+        if place == "before a branch":
+            results = write(x, y)
+            return results, (x * 2 if x.sum() > 5 else x * 3)
+        if place == "after a branch":
+            z = x * 2 if x.sum() > 5 else x * 3
+            return write(x, y), z
+        return write(x, y) if x.sum() > 5 else (x * 2, y)
+
+    fast = magpy.compile(program)
+    for size, value in itertools.product((3, 3, 4, 5), (1.0, 3.0)):
+        counts, values = zip(
+            *(run_on_two(run, size, value, gradients) for run in (program, fast)), strict=True
+        )
+        assert counts[0] == counts[1]
+        torch.testing.assert_close(*values)
+
+
+def run_on_two(program, size, value, gradients):
+    """The versions of two arguments and of the results, and the values of all."""
+    x, y = (torch.full((size,), value, requires_grad=gradients) * 1 for _ in range(2))
+    with torch.set_grad_enabled(gradients):
+        found = [x, y, *pytree.tree_leaves(program(x, y))]
+    return [t._version for t in found], found
+
+
+@torch.library.custom_op("tests_versions::double", mutates_args=["tensors"])
+def double(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.numpy()[:] *= 2
+
+
+@double.register_fake
+def _(tensors):
+    pass
+
+
+def descend(tensors):
+    torch._fused_sgd_(
+        tensors, [torch.ones(3), torch.ones(3)], [], lr=0.1, momentum=0, dampening=0,
+        weight_decay=0, nesterov=False, maximize=False, is_first_step=True,
+    )  # fmt: skip
+
+
+def scan(tensors):
+    scanned = torch.ops.higher_order.associative_scan(lambda a, b: (a + b,), [tensors[0]], ())
+    torch._foreach_copy_(tensors, [*scanned, tensors[0]])
+
+
+@pytest.mark.cpu  # some kernels of a GPU count fewer writes
+@pytest.mark.parametrize(
+    "write",
+    [
+        torch._foreach_zero_,
+        lambda tensors: torch._foreach_pow_(tensors, [1, 2]),
+        lambda tensors: torch._foreach_copy_(tensors, tensors[::-1]),
+        lambda tensors: torch.unbind_copy(torch.ones(2, 3), out=tensors),
+        lambda tensors: torch.ops.aten._foreach_abs.out(tensors, out=tensors),
+        torch.ops.tests_versions.double.default,  # counted before its kernel runs
+        descend,  # a kernel that counts no write
+        scan,
+    ],
+)
+def test_part_counts_the_writes_of_an_operator_on_a_list_as_its_kernel_does(write):
+    tensors = [torch.ones(3), torch.ones(3)]
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder("x"), graph.placeholder("y")]
+    graph.call_function(write, (nodes,))
+    graph.output(())
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    writes_of_parts.note_writes(gm, tensors)
+    assert [tensor._version for tensor in tensors] == [0, 0]
+    write(tensors)
+    counts = [node.meta.get(INPUT_WRITES, 0) for node in nodes]
+    assert counts == [tensor._version for tensor in tensors]
