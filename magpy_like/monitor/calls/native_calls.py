@@ -264,12 +264,12 @@ def _check_written_tensors(
     """Check the tensors that an operator is about to write to.
 
     Raises:
-        Split: the program has set the data of one, or a branch may return one.
+        Split: the program has set the data of one, or a branch may return one with its memory.
     """
     for position, value in inputs_of(args, kwargs):
         for tensor in tensors_in(value) if annotation.writes_to(position, args) else ():
             rec.writes.check_replaced_data(tensor)
-            rec.inspections.check_no_alias(tensor, "changes")
+            rec.inspections.check_write(tensor)
 
 
 _CLASS_TESTS = {isinstance, type}

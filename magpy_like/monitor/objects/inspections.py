@@ -32,6 +32,7 @@ from magpy_like.refgraph.plain_values import (
     is_interned,
     is_plain,
     proxied_mapping,
+    storage_of,
 )
 from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.split_reasons import SplitReason
@@ -241,6 +242,25 @@ class Inspections:
         """
         if any(check.tensor() is tensor for check in self.possible_aliases):
             raise Split(SplitReason.OBJECT_IDENTITY, f"{action} a tensor that a branch may return")
+
+    def check_write(self, tensor: torch.Tensor) -> None:
+        """Check that the program may write to the memory of a tensor.
+
+        After a write, autograd refuses some views of the memory, such as the results of ``unbind``,
+        and names the function that has made the view. By then the program must hold its own tensor,
+        not a substitute, which is a view of it: see ``substitute_tensors``.
+
+        Raises:
+            Split: a result of a branch or loop, or a tensor that it may be, has the same memory.
+        """
+        storage = storage_of(tensor)
+        for check in self.possible_aliases:
+            alias = check.tensor()
+            if alias is tensor or (alias is not None and storage_of(alias) == storage != 0):
+                raise Split(
+                    SplitReason.OBJECT_IDENTITY,
+                    "changes the memory of a tensor that a branch may return",
+                )
 
     def check_class_is_fixed(self, tensor: torch.Tensor) -> None:
         """Check that the program may test the class of a tensor.

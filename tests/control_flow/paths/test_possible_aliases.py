@@ -278,3 +278,81 @@ def test_tensor_made_in_a_branch_looks_like_any_other(look):
     fast = magpy.compile(program, backend="eager")
     for sign in (-1, 1, -1, 1):
         assert_same(fast(plain(sign)), program(plain(sign)))
+
+
+class First(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x[:, 0]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.stack([gradient] * 3, 1)
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        return x[:, 0]
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "several": lambda x: x.unbind(1)[1],
+    "without gradients": without_gradients,
+    "custom": First.apply,
+}
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "to its base": lambda view, base: base.mul_(2),
+    "to its base detached": lambda view, base: base.detach().mul_(2),
+    "to it detached": lambda view, base: view.detach().mul_(2),
+    "to an item of the base": lambda view, base: base.__setitem__((0, 1), 4.0),
+    "to a list": lambda view, base: torch._foreach_add_([base.detach()], 1),
+    "twice": lambda view, base: (view.detach().mul_(2), base.detach().mul_(2)),
+}
+
+
+def view_by_branch(x, make, write):
+    base = x * torch.ones(2, 3)
+    view, other = make(base), make(x * torch.full((2, 3), 2.0))
+    if x.sum() > 0:
+        other = view
+    write(other, base)
+    return x.sum() + other
+
+
+def view_by_search(x, make, write):
+    base = x * torch.ones(2, 3)
+    found = make(x * torch.full((2, 3), 2.0))
+    for view in (make(base), make(base)):
+        if view.sum() > 0:
+            found = view
+    write(found, base)
+    return x.sum() + found
+
+
+def view_by_loop(x, make, write):
+    base = x * torch.ones(2, 3)
+    view, found, left = make(base), make(x * torch.full((2, 3), 2.0)), x.detach()
+    while left.sum() > 0:
+        found, left = view, left - 1
+    write(found, base)
+    return x.sum() + found
+
+
+def _result_or_text(program, sign, *args) -> Any:
+    x = torch.full((2, 1), float(sign), requires_grad=True)
+    try:
+        return program(x, *args)
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("form", [view_by_branch, view_by_search, view_by_loop])
+def test_autograd_refuses_a_view_after_a_write_in_the_words_of_eager_mode(form, view, write):
+    for signs in [(1, -1, 1, -1), (-1, 1, -1, 1)]:
+        fast = magpy.compile(form, backend="eager")
+        for sign in signs:
+            actual, expected = (_result_or_text(f, sign, view, write) for f in (fast, form))
+            assert_same(actual, expected)
