@@ -99,6 +99,16 @@ class AbsentGradients:
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
+    def read_inputs(self, graph: fx.GraphModule, absent: frozenset[int]) -> set[int]:
+        """The indices of the inputs that the backward pass of ``graph`` reads if the gradients with
+        the numbers ``absent`` are."""
+        inputs, gradients = graph.graph.find_nodes(op="placeholder"), tangents(graph.graph)
+        indices = frozenset(inputs.index(gradients[k]) for k in absent)
+        part = prune_absent_gradients(graph, indices, by_function=self._by_function)
+        kept = [node for k, node in enumerate(inputs) if k not in indices]
+        pairs = zip(kept, part.graph.find_nodes(op="placeholder"), strict=True)
+        return {inputs.index(node) for node, copied in pairs if copied.users}
+
     def wrap_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call``, whose backward pass receives None for absent gradients."""
 

@@ -156,7 +156,7 @@ class _AotCompilation:
                 self._example_inputs,
                 self._second_run,
                 self._statistics,
-                materialize=self._absent.materializes,
+                self._absent,
                 autocast=self._autocast,
             )
             own = make_autograd_node(call, self._forwards[-1], self._compile_backward, program)

@@ -17,7 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from magpy_like.compiler.autograd.absent_gradients import skip_unreached_functions, tangents
+from magpy_like.compiler.autograd.absent_gradients import (
+    AbsentGradients,
+    skip_unreached_functions,
+    tangents,
+)
 from magpy_like.compiler.autograd.double_backward import (
     SecondRun,
     call_once_differentiable,
@@ -25,6 +29,7 @@ from magpy_like.compiler.autograd.double_backward import (
     make_once_differentiable,
     save_call_arguments,
 )
+from magpy_like.compiler.autograd.unread_saved_tensors import SavedTensors
 from magpy_like.compiler.runtime.profiled_launchers import show_all
 from magpy_like.compiler.version_counters import not_view
 from magpy_like.graph_operators.checkpoint_batch_norm import (
@@ -52,8 +57,7 @@ class Program:
     second_run: SecondRun | None
     """The same results operator by operator; None if the program must not run a second time."""
     statistics: CheckpointStatistics
-    materialize: bool
-    """Whether absent gradients arrive as zeros."""
+    absent: AbsentGradients
     autocast: bool
     """Whether the graph was traced under autocast: then it has all casts, and must not run under
     it."""
@@ -87,15 +91,15 @@ def make_autograd_node(
     second_run = _with_copies(program, metadata)
     if program.autocast:
         forward, backward = _without_autocast(forward), _without_autocast(backward)
-    layout = _NodeLayout.from_metadata(
-        metadata, program, aot_function._lazy_backward_info.bw_module
-    )
+    graph = aot_function._lazy_backward_info.bw_module
+    layout = _NodeLayout.from_metadata(metadata, program, graph)
+    saved = SavedTensors(graph, program.absent, metadata.num_symints_saved_for_bw)
     apply = _make_apply(
         aot_function,
-        _make_forward(layout, forward, second_run, program.statistics),
-        _make_backward(layout, backward, second_run, program.statistics),
+        _make_forward(layout, forward, saved, second_run, program.statistics),
+        _make_backward(layout, backward, saved, second_run, program.statistics),
     )
-    detached = _inputs_without_gradient(metadata, aot_function._lazy_backward_info.bw_module)
+    detached = _inputs_without_gradient(metadata, graph)
 
     def run(*args: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -248,6 +252,7 @@ class _NodeLayout:
     """(result index, layout as traced) of each gradient that the backward pass takes; no layout for
     one that it only passes on."""
     materialize: bool
+    """Whether absent gradients arrive as zeros."""
 
     @classmethod
     def from_metadata(cls, known: Any, program: Program, backward: fx.GraphModule) -> _NodeLayout:
@@ -271,7 +276,7 @@ class _NodeLayout:
             views=known.unsafe_view_out_indices,
             non_differentiable=[k for k, o in enumerate(known.output_info) if not o.requires_grad],
             tangents=[*zip(used, formats, strict=True)],
-            materialize=program.materialize,
+            materialize=program.absent.materializes,
         )
 
 
@@ -292,6 +297,7 @@ def _make_apply(
 def _make_forward(
     layout: _NodeLayout,
     run_forward: Call,
+    saved: SavedTensors,
     second_run: SecondRun | None,
     statistics: CheckpointStatistics,
 ) -> Callable[..., Any]:
@@ -307,7 +313,7 @@ def _make_forward(
             noting.note_call(ctx, args)
         ctx.targets = statistics.targets(args)
         results = run_forward([*args])
-        ctx.save_for_backward(*map(not_view, results[checked]))
+        saved.save(ctx, [*map(not_view, results[checked])])
         ctx.symints, ctx.opaque_objects = results[numbers], ()
         ctx._tensors_no_vc_check = [*map(not_view, results[unchecked])]
         returned = tuple(results[:count])
@@ -327,6 +333,7 @@ def _make_forward(
 def _make_backward(
     layout: _NodeLayout,
     run_backward: Call,
+    saved: SavedTensors,
     second_run: SecondRun | None,
     statistics: CheckpointStatistics,
 ) -> Callable[..., Any]:
@@ -346,10 +353,12 @@ def _make_backward(
                 return found
             if not differentiated or has_tangents(boxed):
                 raise RuntimeError(_NO_EAGER_BACKWARD)
-        args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
-        ctx.maybe_clear_saved_tensors()
         incoming = [_to_traced_layout(boxed[k], traced) for k, traced in tangents]
         boxed.clear()
+        unpacked = ctx.saved_tensors if differentiated else saved.unpack(ctx, incoming)
+        args = [*ctx.symints, *unpacked, *ctx._tensors_no_vc_check]
+        del unpacked
+        ctx.maybe_clear_saved_tensors()
         if not materialize and not any(g is not None for g in incoming):
             skip_unreached_functions(ctx, found := (None,) * inputs, tensors)
             return found

@@ -2,7 +2,8 @@
 
 Eager mode refuses a backward pass only if a written tensor is one that a gradient formula reads. A
 partition may save other tensors and recompute the operands of the formulas: a write to those would
-be refused, too. So nothing is recomputed from an argument or a result that no formula reads.
+be refused, too. So nothing is recomputed from an argument or a result that no formula reads; if
+several results have gradients, that the formulas of each which needs the recomputed value read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import operator
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from magpy_like.compiler.autograd.absent_gradients import tangents
 from magpy_like.compiler.passes.alias_analysis import Aliases
 from magpy_like.compiler.passes.graph_queries import is_view
 
@@ -36,10 +38,32 @@ def forbid_recomputation_from_visible_memory(joint: fx.GraphModule, forward_outp
     returned = graph.output_node().args[0][:forward_outputs]
     visible = {*graph.find_nodes(op="placeholder")}.union(
         *(aliases.roots[node] for node in returned if isinstance(node, fx.Node))
-    ).difference(*(_memory_read(node, aliases) for node in formulas))
+    )
+    served = _gradients_served(graph)
+    read_for = dict.fromkeys(visible, _NONE)
+    for node in formulas:
+        for memory in visible & _memory_read(node, aliases):
+            read_for[memory] |= served[node]
     for node in reads:
-        if not is_backward(node) and not visible.isdisjoint(_memory_read(node, aliases)):
+        read = visible & _memory_read(node, aliases)
+        if not is_backward(node) and any(not served[node] <= read_for[m] for m in read):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def _gradients_served(graph: fx.Graph) -> dict[fx.Node, frozenset[fx.Node]]:
+    """Node -> the incoming gradients that it depends on; of a node that depends on none, those that
+    the nodes which need its value depend on."""
+    served = {node: frozenset([node]) for node in tangents(graph)}
+    for node in graph.nodes:
+        served.setdefault(node, _NONE.union(*(served[n] for n in node.all_input_nodes)))
+    for node in reversed(graph.nodes):
+        if not served[node] and node.op != "output":
+            users = (user for user in node.users if user.op != "output")
+            served[node] = _NONE.union(*(served[user] for user in users))
+    return served
+
+
+_NONE: frozenset[fx.Node] = frozenset()
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import magpy_like as magpy
 from tests.compiler.programs import compiled, seeded
 
 
@@ -66,3 +67,52 @@ def test_writes_to_what_a_formula_reads_are_refused(function, write):
     for run in (function, call, call):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             gradient(run, x, write)
+
+
+def outcome(function, size, write, used):
+    """The gradients of two leaves by the results whose numbers are ``used``, or None if refused."""
+    leaves = [torch.linspace(1, 2, size).requires_grad_() for _ in range(2)]
+    arguments = [leaf * 1 for leaf in leaves]
+    results = function(*arguments)
+    [*arguments, *results][write].detach().mul_(2)
+    try:
+        sum(results[k].sum() for k in used).backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return None
+    return [leaf.grad for leaf in leaves]
+
+
+SEVERAL_RESULTS = {
+    "one formula reads an argument": lambda x, a: (x * 2, x.sin() * a),
+    "each reads another argument": lambda x, a: (x.sin(), a.cos()),
+    "results are read": lambda x, a: (x.exp(), a.tanh() * x),
+    "values are shared": lambda x, a: ((y := x * a).sin(), x.exp() * a, y + x),
+    "sizes are saved": lambda x, a: (x.sum().expand(2, 2) * 3, (x * a)[1:].cumprod(0)),
+}
+
+
+@pytest.mark.parametrize("function", SEVERAL_RESULTS.values(), ids=SEVERAL_RESULTS.keys())
+def test_writes_are_refused_for_the_gradients_that_need_the_tensor(function):
+    call, seen = magpy.compile(function), set()
+    for size in (3, 3, 4, 5):
+        count = len(function(torch.ones(size), torch.ones(size)))
+        numbers = range(count)
+        for used in (*((k,) for k in numbers), tuple(numbers)):
+            for write in range(count + 2):
+                expected = outcome(function, size, write, used)
+                found = outcome(call, size, write, used)
+                assert (found is None) == (expected is None)
+                torch.testing.assert_close(found or [], expected or [])
+                seen.add(expected is None)
+    assert seen == {True, False} and magpy.cache_info(call).hits
+
+
+def test_freed_tensors_are_refused_for_the_gradient_of_one_result():
+    call = magpy.compile(lambda x, a: (x.cos(), x.sin() * a))
+    for _ in range(3):
+        first, _ = call(torch.ones(3, requires_grad=True) * 1, torch.ones(3))
+        first.sum().backward(retain_graph=True)
+        first.sum().backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            first.sum().backward()
