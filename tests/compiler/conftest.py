@@ -54,7 +54,7 @@ def _default_device(device, request, monkeypatch):
         for name, value in [*vars(request.module).items()]:  # shared with its other tests
             if isinstance(value, torch.Tensor | list | tuple) and device.type != "cpu":
                 moved = torch.utils._pytree.tree_map_only(
-                    torch.Tensor, lambda t: t.detach().cpu(), value
+                    torch.Tensor, lambda t: t.detach().cpu().requires_grad_(t.requires_grad), value
                 )
                 monkeypatch.setattr(request.module, name, moved)
         yield
