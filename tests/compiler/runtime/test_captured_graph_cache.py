@@ -192,7 +192,7 @@ def test_graph_with_varying_sizes_is_traced_again(traced):
 def test_damaged_entries_are_replaced(tmp_path, traced, damage):
     run(lambda x: x * 2 + 1, X)
     found = list(tmp_path.rglob("*.bin"))
-    assert len(found) == 3  # one names the compiler
+    assert len(found) == (3 if X.device.type == "cpu" else 2)  # one names the C++ compiler
     for entry in found:
         entry.write_bytes(damage(entry.read_bytes()))
     for _ in range(2):
