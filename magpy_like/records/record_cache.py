@@ -47,7 +47,10 @@ class RecordCache:
         if self._looks_up:
             forget_look_ups()
         if last is not None and not excluded:
-            found = self.try_guard(last, args, kwargs)
+            try:  # `try_guard`, without the cost of its call
+                found = last.guard(args, kwargs)
+            except Exception as error:
+                found = _no_match(error)
             if type(found) is tuple:
                 self.hits += 1
                 return last, found
@@ -67,11 +70,7 @@ class RecordCache:
         try:
             return record.guard(args, kwargs)
         except Exception as error:
-            if is_interruption(error):
-                raise
-            # The classes of objects that the recorded run never saw may raise anything in a
-            # guard. The record does not match; `why_missed` reports the exception.
-            return None
+            return _no_match(error)
 
     def covers(self, args: tuple[Any, ...]) -> bool:
         """True if a record matches these arguments."""
@@ -144,3 +143,15 @@ class RecordCache:
             elif any(record is r for r in self.records):
                 self.records = (record, *(r for r in self.records if r is not record))
                 self._last = record
+
+
+def _no_match(error: Exception) -> None:
+    """The result of a guard that raised: its record does not match, as ``why_missed`` reports.
+
+    The classes of objects that the recorded run never saw may raise anything in a guard.
+
+    Raises:
+        Exception: ``error`` is an interruption.
+    """
+    if is_interruption(error):
+        raise error
