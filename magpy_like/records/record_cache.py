@@ -50,7 +50,8 @@ class RecordCache:
             try:  # `try_guard`, without the cost of its call
                 found = last.guard(args, kwargs)
             except Exception as error:
-                found = _no_match(error)
+                found = None
+                _raise_interruption(error)
             if type(found) is tuple:
                 self.hits += 1
                 return last, found
@@ -70,7 +71,8 @@ class RecordCache:
         try:
             return record.guard(args, kwargs)
         except Exception as error:
-            return _no_match(error)
+            _raise_interruption(error)
+            return None
 
     def covers(self, args: tuple[Any, ...]) -> bool:
         """True if a record matches these arguments."""
@@ -145,13 +147,9 @@ class RecordCache:
                 self._last = record
 
 
-def _no_match(error: Exception) -> None:
-    """The result of a guard that raised: its record does not match, as ``why_missed`` reports.
-
-    The classes of objects that the recorded run never saw may raise anything in a guard.
-
-    Raises:
-        Exception: ``error`` is an interruption.
+def _raise_interruption(error: Exception) -> None:
+    """Raise what a guard raised if it is an interruption. Otherwise its record does not match, as
+    ``why_missed`` reports: classes of objects that the recorded run never saw may raise anything.
     """
     if is_interruption(error):
         raise error
