@@ -48,6 +48,12 @@ AS_IS = _declare(
 DIFFERENTIATES = _declare(
     "differentiates", bool, "True for a custom function that computes gradients inside."
 )
+CUSTOM_VIEW = _declare(
+    "custom_view",
+    bool,
+    "True for a custom function that returns a view, and for a later operator whose result is in "
+    "the memory of one.",
+)
 INPUT_WRITES = _declare(
     "input_writes",
     int,

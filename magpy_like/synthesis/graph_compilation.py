@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.graph_operators.custom_views import mark_seen_views
 from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.monitor.operator_graph.tensor_writes import WRITE_TO_REPLACED_DATA
 from magpy_like.monitor.recording import Recording
@@ -80,6 +81,7 @@ def compile_graph(
         _check_views_of_replaced_data(rec, outputs)
     operators.nodes.erase_unused(rec.lifted.arithmetic.in_python, outputs)
     graph = operators.nodes.finish(outputs)
+    mark_seen_views(graph)
     _note_versions(rec, graph, changed)
     if rec.effects.modes_left is not None:
         _restore_autocast(graph, *rec.effects.modes_left)

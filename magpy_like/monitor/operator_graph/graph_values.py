@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
-from magpy_like.graph_operators.node_metadata import AS_IS, DIFFERENTIATES, TWIN
+from magpy_like.graph_operators.node_metadata import AS_IS, CUSTOM_VIEW, DIFFERENTIATES, TWIN
+from magpy_like.monitor.calls.argument_kinds import tensors_in
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.function_nodes import before_replacement, replace_data
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
@@ -22,6 +23,7 @@ from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.torch_state.default_device import with_device
+from magpy_like.refgraph.plain_values import storage_of
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.autograd import custom_function_calls
@@ -46,6 +48,8 @@ class GraphValues:
         """The reason why no part of the operator graph may be compiled, if any."""
         self.stays_whole: str | None = None
         """The reason why the operator graph may not be compiled in parts, if any."""
+        self._custom_views: set[int] = set()
+        """The memory in which custom functions have returned views."""
         self.kept_inputs: list[torch.Tensor] = []
         """The graph's inputs: the backend needs them even if the program drops them."""
 
@@ -89,7 +93,26 @@ class GraphValues:
             self.operators_as_is.append(self._running.as_is)
         if self._running.differentiates and operation in custom_function_calls:
             node.meta[DIFFERENTIATES] = True
+        if self._custom_views or operation in custom_function_calls:
+            self._note_custom_views(node, operation, args, result)
         self._writes.note_operator(operation, args, kwargs, result)
+
+    def _note_custom_views(
+        self, node: fx.Node, operation: Callable[..., Any], args: tuple[Any, ...], result: Any
+    ) -> None:
+        """Note in the node whether the result is a custom function's view, or in its memory."""
+        tensors = list(tensors_in(result))
+        if operation in custom_function_calls:
+            arguments = list(tensors_in(args))
+            shared = set(map(storage_of, arguments)) - {0}
+            self._custom_views.update(
+                storage_of(tensor)
+                for tensor in tensors
+                if not any(tensor is each for each in arguments)
+                and (tensor._is_view() or storage_of(tensor) in shared)
+            )
+        if any(storage_of(tensor) in self._custom_views for tensor in tensors):
+            node.meta[CUSTOM_VIEW] = True
 
     def add_item(
         self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any
