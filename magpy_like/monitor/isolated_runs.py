@@ -24,6 +24,7 @@ from magpy_like.bytecode.instruction_facts import CALLS
 from magpy_like.monitor.call_operands import call_operands, spread_callee_depth
 from magpy_like.monitor.calls.python_operators import BINARY, IN_PLACE
 from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_relation
+from magpy_like.monitor.monitor_suspension import Suspension
 from magpy_like.monitor.objects.containers import CONTAINERS, cell_at
 from magpy_like.monitor.objects.finalizers import defines_destructor
 from magpy_like.monitor.objects.loop_written_locations import SubstitutedLocations, location_of
@@ -51,9 +52,11 @@ class TensorEffects(TorchDispatchMode):
     """Runs operators on fake tensors; they may write only to memory allocated in the isolated
     run."""
 
-    def __init__(self, fake: FakeTensorMode, refuse: Callable[[SplitCause], None]) -> None:
+    def __init__(
+        self, fake: FakeTensorMode, refuse: Callable[[SplitCause], None], suspension: Suspension
+    ) -> None:
         super().__init__()
-        self._fake, self._refuse = fake, refuse
+        self._fake, self._refuse, self._suspension = fake, refuse, suspension
         self._own: dict[int, Any] = {}
         self.draws = False
         """Whether operators may draw random numbers: the program takes this path in every call. On
@@ -61,10 +64,19 @@ class TensorEffects(TorchDispatchMode):
         self.refused: torch.Tensor | None = None
         """The first external tensor that the run would have written to."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no function of torch around `__torch_dispatch__`, which would be followed
+
     def __torch_dispatch__(
         self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        # Autograd asks the results of a custom function for their devices. An exception of the
+        # monitor would end the process there: native code does not expect any.
+        with self._suspension:
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags and not self.draws:
             self._stop(f"{func} draws random numbers")
         for tensor in _written(func, args, kwargs):
@@ -338,6 +350,7 @@ class BranchRun(IsolatedRun):
         begin: int,
         fake: FakeTensorMode,
         abandon: Callable[[], None],
+        suspension: Suspension,
     ) -> None:
         """``begin`` is the offset at which ``code`` has restored the branching frame."""
         super().__init__()
@@ -351,7 +364,7 @@ class BranchRun(IsolatedRun):
         self.tested_at_head: Any = None
         """The tensor whose truth decides there, if an instruction before tests it."""
         self._abandon = abandon
-        self.tensors = TensorEffects(fake, self.refuse)
+        self.tensors = TensorEffects(fake, self.refuse, suspension)
 
     def refuse(self, cause: SplitCause) -> None:
         """Unwind the run: the branch cannot be part of a record."""

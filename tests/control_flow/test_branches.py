@@ -750,3 +750,66 @@ def test_tuple_bound_to_two_variables_in_a_branch_stays_one_object():
     for value in (1.0, -1.0, 2.0, -2.0):
         x = torch.full((3,), value)
         assert_same(fast(x), one_tuple_twice(x))
+
+
+class DoublesWithMask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.mark_non_differentiable(mask := x > 0)
+        return x * 2, mask
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        return gradient * ctx.saved_tensors[0]
+
+
+class Reverses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def custom_functions_in_branches(x):
+    if x.sum() > 0:
+        doubled, mask = DoublesWithMask.apply(x + 1)
+        y = doubled * mask
+    else:
+        y = Reverses.apply(x * 2)
+    while y.sum() > 5:
+        y = Reverses.apply(y) * 0.5
+    return y * 3
+
+
+# Autograd asks the results on fake tensors for their devices, in native code that must not raise.
+@pytest.mark.parametrize("gradients", [True, False])
+def test_custom_functions_in_branches_equal_eager(gradients):
+    fast = magpy.compile(custom_functions_in_branches, backend="eager")
+    for values in [*inputs(), *inputs()]:
+        leaves = [values.clone().requires_grad_(gradients) for _ in range(2)]
+        results = [
+            run(x) for run, x in zip((custom_functions_in_branches, fast), leaves, strict=True)
+        ]
+        torch.testing.assert_close(*results)
+        if gradients:
+            for result in results:
+                result.sum().backward()
+            torch.testing.assert_close(*(leaf.grad for leaf in leaves))
+    assert magpy.cache_info(fast).native == 0
+    assert magpy.cache_info(fast).hits
+
+
+def test_custom_function_in_a_branch_is_part_of_one_graph():
+    def program(x):
+        y = DoublesWithMask.apply(x)[0] if x.sum() > 0 else DoublesWithMask.apply(x * 3)[0]
+        return y + 1
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for value in (1.0, -1.0, 2.0):
+        x = torch.full((3,), value, requires_grad=True)
+        torch.testing.assert_close(fast(x), program(x))
+    assert magpy.cache_info(fast).graphs == 1

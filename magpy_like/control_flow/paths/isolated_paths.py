@@ -200,7 +200,13 @@ class IsolatedPaths:
         options: PathOptions,
     ) -> BranchRun:
         """The isolated run of a path, with its permissions and collectors."""
-        path = BranchRun(code, shift, self._placeholders.fake_mode, context.isolation.abandon)
+        path = BranchRun(
+            code,
+            shift,
+            self._placeholders.fake_mode,
+            context.isolation.abandon,
+            context.suspension,
+        )
         path.gradients_differ, path.tensors.draws = options.requires_grad_differs, options.draws
         path.substituted = options.substituted
         path.reads = (
