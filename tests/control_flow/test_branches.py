@@ -774,6 +774,16 @@ class Reverses(torch.autograd.Function):
         return -gradient
 
 
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
 def custom_functions_in_branches(x):
     if x.sum() > 0:
         doubled, mask = DoublesWithMask.apply(x + 1)
@@ -805,8 +815,7 @@ def test_custom_functions_in_branches_equal_eager(gradients):
 
 def test_custom_function_in_a_branch_is_part_of_one_graph():
     def program(x):
-        y = DoublesWithMask.apply(x)[0] if x.sum() > 0 else DoublesWithMask.apply(x * 3)[0]
-        return y + 1
+        return (Doubles.apply(x) if x.sum() > 0 else Doubles.apply(x * 3)) + 1
 
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for value in (1.0, -1.0, 2.0):

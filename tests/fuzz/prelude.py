@@ -204,6 +204,43 @@ class Scaled(nn.Module):
             self.seen.add_(1)
         x = x * self.weight
         return x if bias is None else x + bias
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 * ctx.saved_tensors[0]
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient * ctx.factor, None
+
+class Divided(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        positive = x > 0
+        ctx.mark_non_differentiable(positive)
+        return x * 0.5, positive, y + x
+    @staticmethod
+    def backward(ctx, left, _, right):
+        return left + right, right * 2
+
+class Grown(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
 """
 
 MAKERS = """

@@ -77,6 +77,7 @@ TENSOR_CHANGES: list[Production] = [
     (0.5, "scaled.total.data = scaled.total + 1"),
     (0.5, "<vec!>.fill_(<flt>).mul_(<vec>)"),
     (0.5, "<mat!>.lerp_(<mat>, 0.5)"),
+    (0.3, "Grown.apply(<vec!>)"),
 ]
 LISTS_OF_TENSORS: list[Production] = [
     (0.3, "torch._foreach_add_([<vec!>, <vec!>], <flt>)"),
