@@ -14,7 +14,6 @@ from magpy_like.monitor.symbolic.expressions import Size
 from magpy_like.native import Watch
 from magpy_like.records.dispatcher import Dispatcher
 from magpy_like.records.graph_backend import GraphBackend
-from magpy_like.records.record_cache import RecordCache
 from magpy_like.synthesis import record
 from magpy_like.synthesis.guard import guard_builder, lifted_conditions
 from magpy_like.synthesis.guard.conditions import Condition, Kind, Part
@@ -198,7 +197,7 @@ def _see(number: int) -> Callable[[bool], bool]:
 
 
 _synthesise, _check_function = Dispatcher.synthesise, speculation_checks._check_function
-_try_guard, _compile = RecordCache.try_guard, GraphBackend.compile
+_compile = GraphBackend.compile
 _run_after_failure = Dispatcher._run_after_failure
 _note_misspeculation = Dispatcher._note_misspeculation
 
@@ -206,15 +205,17 @@ _note_misspeculation = Dispatcher._note_misspeculation
 def _synthesise_noted(dispatcher: Dispatcher, *args: Any) -> Any:
     _run.where = "after a split" if dispatcher.is_continuation else "at entry"
     _run.place = dispatcher.name
-    return _synthesise(dispatcher, *args)
+    made = _synthesise(dispatcher, *args)
+    guard, numbers = made.guard, _numbers.get(id(made.numbered), (None, {}))[1]
 
+    def noted_guard(args: Any, kwargs: Any) -> Any:
+        result = guard(args, kwargs)
+        if type(result) is int and result in numbers:
+            _run.failed[numbers[result]] = None
+        return result
 
-def _try_noted(cache: RecordCache, found: Any, args: Any, kwargs: Any) -> Any:
-    result = _try_guard(cache, found, args, kwargs)
-    numbers = _numbers.get(id(found.numbered), (None, {}))[1]
-    if type(result) is int and result in numbers:
-        _run.failed[numbers[result]] = None
-    return result
+    made.guard = noted_guard
+    return made
 
 
 def _run_after_noted(dispatcher: Dispatcher, *args: Any) -> Any:
@@ -268,7 +269,6 @@ def noted(run: Run) -> Iterator[None]:
             (record, "MockBuilder", _MockBuilder),
             (speculation_checks, "_check_function", _check_function_noted),
             (Dispatcher, "synthesise", _synthesise_noted),
-            (RecordCache, "try_guard", _try_noted),
             (Dispatcher, "_run_after_failure", _run_after_noted),
             (Dispatcher, "_note_misspeculation", _misspeculated_noted),
             (GraphBackend, "compile", _compile_noted),

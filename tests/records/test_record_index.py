@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.records.record_cache import INDEXED_FROM, RecordCache
+from magpy_like.records.dispatcher import Dispatcher
 from magpy_like.records.record_index import RecordIndex
 from tests.compare import assert_same
 from tests.programs import tensor
@@ -28,13 +28,20 @@ def records(fast):
 def tried(monkeypatch):
     """The records whose guards have run."""
     found = []
-    try_guard = RecordCache.try_guard
+    synthesise = Dispatcher.synthesise
 
-    def note(cache, record, args, kwargs):
-        found.append(record)
-        return try_guard(cache, record, args, kwargs)
+    def noted(*args):
+        record = synthesise(*args)
+        guard = record.guard
 
-    monkeypatch.setattr(RecordCache, "try_guard", note)
+        def noted_guard(args, kwargs):
+            found.append(record)
+            return guard(args, kwargs)
+
+        record.guard = noted_guard
+        return record
+
+    monkeypatch.setattr(Dispatcher, "synthesise", noted)
     return found
 
 
