@@ -251,8 +251,7 @@ def _compile_captured(
     def count_as_eager(call: Callable[..., Any]) -> Callable[..., Any]:
         call = keep_versions(call, find_uncounted(whole))
         call = set_result_versions(call, find_result_versions(captured))
-        unwritten = passes.find_unwritten_arguments(captured, example_inputs)
-        call = count_further_writes(call, find_further_writes(captured, unwritten))
+        call = count_further_writes(call, find_further_writes(captured))
         return passes.leave_detached_views_to_eager(call, captured, interpreted(captured))
 
     if cached is not None:

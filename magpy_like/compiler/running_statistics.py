@@ -37,8 +37,14 @@ def find_uncounted(gm: fx.GraphModule) -> list[int]:
     ]
 
 
+def updated_statistics(node: fx.Node) -> list[fx.Node]:
+    """The inputs of a node that it updates as running statistics: none in evaluation."""
+    statistics = _statistics(node)
+    return statistics if statistics and _is_training(node) else []
+
+
 def _statistics(node: fx.Node) -> list[fx.Node]:
-    """The inputs of a node that it updates as running statistics."""
+    """The running statistics of a node: those that it updates, or in evaluation reads."""
     if node.op != "call_function" or name_of(node).partition(".")[0] not in _OPERATORS:
         return []
     in_python = node.target is torch.nn.functional.batch_norm

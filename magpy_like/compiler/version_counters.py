@@ -9,13 +9,13 @@ see :mod:`.writes_of_parts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
+from magpy_like.graph_operators.node_metadata import INPUT_UNCHANGED, INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.torch_compat.aot_autograd import IntermediateBaseAOTOutput, PlainAOTOutput
 from magpy_like.torch_compat.autograd import set_version
 
@@ -26,15 +26,18 @@ Numbers = list[tuple[int, int]]
 Tensors that share memory share a counter, which is then set to the largest of their numbers."""
 
 
-def find_further_writes(gm: fx.GraphModule, unwritten: Collection[fx.Node] = ()) -> Numbers:
+def find_further_writes(gm: fx.GraphModule) -> Numbers:
     """The indices of inputs that the program writes to, each with the number of writes that a
-    compiled graph does not make: all but one, or all of them for the inputs ``unwritten``."""
+    compiled graph does not make: all but one, or all of them for an input that they leave as it
+    was."""
     inputs = [
         (k, node)
         for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))
         if INPUT_WRITES in node.meta
     ]
-    return _ascending((k, node.meta[INPUT_WRITES] - (node not in unwritten)) for k, node in inputs)
+    return _ascending(
+        (k, node.meta[INPUT_WRITES] - (INPUT_UNCHANGED not in node.meta)) for k, node in inputs
+    )
 
 
 def find_result_versions(gm: fx.GraphModule) -> Numbers:

@@ -9,6 +9,7 @@ are composed of several writes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +18,12 @@ from torch import fx
 
 from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.compiler.lowering.aten_graph_properties import mutated_arguments, tensors_in
-from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
+from magpy_like.compiler.running_statistics import updated_statistics
+from magpy_like.graph_operators.node_metadata import INPUT_UNCHANGED, INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.interruption import is_interruption
 from magpy_like.torch_compat.autograd import increment_version
 from magpy_like.torch_compat.dispatch import TorchDispatchMode
-from magpy_like.torch_compat.operators import OpOverload, has_dispatcher_kernel
+from magpy_like.torch_compat.operators import OpOverload, has_dispatcher_kernel, operator_tags
 from magpy_like.torch_compat.tracing.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.autocast_cache import without_autocast_cache
 from magpy_like.torch_interop.current_gpu import has_current_gpu_calls, tracing_without_cache
@@ -42,6 +44,7 @@ def note_writes(part: fx.GraphModule, inputs: Sequence[Any]) -> None:
     placeholders, output = part.graph.find_nodes(op="placeholder"), part.graph.output_node()
     for node in placeholders:
         node.meta.pop(INPUT_WRITES, None)
+        node.meta.pop(INPUT_UNCHANGED, None)
     output.meta.pop(RESULT_VERSIONS, None)
     if torch.is_inference_mode_enabled():
         return
@@ -58,17 +61,21 @@ def note_writes(part: fx.GraphModule, inputs: Sequence[Any]) -> None:
         if is_interruption(error):
             raise
         return
-    for node, count in zip(placeholders, found.inputs, strict=True):
+    for node, count, changed in zip(placeholders, found.inputs, found.changed, strict=True):
         if count:
             node.meta[INPUT_WRITES] = count
+            if not changed:
+                node.meta[INPUT_UNCHANGED] = True
     if any(found.results):
         output.meta[RESULT_VERSIONS] = tuple(found.results)
 
 
 def _may_count_unlike_eager(part: fx.GraphModule) -> bool:
-    """False if the part writes once at most, and to an input: a run costs time."""
+    """False if the part writes once at most, and to the elements of an input: a run costs time."""
     calls = [node for node in part.graph.nodes if node.op.startswith("call")]
     if any(map(_is_unknown, calls)):
+        return True
+    if any(torch.Tag.inplace_view in operator_tags(node.target) for node in calls):
         return True
     written = _written_in(part)
     return len(written) > 1 or any(node is None or node.op != "placeholder" for node in written)
@@ -95,6 +102,8 @@ def _written(node: fx.Node) -> fx.Node | None:
 class _Counts(NamedTuple):
     inputs: list[int]
     """The number of writes to each input."""
+    changed: list[bool]
+    """Whether each input has other elements, sizes or strides after the writes."""
     results: list[int]
     """The version of each result that no input shares the counter of, 0 for others."""
 
@@ -105,12 +114,23 @@ def _count(part: fx.GraphModule, inputs: Sequence[Any]) -> _Counts:
     run = _Run(part, mode)
     tensors = [value for value in fakes if isinstance(value, torch.Tensor)]
     before = {id(tensor): tensor._version for tensor in tensors}
-    with mode, _CountsInKernels(), silent_fake_tensor_errors(), without_autocast_cache():
+    layouts = {id(tensor): _layout(tensor) for tensor in tensors}
+    seen = _Writes()
+    with mode, seen, silent_fake_tensor_errors(), without_autocast_cache():
         results = run.run(*fakes)
     writes = {id(tensor): tensor._version - before[id(tensor)] for tensor in tensors}
+    written = seen.written_elements | run.statistics
+    changed = {
+        id(tensor)
+        for tensor in tensors
+        if (memory := _memory(tensor)) in written
+        or writes[id(tensor)] > seen.dimension_changes[memory]  # by what has no schema
+        or _layout(tensor) != layouts[id(tensor)]
+    }
     external = [*tensors, *run.constants]
     return _Counts(
         [writes.get(id(value), 0) for value in fakes],
+        [id(value) in changed for value in fakes],
         [_version(leaf, external) if isinstance(leaf, torch.Tensor) else 0 for leaf in results],
     )
 
@@ -122,13 +142,19 @@ def _version(result: torch.Tensor, external: Sequence[torch.Tensor]) -> int:
     return 0 if others and shares_counter(result, others) else result._version
 
 
-class _CountsInKernels(TorchDispatchMode):
-    """Counts the writes of operators that eager mode counts in their kernels.
+class _Writes(TorchDispatchMode):
+    """The memory that operators write to. Counts writes that eager mode counts in kernels.
 
     Torch counts most writes before it selects a kernel. Those to lists (``torch._foreach_add_``,
     ``torch.unbind_copy(x, out=…)``) it leaves to the kernels, which write by other operators, once
     to each entry. Fake tensors run no such kernel.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written_elements: set[int] = set()
+        self.dimension_changes: Counter[int] = Counter()
+        """How often operators have changed sizes and strides of tensors, by memory."""
 
     supports_higher_order_operators = True  # otherwise they raise under a mode
 
@@ -137,18 +163,23 @@ class _CountsInKernels(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if isinstance(func, OpOverload) and _counts_in_kernel(func):
-            increment_version(tensors_in(mutated_arguments(func._schema, args, kwargs)))
+        if not (isinstance(func, OpOverload) and func._schema.is_mutable):
+            return result
+        written = tensors_in(mutated_arguments(func._schema, args, kwargs))
+        if torch.Tag.inplace_view in func.tags:
+            self.dimension_changes.update(map(_memory, written))
+            return result
+        self.written_elements.update(map(_memory, written))
+        if _counts_in_kernel(func):
+            increment_version(written)
         return result
 
 
 def _counts_in_kernel(func: OpOverload) -> bool:
     """True if an operator's writes are counted by the operators that its kernel is composed of.
 
-    The kernels of others, such as ``_fused_adam_``, write uncounted; ``detach_`` does not write.
+    The kernels of others, such as ``_fused_adam_``, write uncounted.
     """
-    if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
-        return False
     is_composed = has_dispatcher_kernel(func.name(), "CompositeExplicitAutograd")
     return is_composed and not has_dispatcher_kernel(func.name(), "ADInplaceOrView")
 
@@ -160,6 +191,12 @@ class _Run(fx.Interpreter):
         super().__init__(part)
         self._mode = mode
         self.constants: list[torch.Tensor] = []
+        self.statistics: set[int] = set()
+        """The memory of running statistics, which batch norms write to without counting."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.statistics.update(_memory(self.env[each]) for each in updated_statistics(n))
+        return super().run_node(n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
@@ -171,6 +208,10 @@ class _Run(fx.Interpreter):
 
 def _without_data(mode: FakeTensorMode, value: Any) -> Any:
     return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -59,6 +59,13 @@ INPUT_WRITES = _declare(
     int,
     "How many writes to an input the program counts in its version; present if there is one.",
 )
+INPUT_UNCHANGED = _declare(
+    "input_unchanged",
+    bool,
+    "True for an input to which the program counts writes, and whose elements, sizes and strides "
+    "they leave as they were: they change dimensions of its views, or change its own and restore "
+    "them.",
+)
 RESULT_VERSIONS = _declare(
     "result_versions",
     tuple,

@@ -112,9 +112,11 @@ class Recording:
         self.continues = False
         """Whether the program continues after the end of the record."""
 
-    def note_write(self, tensor: torch.Tensor) -> None:
-        """Note that an operator, not on the graph yet, has written to a tensor."""
-        if self.writes.note_write(tensor) and self.checkpointed is not None:
+    def note_write(self, tensor: torch.Tensor, *, to_elements: bool) -> None:
+        """Note that an operator, not on the graph yet, has written to a tensor: to its elements, or
+        only to its sizes and strides."""
+        has_memory = self.writes.note_write(tensor, to_elements=to_elements)
+        if has_memory and self.checkpointed is not None:
             self.checkpointed.note_write(self, tensor)
 
     def has_effects(self) -> bool:

@@ -12,7 +12,7 @@ from torch import fx
 
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.graph_operators.custom_views import mark_seen_views
-from magpy_like.graph_operators.node_metadata import INPUT_WRITES, RESULT_VERSIONS
+from magpy_like.graph_operators.node_metadata import INPUT_UNCHANGED, INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.monitor.operator_graph.tensor_writes import WRITE_TO_REPLACED_DATA
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression
@@ -154,9 +154,12 @@ def _note_versions(rec: Recording, graph: fx.GraphModule, changed: Sequence[Shad
     external, counts = [], {node.node_id: rec.writes.count(node) for node in changed}
     for placeholder, source in rec.operators.nodes.inputs:
         if is_instance(source, int):
-            external.append(rec.refs.get_node_by_id(source).variable)
+            node = rec.refs.get_node_by_id(source)
+            external.append(node.variable)
             if counts.get(source):
                 placeholder.meta[INPUT_WRITES] = counts[source]
+                if rec.writes.keeps_elements(node) and rec.reads.has_layout_of_entry(node):
+                    placeholder.meta[INPUT_UNCHANGED] = True
     output = graph.graph.output_node()
     versions = {
         node: tensor_version(tensor)

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.node_metadata import (
+    INPUT_UNCHANGED,
     INPUT_WRITES,
     NUMBER,
     PROFILER_REGIONS,
@@ -97,6 +98,7 @@ def _description(graph: fx.GraphModule) -> Key | None:
                     _target(graph, node),
                     bool(node.meta.get(NUMBER)),
                     node.meta.get(INPUT_WRITES),
+                    node.meta.get(INPUT_UNCHANGED),
                     node.meta.get(RESULT_VERSIONS),
                     _regions(node.meta.get(PROFILER_REGIONS, ()), regions),
                     _regions(enclosing_regions(node), regions),

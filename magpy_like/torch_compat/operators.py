@@ -25,6 +25,7 @@ __all__ = [
     "make_dual",
     "is_left_aligned",
     "make_subclass",
+    "operator_tags",
     "schemas_of_operator",
     "standard_gamma",
     "unpack_dual",
@@ -75,3 +76,13 @@ def find_packet(name: str) -> Any:
     """The ATen operator of a name; None if there is none: ``__eq__`` is the namespace's method."""
     found = getattr(torch.ops.aten, name, None)
     return found if isinstance(found, OpOverloadPacket) else None
+
+
+def operator_tags(operation: Any) -> set[Any]:
+    """The tags of an operator, of all its overloads if ``operation`` is no single one: a function,
+    or the name of a method."""
+    if isinstance(operation, OpOverload):
+        return set(operation.tags)
+    packet = find_packet(str(getattr(operation, "__name__", operation)))
+    overloads = packet.overloads() if packet is not None else ()
+    return {tag for overload in overloads for tag in getattr(packet, overload).tags}

@@ -775,3 +775,76 @@ def test_part_counts_the_writes_of_an_operator_on_a_list_as_its_kernel_does(writ
     write(tensors)
     counts = [node.meta.get(INPUT_WRITES, 0) for node in nodes]
     assert counts == [tensor._version for tensor in tensors]
+
+
+WRITES_TO_CONVERSIONS = {
+    "transposed copy": lambda x: x.t().contiguous().t().mul_(2),
+    "copy or view": lambda x: x.t().reshape(-1).add_(1),
+    "argument": lambda x: x.contiguous().add_(1),
+    "window": lambda x: x.reshape(-1).add_(1),
+}
+CHANGES_OF_DIMENSIONS = {
+    "view": lambda x: x.view(-1).unsqueeze_(0),
+    "detached": lambda x: x.detach().t_(),
+    "restored view": lambda x: x[1:].transpose_(0, 1).swapaxes_(0, 1),
+    "result": lambda x: (x * 2).t_(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like")
+@pytest.mark.parametrize("place", ["alone", "after a branch", "in a branch"])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("write", WRITES_TO_CONVERSIONS)
+@pytest.mark.parametrize("change", CHANGES_OF_DIMENSIONS)
+def test_changed_dimensions_of_views_count_beside_writes_to_conversions(
+    change, write, gradients, place
+):
+    """A conversion is a copy for some sizes and strides, and for others the argument's memory."""
+
+    def apply(x):
+        with torch.no_grad():
+            CHANGES_OF_DIMENSIONS[change](x)
+        WRITES_TO_CONVERSIONS[write](x)
+
+    def program(x, flag):
+        if place == "after a branch":
+            flag = flag * 2 if flag.sum() > 0 else flag * 3
+        if place != "in a branch" or flag.sum() > 0:
+            apply(x)
+        return flag * 2, x * 1
+
+    fast = magpy.compile(program)
+    for size, sign in (((4, 3), 1), ((4, 3), 1), ((1, 3), 1), ((3, 3), -1), ((4, 1), 1)):
+        counts = []
+        for run in (program, fast):
+            x = torch.ones(size, requires_grad=gradients) * 1
+            results = run(x, torch.full((2,), float(sign)))
+            counts.append([t._version for t in (x, *results)])
+        assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("size", [(4, 3), (3, 3), (1, 3)])
+def test_part_that_restores_dimensions_counts_each_change(size):
+    def program(x, flag):
+        flag = flag * 2 if flag.sum() > 0 else flag * 3
+        x.t_().t_()
+        x.unsqueeze_(0).squeeze_(0)
+        return flag, x * 2
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        x, expected = torch.ones(size), torch.ones(size)
+        fast(x, torch.ones(2)), program(expected, torch.ones(2))
+        assert (x._version, x.shape) == (expected._version, expected.shape)
+
+
+def test_write_to_elements_that_the_run_without_data_does_not_see_is_a_change():
+    """A part whose counted writes are not all known to change dimensions only."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_method("unsqueeze_", (graph.call_method("detach", (x,)), 0))
+    graph.call_function(torch.autograd.graph.increment_version, (x,))
+    graph.output(())
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    writes_of_parts.note_writes(gm, [torch.ones(3)])
+    assert find_further_writes(gm) == [(0, 1)]

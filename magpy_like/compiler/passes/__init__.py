@@ -63,7 +63,6 @@ from magpy_like.compiler.passes.mutations.detached_writes import (
 from magpy_like.compiler.passes.mutations.early_writes import write_inputs_early
 from magpy_like.compiler.passes.mutations.metadata_mutations import (
     find_returned_object,
-    find_unwritten_arguments,
     leave_detached_views_to_eager,
     replace_metadata_mutations,
 )
@@ -72,7 +71,7 @@ from magpy_like.compiler.passes.mutations.tensor_subscripts import index_by_tens
 from magpy_like.interruption import check_interruption
 
 __all__ = [
-    "ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object", "find_unwritten_arguments",
+    "ATEN_PASSES", "CAPTURED_PASSES", "find_returned_object",
     "leave_detached_views_to_eager", "run", "run_captured",
 ]  # fmt: skip
 

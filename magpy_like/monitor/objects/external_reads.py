@@ -284,6 +284,13 @@ class ExternalReads:
             elif is_instance(value, BaseException):
                 self.exceptions.setdefault(node.node_id, (value, exception_origin(value)))
 
+    def has_layout_of_entry(self, node: ShadowNode) -> bool:
+        """True unless an external tensor has other sizes or strides than at its first read."""
+        layout, tensor = self.layouts.get(node.node_id), node.variable
+        if layout is None or not is_instance(tensor, torch.Tensor):
+            return True
+        return layout == (tuple(tensor.shape), tuple(tensor.stride()))
+
     def know_tensor_class(self, cls: type) -> None:
         """Guard all attributes that a tensor class and its bases define in Python."""
         for base in cls.__mro__:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,6 +48,10 @@ class TensorWrites:
         self.written_memory: dict[int, fx.Node | None] = {}
         """Storages that operators have written to, through any tensor, with the last node of the
         graph before the first write."""
+        self._written_elements: set[int] = set()
+        """The storages to whose elements operators have written."""
+        self._dimension_changes: Counter[int] = Counter()
+        """How often operators have changed sizes and strides of tensors, by storage."""
         self.versions: dict[int, int] = {}
         """torch's version counters of external tensors when they were first read, by node."""
         self._counters = TensorCounters(variables, constants, operators)
@@ -119,8 +124,16 @@ class TensorWrites:
         version = tensor_version(node.variable)
         return version - self.versions.get(node.node_id, version)
 
-    def note_write(self, tensor: torch.Tensor) -> bool:
-        """Note that an operator, not on the graph yet, has written to a tensor.
+    def keeps_elements(self, node: ShadowNode) -> bool:
+        """True if all writes to an external tensor have changed dimensions of tensors in its
+        memory; false also if not every write that its version counts is known."""
+        memory = storage_of(node.variable)
+        is_known = self.count(node) <= self._dimension_changes[memory]
+        return is_known and memory not in self._written_elements
+
+    def note_write(self, tensor: torch.Tensor, *, to_elements: bool) -> bool:
+        """Note that an operator, not on the graph yet, has written to a tensor: to its elements, or
+        only to its sizes and strides.
 
         Returns:
             True if the tensor has memory.
@@ -130,6 +143,10 @@ class TensorWrites:
             return False
         last = next(iter(reversed(self._operators.nodes.graph.nodes)), None)
         self.written_memory.setdefault(memory, last)
+        if to_elements:
+            self._written_elements.add(memory)
+        else:
+            self._dimension_changes[memory] += 1
         self._counters.note_write(memory)
         self._constants.note_write(tensor)
         return True

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes.graph_queries import have_same_sizes, is_in_order
 from magpy_like.torch_compat.autograd import set_grad_enabled
-from magpy_like.torch_compat.operators import OpOverload, find_packet
+from magpy_like.torch_compat.operators import OpOverload, operator_tags
 
 Call = Callable[..., Any]
 
@@ -55,7 +54,7 @@ def replace_metadata_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -
         )
     if reshaped and any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs):
         _check_gradients(gm, reshaped, example_inputs)
-    for argument, changes in find_restored_arguments(gm, example_inputs).items():
+    for argument, changes in _find_restored_arguments(gm, example_inputs).items():
         _replace_by_views(gm, argument, changes)
     for node in written:
         if node.op == "call_function" and _takes_results(node.kwargs.get("out")):
@@ -125,11 +124,7 @@ def _name(node: Node) -> str:
 
 
 def _tags(node: Node) -> set[Any]:
-    if isinstance(node.target, OpOverload):
-        return set(node.target.tags)
-    packet = find_packet(_name(node))
-    overloads = packet.overloads() if packet is not None else ()
-    return {tag for overload in overloads for tag in getattr(packet, overload).tags}
+    return operator_tags(node.target)
 
 
 def _changed(node: Node) -> Node:
@@ -146,7 +141,7 @@ def _argument(node: Node) -> Node | None:
     return changed if changed.op in ("placeholder", "get_attr") else None
 
 
-def find_restored_arguments(
+def _find_restored_arguments(
     gm: GraphModule, example_inputs: Sequence[Any]
 ) -> dict[Node, list[Node]]:
     """The inputs of a graph whose dimensions it changes in place and restores, with the changes."""
@@ -160,31 +155,6 @@ def find_restored_arguments(
         for node, example in examples
         if node in changes and _are_restoring(changes[node], example)
     }
-
-
-def find_unwritten_arguments(gm: GraphModule, example_inputs: Sequence[Any]) -> set[Node]:
-    """The inputs to which the graph counts writes, and its compiled form makes none.
-
-    The graph changes the dimensions of the input and restores them, or those of views of it only,
-    which share its version counter.
-    """
-    if not any(is_mutating(node) and _is_inplace_view(node) for node in gm.graph.nodes):
-        return set()
-    restored = find_restored_arguments(gm, example_inputs)
-    return {
-        node
-        for node in gm.graph.find_nodes(op="placeholder")
-        if node in restored or _has_only_reshaped_views(node)
-    }
-
-
-def _has_only_reshaped_views(argument: Node) -> bool:
-    """True if all writes to the memory of an input change dimensions of views of it."""
-    writes = _writes_to_memory_of(argument)
-    counted = [node for node in writes if _name(node) != "detach_"]
-    return bool(counted) and all(
-        _is_inplace_view(node) and _changed(node) is not argument for node in writes
-    )
 
 
 def leave_detached_views_to_eager(call: Call, gm: GraphModule, eager: Call) -> Call:
@@ -201,22 +171,6 @@ def leave_detached_views_to_eager(call: Call, gm: GraphModule, eager: Call) -> C
         return (eager if any(args[k]._is_view() for k in indices) else call)(*args)
 
     return run
-
-
-def _writes_to_memory_of(argument: Node) -> list[Node]:
-    """The nodes that may write to what shares the memory of a node."""
-    found: list[Node] = []
-    reached, seen = [argument], {argument}
-    for node in reached:
-        for user in node.users:
-            effect = memory_effect(user) if user.op.startswith("call") else Effect.NEW
-            if user in seen or effect in (Effect.NEW, Effect.COPY):
-                continue
-            seen.add(user)
-            reached.append(user)
-            if effect is Effect.WRITES:
-                found.append(user)
-    return found
 
 
 def _are_restoring(changes: Sequence[Node], example: Any) -> bool:

@@ -31,6 +31,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function
 from magpy_like.split_points import UnguardableRead
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.operators import operator_tags
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -173,8 +174,9 @@ def _record_operator(context: Context, done: NativeCall, result: Any) -> None:
             )
     for position, value in inputs_of(done.args, done.kwargs):
         if annotation.writes_to(position, done.args):
+            to_elements = torch.Tag.inplace_view not in operator_tags(done.operation)
             for tensor in tensors_in(value):
-                context.recording.note_write(tensor)
+                context.recording.note_write(tensor, to_elements=to_elements)
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
     if annotation.global_state and done.operation not in SETTERS:
         context.recording.operators.sets_modes = True
