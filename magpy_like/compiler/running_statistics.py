@@ -28,13 +28,27 @@ _TRAINING = 5
 
 
 def find_uncounted(gm: fx.GraphModule) -> list[int]:
-    """The indices of inputs that a captured graph writes to as running statistics only."""
-    statistics = {n for node in gm.graph.nodes for n in _statistics(node)}
+    """The indices of inputs that a captured graph writes to as running statistics only, by
+    themselves or through tensors that share their memory."""
+    statistics = [n for node in gm.graph.nodes for n in _statistics(node)]
+    sources = _find_sources(statistics)
     return [
         k
         for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if node in statistics and all(_counts_no_write(user, node) for user in node.users)
+        if node in sources and all(_counts_no_write(user, node) for user in node.users)
     ]
+
+
+def _find_sources(tensors: list[fx.Node]) -> set[fx.Node]:
+    """These nodes, and all whose memory they may share."""
+    reached, found = [*tensors], {*tensors}
+    for node in reached:
+        is_call = node.op in ("call_function", "call_method")
+        if is_call and memory_effect(node) not in (Effect.NEW, Effect.COPY):
+            further = [each for each in node.all_input_nodes if each not in found]
+            reached += further
+            found.update(further)
+    return found
 
 
 def updated_statistics(node: fx.Node) -> list[fx.Node]:

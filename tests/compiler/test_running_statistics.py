@@ -115,3 +115,49 @@ def test_gradients_of_evaluation_before_a_training_pass(device):
             gradients.append((x.grad, model.weight.grad, model.running_mean))
             model.zero_grad()
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+ALIASES = {
+    "detached": lambda mean: mean.detach(),
+    "view": lambda mean: mean.view(-1),
+    "item": lambda mean: mean.unsqueeze(0)[0],
+    "data": lambda mean: mean.data,
+    "copy or alias": lambda mean: mean.contiguous(),
+    "copy": lambda mean: mean.clone(),
+    "restored": lambda mean: mean.detach().unsqueeze_(0).squeeze_(0),
+    "written to": lambda mean: mean.detach().mul_(2),
+}
+
+
+@pytest.mark.parametrize("place", ["alone", "before a branch", "after a branch", "in a branch"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("alias", ALIASES)
+def test_statistics_that_share_an_arguments_memory_count_as_in_eager_mode(
+    alias, changes, training, place
+):
+    """``changes``: the program also changes the dimensions of another view of the argument."""
+
+    def normalized(x, mean):
+        return nn.functional.batch_norm(x, ALIASES[alias](mean), torch.ones(3), training=training)
+
+    def program(x, mean, flag):
+        if changes:
+            mean.detach().unsqueeze_(0)
+        if place in ("alone", "before a branch"):
+            x = normalized(x, mean)
+        if place != "alone":
+            flag = flag * 2 if flag.sum() > 0 else flag * 3
+        if place == "after a branch" or (place == "in a branch" and flag.sum() > 0):
+            x = normalized(x, mean)
+        return x * 2, mean.sin(), flag
+
+    fast = magpy.compile(program)
+    for sign in (1.0, 1.0, -1.0):
+        found = []
+        for run in (program, fast):
+            leaf, mean = X.clone().requires_grad_(), torch.zeros(3)
+            results = run(leaf, mean, torch.full((2,), sign))
+            results[0].exp().sum().backward()
+            found.append((mean._version, mean, leaf.grad, *results))
+        torch.testing.assert_close(found[1], found[0])
