@@ -22,6 +22,8 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.generated_source import literal
 
+Named = Computed | Size | Stride
+
 
 class Numbers:
     """Names for computed numbers of a function in the making, so that each is computed once."""
@@ -32,39 +34,51 @@ class Numbers:
         name: Callable[[ShadowNode], str],
         constant: Callable[[Any], str],
         output: Callable[[fx.Node], str],
+        is_reshaped: Callable[[ShadowNode], bool],
     ) -> None:
-        """``in_python`` are the nodes of the graph that Python computes; see ``text`` for the
-        others."""
-        self._in_python = in_python
+        """``in_python`` are the nodes of the graph that Python computes; ``is_reshaped`` tells
+        tensors whose sizes or strides the program changes; see ``text`` for the others."""
+        self._in_python, self._is_reshaped = in_python, is_reshaped
         self._namers = name, constant, output
-        self._names: dict[Computed, str] = {}
-        self._written = set[Computed]()
+        self._names: dict[Named, str] = {}
+        self._written = set[Named]()
 
     def text(self, expression: Any) -> str:
-        """The source text of a number: for a computed one, a name that ``lines`` defines."""
+        """The source text of a number: for a computed one, a name that ``lines`` defines, and for
+        a size or stride that changes later."""
         if is_instance(expression, GraphNumber):
             expression = self._in_python.get(expression.node, expression)
-        if is_instance(expression, Computed):
+        if self._is_named(expression):
             return self._names.setdefault(expression, f"number{len(self._names)}")
         return text(expression, *self._namers)
 
-    def lines(self, wanted: Callable[[Computed], bool]) -> list[str]:
+    def _is_named(self, expression: Any) -> bool:
+        if is_instance(expression, Size | Stride):
+            return self._is_reshaped(expression.node)
+        return is_instance(expression, Computed)
+
+    def lines(self, wanted: Callable[[Named], bool]) -> list[str]:
         """Statements that compute the wanted ones of the named numbers, each once."""
         lines, pending = [], [e for e in reversed(self._names) if wanted(e)]
         while pending:
             number = pending[-1]
-            operands = [e for e in number.operands if is_instance(e, Computed) and wanted(e)]
-            missing = [e for e in operands if e not in self._written]
+            operands = number.operands if is_instance(number, Computed) else ()
+            named = [e for e in operands if self._is_named(e) and wanted(e)]
+            missing = [e for e in named if e not in self._written]
             if missing and number not in self._written:
                 pending += missing
                 continue
             pending.pop()
             if number not in self._written:
                 self._written.add(number)
-                parts = [self.text(operand) for operand in number.operands]
-                value = _operation(number.operation, parts, self._namers[1])
-                lines.append(f"{self.text(number)} = {value}")
+                lines.append(f"{self.text(number)} = {self._value(number)}")
         return lines
+
+    def _value(self, number: Named) -> str:
+        if not is_instance(number, Computed):
+            return text(number, *self._namers)
+        parts = [self.text(operand) for operand in number.operands]
+        return _operation(number.operation, parts, self._namers[1])
 
 
 def is_short(expression: Any, most: int = 8) -> bool:

@@ -52,6 +52,7 @@ class MockBuilder:
             self.interface.existing,
             self.source.constant,
             self.interface.graph_output,
+            lambda node: not rec.reads.has_layout_of_entry(node),
         )
         self.values = Reconstruction(
             rec,

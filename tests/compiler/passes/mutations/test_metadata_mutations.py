@@ -250,6 +250,35 @@ def test_detach_of_an_argument_raises_where_it_is_a_view():
         fast(torch.ones(5)[1:])
 
 
+def sizes_before(x):
+    sizes = x.shape
+    x.t_()
+    return sizes
+
+
+def sizes_before_and_after(x):
+    rows, stride = x.shape[0], x.stride(0)
+    x.t_()
+    return rows, stride, x.shape, rows * 2 + int(x.sum() > 3), x * rows
+
+
+def sizes_before_other_data(x):
+    rows = x.shape[0]
+    x.data = torch.ones(rows + 1, 2)
+    return rows, rows + 1
+
+
+@pytest.mark.parametrize(
+    "function", [sizes_before, sizes_before_and_after, sizes_before_other_data]
+)
+def test_sizes_that_a_program_reads_before_it_changes_them_are_those_of_entry(function):
+    fast = magpy.compile(function)
+    for size in ((4, 1), (6, 1), (4, 3), (5, 3), (1, 7), (1, 9)):
+        x, twin = torch.ones(size), torch.ones(size)
+        assert str(fast(x)) == str(function(twin))
+        assert (x.shape, x.stride()) == (twin.shape, twin.stride())
+
+
 def test_restored_dimensions_of_size_one_stay_those_of_the_argument():
     """The run's own tensors without data have passed the first of the changes only."""
 
