@@ -185,8 +185,10 @@ class _AotCompilation:
     ) -> Callable[..., Any]:
         keep_integers_exact(graph)
         _check_draws(graph)
+        # Before passes replace values: one that is written to an input and returned is both.
+        is_direct = not self._autocast and _needs_no_wrapper(self._gm, graph, self._example_inputs)
         call = self._inference(graph, inputs)
-        if not self._autocast and _needs_no_wrapper(self._gm, graph, self._example_inputs):
+        if is_direct:
             self._direct.append(call)
         return call
 

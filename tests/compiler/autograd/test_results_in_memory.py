@@ -168,3 +168,34 @@ def test_result_in_the_whole_memory_of_an_argument_is_another_object(split, requ
                 piece.add_(1)
             seen.append((piece is x, piece._is_view(), piece._version, x._version, piece.tolist()))
         assert seen[0] == seen[1]
+
+
+FILLED = {
+    "zeroed": lambda view: view.zero_(),
+    "filled": lambda view: view.fill_(2),
+    "filled by subscript": lambda view: view.__setitem__(slice(None), 3),
+    "reshaped": lambda view: view.squeeze_().zero_(),
+    "computed": lambda view: view.mul_(2),
+}
+
+
+@pytest.mark.parametrize("size", [(1, 3), (3, 1), (4, 3)])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("fill", FILLED)
+def test_view_that_is_filled_with_a_constant_stays_a_view_of_the_argument(fill, gradients, size):
+    def program(x):
+        view = x.t().reshape(-1)
+        FILLED[fill](view)
+        return view
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        found = []
+        for run in (program, fast):
+            x = torch.ones(size)
+            with torch.set_grad_enabled(gradients):
+                view = run(x)
+            found.append((x.tolist(), view.tolist(), x._version, view._version))
+            shares = view.untyped_storage()._cdata == x.untyped_storage()._cdata
+            assert shares is (1 in size)
+        assert found[0] == found[1]
