@@ -7,6 +7,7 @@ import torch
 
 import magpy_like as magpy
 from magpy_like.records.dispatcher import Dispatcher
+from magpy_like.records.record_cache import INDEXED_FROM
 from magpy_like.records.record_index import RecordIndex
 from tests.compare import assert_same
 from tests.programs import tensor
