@@ -19,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SECONDS = {"eager": 30.0, "magpy": 120.0}
 """Of processor time of one program, after which it counts as a hang: machines may be busy."""
+NATIVELY = "none"
+"""In place of a backend: programs run without this package."""
 IDLE_SECONDS = 300.0
 """Of waiting for a program that uses no processor time."""
 MEMORY = 3000
@@ -45,7 +47,11 @@ class Worker:
         line = process.stdout.readline() if self._waits(process) else None
         if not line:
             self.stop()
-            kind = "hang" if line is None else f"crash (exit status {process.returncode})"
+            if line is None:
+                return {"seed": seed, "kind": "hang", "failed": True, "detail": ""}
+            kind = f"crash (exit status {process.returncode})"
+            if self._backend != NATIVELY and _crashes_natively(seed):
+                return {"seed": seed, "kind": "eager mode crashes", "failed": False}
             return {"seed": seed, "kind": kind, "failed": True, "detail": ""}
         found = json.loads(line)
         if found["memory"] > MEMORY:
@@ -81,6 +87,15 @@ class Worker:
                     assert pipe is not None
                     pipe.close()
             self._process = None
+
+
+def _crashes_natively(seed: int) -> bool:
+    """True if eager mode itself ends the process: torch checks less than it should."""
+    worker = Worker(NATIVELY)
+    try:
+        return bool(worker.try_seed(seed)["failed"])
+    finally:
+        worker.stop()
 
 
 def _processor_seconds(process: int) -> float:

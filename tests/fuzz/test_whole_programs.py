@@ -186,10 +186,20 @@ def test_shrinking_keeps_what_fails():
 
 
 def test_sweep_survives_a_crash(monkeypatch):
-    monkeypatch.setattr(sweeps.Worker, "_start", _start_crashing)
+    def start(worker):
+        return native(worker) if worker._backend == sweeps.NATIVELY else _start_crashing(worker)
+
+    native = sweeps.Worker._start
+    monkeypatch.setattr(sweeps.Worker, "_start", start)
     found = list(sweeps.sweep("eager", [1, 2], jobs=1))
     assert [one["kind"] for one in found] == ["crash (exit status 3)"] * 2
     assert "failed: 2" in sweeps.summary(found)
+
+
+def test_crash_of_eager_mode_is_no_failure(monkeypatch):
+    monkeypatch.setattr(sweeps.Worker, "_start", _start_crashing)
+    found = list(sweeps.sweep("eager", [1], jobs=1))
+    assert [(one["kind"], one["failed"]) for one in found] == [("eager mode crashes", False)]
 
 
 def test_sweep_ends_a_program_that_hangs(monkeypatch):

@@ -15,7 +15,8 @@ import torch
 
 import magpy_like as magpy
 from tests.fuzz.generation import generate
-from tests.fuzz.trials import check
+from tests.fuzz.sweep import NATIVELY
+from tests.fuzz.trials import check, run_natively
 
 MEMORY = 16
 """GiB of address space, so that a program that grows without end fails alone."""
@@ -32,7 +33,8 @@ def main(backend: str) -> None:
     warnings.simplefilter("ignore")
     for tried, line in enumerate(sys.stdin):
         begin = time.process_time()
-        verdict = check(generate(int(line)), backend)
+        program = generate(int(line))
+        verdict = run_natively(program) if backend == NATIVELY else check(program, backend)
         magpy.reset()
         gc.collect()
         if tried < FIRST_PROGRAMS:
