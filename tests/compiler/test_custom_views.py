@@ -197,6 +197,7 @@ def graph_of(program):
     return {node.meta[AS_IS] for node in graph.graph.nodes if AS_IS in node.meta}
 
 
+@pytest.mark.cpu  # under a default device, custom functions run as they are
 @pytest.mark.parametrize("function", [Reversed, Same, Clipped])
 def test_function_whose_view_stays_inside_is_compiled_with_its_graph(function):
     weight = torch.ones(3, 2)
@@ -209,6 +210,7 @@ def test_function_whose_view_stays_inside_is_compiled_with_its_graph(function):
     assert graph_of(lambda x: function.apply(x * 2)) == {REASON}
 
 
+@pytest.mark.cpu  # under a default device, custom functions run as they are
 def test_function_that_returns_new_memory_is_compiled_with_its_graph():
     class Doubled(torch.autograd.Function):
         @staticmethod
