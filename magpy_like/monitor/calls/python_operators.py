@@ -15,6 +15,7 @@ from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor.calls.argument_kinds import holds_tensor, uses_special_methods
 from magpy_like.monitor.calls.native_calls import begin_native_call, record_change
 from magpy_like.monitor.calls.results.native_results import finish_followed, recorded_call
+from magpy_like.monitor.calls.special_methods import operator_methods
 from magpy_like.monitor.calls.unreported_native_reads import guard_numpy_error_state
 from magpy_like.monitor.objects import class_lookup, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS
@@ -150,23 +151,9 @@ _SEQUENCES = (list, tuple, collections.deque)
 """Containers whose operators but comparisons compare no elements."""
 _COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 
-_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "eq"}
-"""The reflected comparison, which Python tries if one returns ``NotImplemented``."""
-
-
-def _special_methods(operation: Callable[..., Any]) -> tuple[str, ...]:
-    """The special methods that Python looks up, such as ``__iadd__, __add__, __radd__``."""
-    name = operation.__name__.rstrip("_")
-    if operation in UNARY.values():
-        return (f"__{name}__",)
-    if operation in _COMPARISONS:
-        return (f"__{name}__", f"__{_REFLECTED[name]}__")
-    plain = name[1:] if operation.__name__ in IN_PLACE else name
-    return tuple(dict.fromkeys((f"__{name}__", f"__{plain}__", f"__r{plain}__")))
-
-
 SPECIAL_METHODS = {
-    operation: _special_methods(operation) for operation in (*OPERATORS.values(), *UNARY.values())
+    operation: operator_methods(operation.__name__)
+    for operation in (*OPERATORS.values(), *UNARY.values())
 }
 """The methods that Python looks up for each operator."""
 

@@ -50,6 +50,23 @@ for _group in _GROUPS:
     for _name in _group:
         _ALTERNATIVES[_name] = (*_ALTERNATIVES.get(_name, ()), *_group)
 
+_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "eq"}
+"""The reflected comparison, which Python tries if one returns ``NotImplemented``."""
+
+
+@functools.cache
+def operator_methods(function: str) -> tuple[str, ...]:
+    """The special methods that Python may look up for a function of ``operator`` or ``builtins``,
+    such as ``__iadd__``, ``__add__`` and ``__radd__`` for ``iadd``."""
+    name = function.strip("_")
+    if name in _REFLECTED:
+        return tuple(dict.fromkeys((f"__{name}__", f"__{_REFLECTED[name]}__")))
+    plain = name if name in _ARITHMETIC else name.removeprefix("i")
+    if plain not in _ARITHMETIC:
+        return (f"__{name}__",)
+    return tuple(dict.fromkeys((f"__{name}__", f"__{plain}__", f"__r{plain}__")))
+
+
 CLASS_CHECKS = {callable, isinstance, issubclass}
 _SPECIAL_NAMES = tuple(dict.fromkeys(name for group in _GROUPS for name in group))
 
@@ -132,22 +149,9 @@ def check_tensor_operator(operation: Any, args: tuple[Any, ...]) -> None:
         return
     for value in args:
         if is_instance(value, torch.Tensor):
-            for name in _names_of(operation.__name__):
-                if lookup_in_type(type(value), name) is not _OF_TENSORS[name]:
+            for name in operator_methods(operation.__name__):
+                own = name in _OF_TENSORS
+                if own and lookup_in_type(type(value), name) is not _OF_TENSORS[name]:
                     kind = type(value).__qualname__
                     cause = f"calls {kind}.{name}, which is not torch's own"
                     raise Split(SplitReason.TENSOR_OPERATOR, cause)
-
-
-_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-
-
-@functools.cache
-def _names_of(operator: str) -> tuple[str, ...]:
-    """The special methods that Python may look up for a function of ``builtins`` or ``operator``,
-    such as ``__iadd__``, ``__add__`` and ``__radd__`` for ``iadd``."""
-    name = operator.strip("_")
-    plain = name.removeprefix("i")
-    reflected = _REFLECTED.get(name, f"r{name}")
-    names = (f"__{name}__", f"__{reflected}__", f"__{plain}__", f"__r{plain}__")
-    return tuple(name for name in dict.fromkeys(names) if name in _OF_TENSORS)
