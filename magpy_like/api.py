@@ -76,9 +76,10 @@ def compile(
     Returns:
         For a module, or an instance of a class with a ``__call__``, an object that shares its
         state and answers with its class; for a class, a class with the same instances; for a bound
-        method, a method bound to the same object; else a function with the target's signature. A
-        compiled target is returned as it is if it has these settings; with others, the original is
-        compiled anew, and the first one stays as it was.
+        method, a method bound to the same object; for a ``functools.partial``, one of the compiled
+        function; else a function with the target's signature. A compiled target is returned as it
+        is if it has these settings; with others, the original is compiled anew, and the first one
+        stays as it was.
 
     Raises:
         ArgumentError: an argument, a mode, a backend's name or an option is none that exists.
@@ -107,6 +108,8 @@ def compile(
     if _is_method_of_python(original):
         # As any method: it is copied and pickled with its object.
         return types.MethodType(compile(original.__func__, **settings), original.__self__)
+    if _is_partial_of_python(original):
+        return _with_function(original, compile(original.func, **settings))
     dispatcher = make_dispatcher(original, **settings)
     if _runs_after_its_call(original):
         return _uncompiled_copy(original, dispatcher)
@@ -224,6 +227,9 @@ def _original(model: Any) -> tuple[Any, Any]:
         return (
             (model, None) if known is None else (types.MethodType(function, model.__self__), known)
         )
+    if type(model) is functools.partial:
+        function, known = _original(model.func)
+        return (model, None) if known is None else (_with_function(model, function), known)
     if _dispatchers(model) and (compiled_callees.is_wrapper(model) or _is_copy(model)):
         known = _dispatcher(model)
         return known.target, known
@@ -231,6 +237,18 @@ def _original(model: Any) -> tuple[Any, Any]:
         if inner is not model:
             return _original(inner)
     return model, None
+
+
+def _is_partial_of_python(target: Any) -> bool:
+    inner = target.func if type(target) is functools.partial else None
+    return is_instance(inner, types.FunctionType | types.MethodType | torch.nn.Module)
+
+
+def _with_function(partial: functools.partial[Any], function: Any) -> functools.partial[Any]:
+    """The same arguments and attributes, for another function."""
+    found = functools.partial(function, *partial.args, **partial.keywords)
+    vars(found).update(vars(partial))
+    return found
 
 
 def _original_of_torchs(model: Any) -> Any:
@@ -257,6 +275,8 @@ def _dispatchers(compiled: Any) -> list[Any]:
     """The dispatchers of what ``compile`` returned, the one of its calls first; [] for others."""
     if is_compiled_object(compiled):
         return dispatchers_of(compiled)
+    if type(compiled) is functools.partial:
+        return _dispatchers(compiled.func)
     method = compiled_method_of(compiled)
     if method is not None:
         return [method]
@@ -309,6 +329,9 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
     """
     check("explain", target=target)
     original, known = _original(target)
+    if known is not None and type(original) is functools.partial:
+        args, kwargs = (*original.args, *args), original.keywords | kwargs
+        original = original.func
     if known is not None and known.target is not original:  # a method whose function is compiled
         original, args = known.target, (original.__self__, *args)
     dispatcher = make_dispatcher(original, backend="eager")

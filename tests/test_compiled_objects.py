@@ -618,6 +618,44 @@ def test_a_compiled_method_is_bound_to_its_object():
             assert_same(one(x), expected)
 
 
+def scaled(x, factor, *, shift=2):
+    return x * factor + shift
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: functools.partial(scaled, factor=3),
+        lambda: functools.partial(functools.partial(scaled, shift=1), factor=2),
+        lambda: functools.partial(Net().forward, factor=3.0),
+        lambda: functools.partial(Net()),
+    ],
+    ids=["function", "nested", "method", "module"],
+)
+def test_a_compiled_partial_is_one_of_the_compiled_function(make):
+    original = make()
+    original.mark = "mine"
+    fast = magpy.compile(original)
+    for x in (torch.ones(2, 3), torch.zeros(2, 3)):
+        assert_same(fast(x), original(x))
+    assert type(fast) is functools.partial and fast.mark == "mine"
+    assert (fast.args, fast.keywords) == (original.args, original.keywords)
+    assert inspect.signature(fast) == inspect.signature(original)
+    assert magpy.cache_info(fast).hits == magpy.cache_info(copy.copy(fast)).hits == 1
+    assert magpy.compile(fast) is fast
+    assert magpy.compile(fast, disable=True).func == original.func
+    assert magpy.explain(fast, torch.ones(2, 3)).segments
+    magpy.reset(fast)
+    assert magpy.cache_info(fast).hits == 0
+
+
+def test_a_partial_of_native_code_is_compiled_as_a_function():
+    fast = magpy.compile(functools.partial(torch.add, torch.ones(3), alpha=2))
+    for _ in range(2):
+        assert_same(fast(torch.ones(3)), torch.full((3,), 3.0))
+    assert magpy.cache_info(fast).hits == 1
+
+
 def test_a_compiled_function_has_the_attributes_of_the_original():
     def program(x):
         return x * program.factor
