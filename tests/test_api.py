@@ -287,7 +287,8 @@ def test_explain_runs_a_program_once_whose_later_recordings_skip_fast_paths(
     assert report.learnt and "later recordings skip" in str(report)
 
     fast = magpy.compile(program, backend="eager")
-    fast(tensor(1, 2), path, [], opaque)
+    for _ in range(2):  # one may learn that it must not merge the branch, the next how it splits
+        fast(tensor(1, 2), path, [], opaque)
     again = magpy.explain(fast, tensor(1, 2), path, [], opaque)
     assert again.learnt == [] and again.graph_count > report.graph_count
 
