@@ -49,8 +49,6 @@ class AbsentGradients:
         self._by_function = any(map(_is_custom_multi_output_function, captured.graph.nodes))
         self.several = False
         """Whether several results may have gradients."""
-        self._node_type: type | None = None
-        """The type of the node of autograd's graph that runs the pass."""
 
     @property
     def materializes(self) -> bool:
@@ -60,11 +58,6 @@ class AbsentGradients:
     def inspect_joint_graph(self, joint: fx.GraphModule) -> None:
         """Read from the joint graph how many results have gradients."""
         self.several = len(tangents(joint.graph)) > 1
-
-    def mark_forward(self, call: Call) -> Call:
-        """Mark the forward pass, to recognise AOTAutograd's node of autograd's graph by it."""
-        call.absent = self  # type: ignore[attr-defined]
-        return call
 
     def compile_variants(
         self, graph: fx.GraphModule, compiler: Callable[[fx.GraphModule], Call],
@@ -109,32 +102,29 @@ class AbsentGradients:
         pairs = zip(kept, part.graph.find_nodes(op="placeholder"), strict=True)
         return {inputs.index(node) for node, copied in pairs if copied.users}
 
-    def wrap_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call``, whose backward pass receives None for absent gradients."""
+    def adapt_node(self, function: Any) -> None:
+        """Have nodes of AOTAutograd's ``autograd.Function`` receive None for absent gradients, and
+        pass None on.
 
-        def run(*args: Any) -> Any:
-            results = call(*args)
-            for result in results:
-                node: Any = result.grad_fn if isinstance(result, torch.Tensor) else None
-                if node is not None and not self._is_our_node(node) and node.next_functions:
-                    node = node.next_functions[0][0]  # the result is a view that it regenerated
-                if node is not None and self._is_our_node(node):
-                    if self.several:
-                        node.set_materialize_grads(False)
-                    node.register_hook(
-                        functools.partial(_skip_unreached_functions, weakref.ref(node))
-                    )
-                    break
+        In the forward pass, as nothing that the program holds may lead to the node later: a call
+        may only modify arguments, and those of a call may be detached.
+        """
+        forward, backward = function.forward, function.backward
+
+        def run_forward(ctx: Any, *args: Any) -> Any:
+            results = forward(ctx, *args)
+            if not self.materializes:
+                ctx.set_materialize_grads(False)
+            ctx.register_hook(functools.partial(_skip_unreached_functions, weakref.ref(ctx)))
             return results
 
-        return run
+        def run_backward(ctx: Any, *gradients: Any) -> Any:
+            incoming = gradients[0] if type(gradients[0]) is list else gradients
+            if not self.materializes and all(gradient is None for gradient in incoming):
+                return (None,) * len(ctx.needs_input_grad)
+            return backward(ctx, *gradients)
 
-    def _is_our_node(self, node: Any) -> bool:
-        if self._node_type is None:
-            forward = getattr(getattr(type(node), "_forward_cls", None), "compiled_fw", None)
-            if getattr(forward, "absent", None) is self:
-                self._node_type = type(node)
-        return type(node) is self._node_type
+        function.forward, function.backward = staticmethod(run_forward), staticmethod(run_backward)
 
 
 @untraced

@@ -150,7 +150,7 @@ class _AotCompilation:
             )
         if self._direct:
             return without_grad(*self._direct)
-        call, own = self._absent.wrap_call(wrapped), None
+        own = None
         if self._forwards:
             program = Program(
                 self._example_inputs,
@@ -159,14 +159,14 @@ class _AotCompilation:
                 self._absent,
                 autocast=self._autocast,
             )
-            own = make_autograd_node(call, self._forwards[-1], self._compile_backward, program)
+            own = make_autograd_node(wrapped, self._forwards[-1], self._compile_backward, program)
             if own is None and self._returns_saved_memory:
                 raise Unsupported(
                     "a graph",
                     "autograd would not see writes to a result that is saved for backward",
                 )
         if not self._statistics.auxiliary_inputs:
-            return call if own is None else own
+            return wrapped if own is None else own
         if own is None:
             raise StatisticsUpdateUnsupported
         return append_auxiliary_inputs(own, self._statistics.auxiliary_inputs)
@@ -177,8 +177,8 @@ class _AotCompilation:
         if versions:  # before autograd notes them, with what it saves
             call = set_result_versions(call, versions)
             call._boxed_call = True  # type: ignore[attr-defined]
-        self._forwards.append(self._absent.mark_forward(call))
-        return self._forwards[-1]
+        self._forwards.append(call)
+        return call
 
     def _compile_inference(
         self, graph: fx.GraphModule, inputs: Sequence[Any]

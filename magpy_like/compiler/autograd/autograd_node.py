@@ -80,6 +80,7 @@ def make_autograd_node(
     aot_function = next((f for f, call in passes if _innermost(call) is forward), None)
     if aot_function is None:
         return None
+    program.absent.adapt_node(aot_function)
     make_once_differentiable(aot_function)
     metadata = aot_function.metadata
     # AOTAutograd would refuse ``retain_graph=True``, for compilers whose backward pass writes into

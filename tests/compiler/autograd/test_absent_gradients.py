@@ -75,6 +75,71 @@ def test_overwritten_argument_has_no_gradient_unless_its_new_value_has(used, ove
     torch.testing.assert_close(gradients(compiled(function)), gradients(function))
 
 
+def _modifies_both(x, y):
+    x.mul_(2)
+    y[0] = 1
+
+
+def _modifies_views(x, y):
+    x.t().mul_(2)
+    y[1:].add_(x[1:])
+
+
+def _modifies_both_and_returns_a_constant(x, y):
+    x.exp_()
+    y.sin_()
+    return torch.ones(3)
+
+
+@pytest.mark.parametrize("detaches", [False, True])
+@pytest.mark.parametrize("is_view", [False, True])
+@pytest.mark.parametrize(
+    "function", [_modifies_both, _modifies_views, _modifies_both_and_returns_a_constant]
+)
+def test_modified_argument_has_no_gradient_unless_it_is_used(function, is_view, detaches):
+    """No result of the call leads to its node in autograd's graph."""
+
+    def gradients(call, used):
+        leaves = [torch.full((3, 4), 0.5, requires_grad=True) for _ in range(2)]
+        arguments = [(leaf * 1)[1:] if is_view else leaf * 1 for leaf in leaves]
+        call(*arguments)
+        for k, argument in enumerate(arguments):
+            if detaches and not is_view and k not in used:
+                argument.detach_()
+        sum(arguments[k].sum() for k in used).backward()
+        return [leaf.grad for leaf in leaves]
+
+    fast = magpy.compile(function)
+    for used in subsets(2) * 2:
+        torch.testing.assert_close(gradients(fast, used), gradients(function, used))
+    assert magpy.cache_info(fast).hits
+
+
+@pytest.mark.parametrize("function", [_modifies_both, lambda x, y: y.mul_(x.detach())])
+def test_function_before_modified_arguments_is_skipped_if_no_gradient_reaches_it(function):
+    def gradients(call, used):
+        (x, y) = leaves((3, 4), (3, 4))
+        torch.manual_seed(3)
+        arguments = [_Noisy.apply(x), _Noisy.apply(y) * 1]
+        call(*arguments)
+        total = sum(arguments[k].sum() for k in used)
+        return torch.autograd.grad(total, [x, y], allow_unused=True), torch.rand(2)
+
+    fast = magpy.compile(function)
+    for used in subsets(2) * 2:
+        torch.testing.assert_close(gradients(fast, used), gradients(function, used))
+
+
+@pytest.mark.parametrize("function", [lambda x: x.mul_(2), lambda x: (x.exp_(), None)[1]])
+def test_modified_argument_passes_an_absent_gradient_on(function):
+    fast = magpy.compile(function)
+    for _ in range(3):
+        (x,) = leaves((3,))
+        fast(argument := x * 1)
+        _NoGradient.apply(argument).sum().backward()
+        assert x.grad is None
+
+
 def test_each_result_has_its_gradients_in_successive_backward_passes():
     def function(x, y):
         return x.exp(), y.exp()
