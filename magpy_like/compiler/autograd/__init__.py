@@ -6,6 +6,7 @@
 ``saved_values``: saved tensors, copied before they are mutated
 ``overwritten_saved_values``: writes of one part of a graph to another part's saved tensors
 ``outside_writes``: no recomputation from memory that the program may write to between the passes
+``unread_saved_tensors``: writes to saved tensors that the gradients which are present do not need
 ``absent_gradients``: backward passes for results without a gradient
 ``shared_gradients``: copies of gradients in the same memory, by autograd or by the pass
 ``conjugate_gradients``: incoming gradients that are conjugate or negative views

@@ -80,13 +80,15 @@ def make_autograd_node(
     aot_function = next((f for f, call in passes if _innermost(call) is forward), None)
     if aot_function is None:
         return None
+    metadata, saved = aot_function.metadata, _saved_tensors(aot_function, program)
+    if saved is not None:
+        saved.adapt_node(aot_function)
     program.absent.adapt_node(aot_function)
     make_once_differentiable(aot_function)
-    metadata = aot_function.metadata
     # AOTAutograd would refuse ``retain_graph=True``, for compilers whose backward pass writes into
     # saved tensors. This one's does not.
     metadata.bw_donated_idxs = []
-    if not _needs_no_runtime_wrapper(aot_function, program.example_inputs):
+    if saved is None or not _needs_no_runtime_wrapper(aot_function, program.example_inputs):
         return None
     backward = _lazy_backward(aot_function, compile_backward)
     second_run = _with_copies(program, metadata)
@@ -94,7 +96,6 @@ def make_autograd_node(
         forward, backward = _without_autocast(forward), _without_autocast(backward)
     graph = aot_function._lazy_backward_info.bw_module
     layout = _NodeLayout.from_metadata(metadata, program, graph)
-    saved = SavedTensors(graph, program.absent, metadata.num_symints_saved_for_bw)
     apply = _make_apply(
         aot_function,
         _make_forward(layout, forward, saved, second_run, program.statistics),
@@ -123,11 +124,19 @@ def _innermost(function: Any) -> Any:
     return function
 
 
+def _saved_tensors(aot_function: Any, program: Program) -> SavedTensors | None:
+    """The tensors that the forward pass saves; None if the graph of the backward pass, which reads
+    them, is unknown or takes parts of them."""
+    lazily = aot_function._lazy_backward_info
+    if aot_function.maybe_subclass_metadata is not None or not hasattr(lazily, "bw_module"):
+        return None
+    count = aot_function.metadata.num_symints_saved_for_bw
+    return SavedTensors(lazily.bw_module, program.absent, count)
+
+
 def _needs_no_runtime_wrapper(aot_function: Any, example_inputs: Sequence[Any]) -> bool:
     """True if a call only runs the two passes."""
     known, lazily = aot_function.metadata, aot_function._lazy_backward_info
-    if aot_function.maybe_subclass_metadata is not None or not hasattr(lazily, "bw_module"):
-        return False
     rest = (
         known.num_mutated_inp_runtime_indices, known.num_intermediate_bases,
         known.num_outputs_aliased, known.num_outputs_rng_offset, known.num_graphsafe_rng_states,

@@ -8,12 +8,13 @@ that only the gradient of another needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, fx
 
 from magpy_like.compiler.autograd.absent_gradients import AbsentGradients
+from magpy_like.torch_compat.aot_autograd import PlainAOTOutput
 
 
 class SavedTensors:
@@ -27,12 +28,35 @@ class SavedTensors:
     def save(self, ctx: Any, tensors: Sequence[Tensor | None]) -> None:
         """Save the tensors in the context of a call."""
         ctx.save_for_backward(*tensors)
+        self._note_versions(ctx, tensors)
+
+    def _note_versions(self, ctx: Any, tensors: Sequence[Tensor | None]) -> None:
         if self._absent.several:
             ctx.versions = [None if t is None else t._version for t in tensors]
 
-    def unpack(self, ctx: Any, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    def adapt_node(self, function: Any) -> None:
+        """Have nodes of AOTAutograd's ``autograd.Function`` unpack the tensors as ``unpack``."""
+        if not self._absent.several:
+            return
+        forward, backward = function.forward, function.backward
+        indices = _gradient_indices(function.metadata)
+
+        def run_forward(ctx: Any, *args: Any) -> Any:
+            results = forward(ctx, *args)
+            self._note_versions(ctx, ctx.to_save)
+            return results
+
+        def run_backward(ctx: Any, *gradients: Any) -> Any:
+            incoming = gradients[0] if type(gradients[0]) is list else gradients
+            # Not the gradients: the pass frees them as soon as it has read them.
+            present = [None if incoming[k] is None else True for k in indices]
+            return backward(_Context(ctx, lambda: self.unpack(ctx, present)), *gradients)
+
+        function.forward, function.backward = staticmethod(run_forward), staticmethod(run_backward)
+
+    def unpack(self, ctx: Any, gradients: Sequence[Any]) -> Sequence[Tensor | None]:
         """The saved tensors, of which the backward pass may read those that it needs for the
-        ``gradients``.
+        ``gradients``: None for each that is absent.
 
         Raises:
             RuntimeError: it needs one that was written to, or all are freed.
@@ -58,3 +82,32 @@ class SavedTensors:
         if missing not in self._read:
             self._read[missing] = self._absent.read_inputs(self._backward, missing)
         return self._read[missing]
+
+
+class _Context:
+    """The context of a call, with saved tensors that a function unpacks."""
+
+    def __init__(self, ctx: Any, unpack: Callable[[], Sequence[Tensor | None]]) -> None:
+        self._ctx, self._unpack = ctx, unpack
+
+    @property
+    def saved_tensors(self) -> Sequence[Tensor | None]:
+        return self._unpack()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def _gradient_indices(known: Any) -> list[int]:
+    """The index of each gradient that a backward pass takes, among all that AOTAutograd's node
+    receives: of the modified arguments, of the results, and of memory that several results view."""
+    modified = [known.input_info[k] for k in known.mutated_inp_runtime_indices]
+    taken = [k for k, info in enumerate(modified) if info.mutates_data and info.requires_grad]
+    origins = [descriptor.output for descriptor in known.traced_tangents_descs]
+    results = [origin.idx for origin in origins if isinstance(origin, PlainAOTOutput)]
+    viewed = len(modified) + known.num_outputs
+    return [
+        *taken,
+        *(len(modified) + k for k in results),
+        *range(viewed, viewed + known.num_intermediate_bases),
+    ]

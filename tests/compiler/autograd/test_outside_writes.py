@@ -88,6 +88,10 @@ SEVERAL_RESULTS = {
     "each reads another argument": lambda x, a: (x.sin(), a.cos()),
     "results are read": lambda x, a: (x.exp(), a.tanh() * x),
     "values are shared": lambda x, a: ((y := x * a).sin(), x.exp() * a, y + x),
+    "an argument is modified": lambda x, a: (x.mul_(2), a.sin(), x + a.exp()),
+    "a modified argument is returned as a view": lambda x, a: (a.mul_(3).t(), a + 1, x.exp()),
+    "a view of an argument is returned": lambda x, a: (x[1:], x.sin() * a, a.tanh()),
+    "results share memory": lambda x, a: ((y := x.exp() * a)[1:], y[:2], a.cos(), x * 2),
     "sizes are saved": lambda x, a: (x.sum().expand(2, 2) * 3, (x * a)[1:].cumprod(0)),
 }
 
@@ -117,3 +121,35 @@ def test_freed_tensors_are_refused_for_the_gradient_of_one_result():
         first.sum().backward()
         with pytest.raises(RuntimeError, match="a second time"):
             first.sum().backward()
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_the_program_overwrites_what_only_other_gradients_need(splits, used):
+    """The graph modifies an argument, and only the gradient of the product needs ``state``."""
+    state = torch.ones(3)
+
+    def function(x, a):
+        x.mul_(0.5)
+        product, power = x * state, a.exp()
+        if splits:
+            torch._dynamo.graph_break()
+        state.mul_(2)
+        return x, product, power
+
+    def outcome(call):
+        state.fill_(1.5)
+        x, a = (torch.full((2, 3), 0.5, requires_grad=True) for _ in range(2))
+        results = call(x * 1, a * 1)
+        try:
+            sum(results[k].sum() for k in used).backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            return None
+        return x.grad, a.grad
+
+    call = magpy.compile(function)
+    for _ in range(3):
+        found, expected = outcome(call), outcome(function)
+        assert (found is None) == (expected is None) == (1 in used)
+        torch.testing.assert_close(found, expected)
