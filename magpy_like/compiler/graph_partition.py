@@ -42,7 +42,7 @@ from magpy_like.graph_operators.control_operators import (
     is_python_value,
     may_write,
 )
-from magpy_like.graph_operators.custom_views import mark_seen_views
+from magpy_like.graph_operators.custom_functions import mark_custom_functions
 from magpy_like.graph_operators.node_metadata import AS_IS, NUMBER
 from magpy_like.graph_operators.node_origins import (
     ProfilerRegion,
@@ -103,7 +103,7 @@ def compile_in_parts(
         eager_with_gradients: parts run by :func:`eager_under_autograd`, because one part may write
             to a tensor that another has saved.
     """
-    mark_seen_views(gm)  # its switches of the gradient mode may divide it only now
+    mark_custom_functions(gm)  # its switches of the gradient mode may divide it only now
     return _Partitioner(gm, backend, varying, eager_with_gradients=eager_with_gradients).build()
 
 

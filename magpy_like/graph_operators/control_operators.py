@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.graph_operators.node_metadata import AS_IS, LIST, NUMBER
+from magpy_like.graph_operators.node_metadata import AS_IS, CUSTOM_WRITES, LIST, NUMBER
 from magpy_like.torch_compat.operators import OpOverload
 
 _MODES = ("_enter_", "_exit_", "_set_", "set_")
@@ -188,7 +188,9 @@ def is_control(node: fx.Node) -> bool:
 
 def may_write(node: fx.Node) -> bool:
     """True if a node's operator changes its arguments, judged by its schema, or its name and
-    ``out``."""
+    ``out``; of a custom function, by what the program told autograd."""
+    if CUSTOM_WRITES in node.meta:
+        return True
     if isinstance(node.target, OpOverload):
         return bool(node.target._schema.is_mutable)
     name = name_of(node)
@@ -196,6 +198,12 @@ def may_write(node: fx.Node) -> bool:
     in_place |= name.startswith("__i") or name.strip("_") == "setitem"
     in_place |= getattr(node.target, "__module__", "") == "_operator" and name.startswith("i")
     return in_place or node.kwargs.get("out") is not None or bool(node.kwargs.get("inplace"))
+
+
+def custom_writes(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a custom function writes to; none for other nodes."""
+    written = (node.args[k] for k in node.meta.get(CUSTOM_WRITES, ()))
+    return [each for each in written if isinstance(each, fx.Node)]
 
 
 def name_of(node: fx.Node) -> str:

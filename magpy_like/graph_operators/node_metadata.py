@@ -54,6 +54,12 @@ CUSTOM_VIEW = _declare(
     "True for a custom function that returns a view, and for a later operator whose result is in "
     "the memory of one.",
 )
+CUSTOM_WRITES = _declare(
+    "custom_writes",
+    tuple,
+    "Of a custom function: the indices of the arguments that it writes to and gives its gradient "
+    "(``ctx.mark_dirty``); present if there are any.",
+)
 INPUT_WRITES = _declare(
     "input_writes",
     int,

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from magpy_like.graph_operators.control_operators import has_parts
-from magpy_like.graph_operators.custom_views import mark_seen_views
+from magpy_like.graph_operators.custom_functions import mark_custom_functions
 from magpy_like.graph_operators.node_metadata import INPUT_UNCHANGED, INPUT_WRITES, RESULT_VERSIONS
 from magpy_like.monitor.operator_graph.tensor_writes import WRITE_TO_REPLACED_DATA
 from magpy_like.monitor.recording import Recording
@@ -81,7 +81,7 @@ def compile_graph(
         _check_views_of_replaced_data(rec, outputs)
     operators.nodes.erase_unused(rec.lifted.arithmetic.in_python, outputs)
     graph = operators.nodes.finish(outputs)
-    mark_seen_views(graph)
+    mark_custom_functions(graph)
     _note_versions(rec, graph, changed)
     if rec.effects.modes_left is not None:
         _restore_autocast(graph, *rec.effects.modes_left)

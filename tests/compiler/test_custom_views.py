@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.graph_operators.custom_views import REASON
+from magpy_like.graph_operators.custom_functions import REASON
 from magpy_like.graph_operators.node_metadata import AS_IS
 from magpy_like.torch_compat import pytree
 

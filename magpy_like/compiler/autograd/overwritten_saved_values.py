@@ -23,12 +23,14 @@ from magpy_like.annotation.operator_facts import operator_facts
 from magpy_like.compiler.passes.mutations.tensor_subscripts import find_schemas, has_inplace_flag
 from magpy_like.graph_operators.control_operators import (
     body_of,
+    custom_writes,
     has_parts,
     is_between_parts,
     is_control,
     may_write,
     name_of,
 )
+from magpy_like.graph_operators.node_metadata import CUSTOM_WRITES
 from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_compat.operators import has_dispatcher_kernel
 
@@ -213,6 +215,8 @@ class _MemoryWalk:
                 if memory.copied_in is None:
                     self.writes.add((memory, point))
             result = _NO_MEMORY.union(*(held[n] for n in written))
+            if CUSTOM_WRITES in node.meta:  # it may return others, and views of all its arguments
+                result = new.union(*(held[n] for n in inputs))
             used = [n for n in inputs if n not in written or not _saves_no_result(node)]
         elif kind is Effect.COPY:
             copied = (memory for n in inputs for memory in held[n])
@@ -238,6 +242,8 @@ def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
 
 def _written(node: fx.Node) -> list[fx.Node]:
     """The arguments that a mutating operator may write to."""
+    if CUSTOM_WRITES in node.meta:
+        return custom_writes(node)
     out = node.kwargs.get("out", node.args[0] if node.args else None)
     return [out] if isinstance(out, fx.Node) else node.all_input_nodes
 

@@ -7,6 +7,7 @@ are not added: the outer operator is the node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,14 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
-from magpy_like.graph_operators.node_metadata import AS_IS, CUSTOM_VIEW, DIFFERENTIATES, TWIN
+from magpy_like.graph_operators.custom_functions import SHARED_REASON
+from magpy_like.graph_operators.node_metadata import (
+    AS_IS,
+    CUSTOM_VIEW,
+    CUSTOM_WRITES,
+    DIFFERENTIATES,
+    TWIN,
+)
 from magpy_like.monitor.calls.argument_kinds import tensors_in
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.function_nodes import before_replacement, replace_data
@@ -23,6 +31,7 @@ from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.torch_state.default_device import with_device
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
@@ -95,6 +104,8 @@ class GraphValues:
             node.meta[DIFFERENTIATES] = True
         if self._custom_views or operation in custom_function_calls:
             self._note_custom_views(node, operation, args, result)
+        if operation in custom_function_calls and torch.is_grad_enabled():
+            self._note_custom_writes(node, args, result)
         self._writes.note_operator(operation, args, kwargs, result)
 
     def _note_custom_views(
@@ -113,6 +124,24 @@ class GraphValues:
             )
         if any(storage_of(tensor) in self._custom_views for tensor in tensors):
             node.meta[CUSTOM_VIEW] = True
+
+    def _note_custom_writes(self, node: fx.Node, args: tuple[Any, ...], result: Any) -> None:
+        """Note in a custom function's node the arguments that have its gradient from now on."""
+        results = list(tensors_in(result))
+        written = {
+            k - len(args): arg  # from the end: the node may lack the class, which comes first
+            for k, arg in enumerate(args)
+            if is_instance(arg, torch.Tensor)
+            and arg.requires_grad
+            and any(arg is each for each in results)
+        }
+        if not written:
+            return
+        node.meta[CUSTOM_WRITES] = tuple(written)
+        memory = Counter(storage_of(tensor) for tensor, _ in self._operators.nodes.live_tensors())
+        if AS_IS not in node.meta and any(memory[storage_of(t)] > 1 for t in written.values()):
+            node.meta[AS_IS] = SHARED_REASON
+            self.operators_as_is.append(SHARED_REASON)
 
     def add_item(
         self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any

@@ -24,7 +24,8 @@ from magpy_like.compiler.passes.mutations.tensor_subscripts import (
     has_inplace_flag,
     returns_new_memory,
 )
-from magpy_like.graph_operators.control_operators import name_of
+from magpy_like.graph_operators.control_operators import custom_writes, name_of
+from magpy_like.graph_operators.node_metadata import CUSTOM_WRITES
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.functorch import get_unwrapped, is_wrapped_tensor
 
@@ -52,7 +53,9 @@ def reject_overlapping_writes(gm: GraphModule) -> None:
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """The arguments that a call writes to: the first, and ``out``."""
+    """The arguments that a call writes to: the first, and ``out``; those of a custom function."""
+    if CUSTOM_WRITES in node.meta:
+        return custom_writes(node)
     first = node.args[:1] or list(node.kwargs.values())[:1]
     found = pytree.tree_leaves([first, node.kwargs.get("out")])
     return [leaf for leaf in found if isinstance(leaf, Node)]
