@@ -212,13 +212,16 @@ def silent_fake_tensor_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def graphs_count_writes() -> Iterator[None]:
-    """Keep wrappers that AOTAutograd makes in this thread from counting writes to inputs.
+    """Keep wrappers that AOTAutograd makes in this thread from counting writes to inputs, and from
+    giving tensors attributes that only Dynamo reads.
 
     A wrapper counts the writes that a graph makes, for compilers whose kernels do not count them;
-    those of ``magpy_like.compiler`` do. Applied while AOTAutograd runs, under the lock of tracing.
-    *Seen* on torch 2.13.
+    those of ``magpy_like.compiler`` do. It marks the sizes of results that may vary, for the next
+    graph that Dynamo captures. Applied while AOTAutograd runs, under the lock of tracing. *Seen* on
+    torch 2.13.
     """
     from magpy_like.torch_compat.aot_autograd import ViewAndMutationMeta
+    from magpy_like.torch_compat.tracing.tracing_context import TracingContext
 
     derive, own = ViewAndMutationMeta.__post_init__, threading.get_ident()
 
@@ -226,6 +229,8 @@ def graphs_count_writes() -> Iterator[None]:
         derive(metadata)
         if threading.get_ident() == own:
             metadata.mutated_graph_handled_indices_seen_by_autograd = []
+            if TracingContext.try_get() is None:
+                metadata.dynamic_outputs = False
 
     ViewAndMutationMeta.__post_init__ = derive_fields
     try:

@@ -88,6 +88,8 @@ def make_autograd_node(
     # AOTAutograd would refuse ``retain_graph=True``, for compilers whose backward pass writes into
     # saved tensors. This one's does not.
     metadata.bw_donated_idxs = []
+    if getattr(aot_function._lazy_backward_info, "saved_context", None) is None:  # not Dynamo's
+        metadata.dynamic_saved_tensors_idxs = {}  # attributes of arguments, which Dynamo reads
     if saved is None or not _needs_no_runtime_wrapper(aot_function, program.example_inputs):
         return None
     backward = _lazy_backward(aot_function, compile_backward)

@@ -2,6 +2,7 @@
 
 import contextvars
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,3 +33,26 @@ def test_a_view_of_an_argument_that_a_varying_number_scales_shares_its_memory(vi
     for factor in (1, 2, 3, 4):
         x, y = torch.arange(4.0), torch.arange(4.0)
         assert_same([fast(x, factor), x], [program(y, factor), y])
+
+
+def written_and_viewed(x):
+    x.add_(1)
+    y = x * 2
+    return y, y[1:], x.view(-1)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (torch.from_numpy(np.arange(3.0)).sum() + x.cpu(),),
+        lambda x: (x * x.sin(),),
+        written_and_viewed,
+    ],
+)
+def test_tensors_of_varying_sizes_get_no_attributes(program, gradients):
+    fast = magpy.compile(program)
+    for size in (2, 3, 4, 5, 6):
+        x = torch.ones(size, requires_grad=gradients) * 1
+        assert [vars(tensor) for tensor in (x, *fast(x))] == [{}] * (len(program(x)) + 1)
+    assert magpy.cache_info(fast).hits
