@@ -234,6 +234,12 @@ def tensor_version(tensor: torch.Tensor) -> int:
         return -1 if tensor.is_inference() else tensor._version
 
 
+def is_leaf_or_view_of_one(tensor: torch.Tensor) -> bool:
+    """True if autograd admits writes to the tensor only where it does not record them."""
+    base = tensor._base
+    return tensor.is_leaf or (base is not None and base.is_leaf)
+
+
 def overrides_torch_function(value: Any) -> bool:
     """True for a tensor subclass whose own ``__torch_function__`` sees all operators.
 

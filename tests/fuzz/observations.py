@@ -64,17 +64,19 @@ def observe(
 
 
 def reading_autograd_state(call: Callable[..., Any], file: str) -> Callable[..., Any]:
-    """``call``, during which something reads the autograd nodes of local variables at each line of
-    a file, as a debugger does.
+    """``call``, during which something reads the autograd nodes of local variables and arguments at
+    each line of a file, as a debugger does.
 
     Autograd updates the node of a view whose base was written to when it is read. Unread, eager
     mode admits ``requires_grad_(False)`` and ``detach_``, and refuses writes, by the old one.
     """
 
+    given: list[Any] = []
+
     def trace(frame: types.FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != file:
             return None
-        for value in list(frame.f_locals.values()):
+        for value in [*frame.f_locals.values(), given]:
             for item in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(item, torch.Tensor):
                     with contextlib.suppress(RuntimeError):
@@ -83,6 +85,7 @@ def reading_autograd_state(call: Callable[..., Any], file: str) -> Callable[...,
 
     def run(*args: Any, **kwargs: Any) -> Any:
         before = sys.gettrace()
+        given[:] = tensors_in([args, kwargs])
         sys.settrace(trace)
         try:
             return call(*args, **kwargs)

@@ -53,7 +53,6 @@ from magpy_like.refgraph.plain_values import (
     is_plain,
     memory_span,
     overrides_torch_function,
-    tensor_version,
 )
 from magpy_like.split_points import EffectInsideOperator, Split, unknown_value_split
 from magpy_like.split_reasons import SplitReason
@@ -263,7 +262,7 @@ class ExternalReads:
                 if value.layout is torch.strided and has_values(value):
                     self.layouts[node.node_id] = tuple(value.shape), tuple(value.stride())
                     self.tensor_kinds[node.node_id] = _kind_of_tensor(value)
-                self._writes.versions[node.node_id] = tensor_version(value)
+                self._writes.note_read(node)
                 if type(value) not in self.tensor_classes:
                     self.know_tensor_class(type(value))
         elif is_identity(value):

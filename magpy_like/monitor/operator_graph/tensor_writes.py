@@ -18,7 +18,12 @@ from magpy_like.monitor.symbolic.expressions import Computed
 from magpy_like.monitor.torch_state.tensor_counters import TensorCounters
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import RefGraph, ShadowNode
-from magpy_like.refgraph.plain_values import has_values, storage_of, tensor_version
+from magpy_like.refgraph.plain_values import (
+    has_values,
+    is_leaf_or_view_of_one,
+    storage_of,
+    tensor_version,
+)
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
@@ -54,7 +59,16 @@ class TensorWrites:
         """How often operators have changed sizes and strides of tensors, by storage."""
         self.versions: dict[int, int] = {}
         """torch's version counters of external tensors when they were first read, by node."""
+        self.recorded: set[int] = set()
+        """The nodes of external tensors of which autograd would have recorded a write then."""
         self._counters = TensorCounters(variables, constants, operators)
+
+    def note_read(self, node: ShadowNode) -> None:
+        """Note the state of an external tensor that is read for the first time."""
+        tensor = node.variable
+        self.versions[node.node_id] = tensor_version(tensor)
+        if tensor.requires_grad and not is_leaf_or_view_of_one(tensor):
+            self.recorded.add(node.node_id)
 
     def note_operator(
         self,

@@ -12,13 +12,12 @@ from magpy_like.config import config
 from magpy_like.monitor.objects.iterators import PEEKABLE, are_independent
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.plain_values import is_identity, storage_of
+from magpy_like.refgraph.plain_values import is_identity, is_leaf_or_view_of_one, storage_of
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.guard.guard_checks import (
     are_no_leaves,
-    is_leaf_or_view_of_one,
     memory_of,
     share_no_memory,
 )
@@ -163,23 +162,20 @@ class Distinctness:
         write, and serves other tensors.
         """
         writer = self._writer
-        nodes = [
-            node
-            for node in changed
-            if node.node_id in writer.variables
-            and node.variable.requires_grad
-            and not _has_changed_requires_grad(node)
-        ]
-        if any(n.variable._base is not None and is_leaf_or_view_of_one(n.variable) for n in nodes):
+        nodes = [node for node in changed if node.node_id in writer.variables]
+        if any(map(_is_view_of_leaf, nodes)):
             # AOTAutograd writes to a view by an operator that autograd records.
             self._rec.graph.runs_as_is = "changes a view of a tensor that requires gradients"
-        nodes = [node for node in nodes if not is_leaf_or_view_of_one(node.variable)]
+        nodes = [node for node in nodes if node.node_id in self._rec.writes.recorded]
         if nodes:
             check = self._source.constant(are_no_leaves)
             test = f"{check}({', '.join(map(writer.name, nodes))})"
             writer.check(Kind.WRITABILITY, test, "autograd admits writes to the changed tensors")
 
 
-def _has_changed_requires_grad(node: ShadowNode) -> bool:
-    check = node.first.value
-    return check is not None and check.why(node.variable) == "requires_grad"
+def _is_view_of_leaf(node: ShadowNode) -> bool:
+    """True for a view of a leaf that requires gradients, as it was before the run."""
+    tensor, check = node.variable, node.first.value
+    if not tensor.requires_grad or tensor._base is None or not is_leaf_or_view_of_one(tensor):
+        return False
+    return check is None or check.why(tensor) != "requires_grad"

@@ -15,7 +15,13 @@ from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import ANY_VALUE
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
-from magpy_like.refgraph.plain_values import array_metadata, is_plain, is_same_value, storage_of
+from magpy_like.refgraph.plain_values import (
+    array_metadata,
+    is_leaf_or_view_of_one,
+    is_plain,
+    is_same_value,
+    storage_of,
+)
 
 
 def same_scalar(a: Any, b: Any) -> bool:
@@ -108,12 +114,6 @@ def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:
         index, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
         positions += (index, offset - start)
     return tuple(positions)
-
-
-def is_leaf_or_view_of_one(tensor: torch.Tensor) -> bool:
-    """True if autograd admits writes to the tensor only where it does not record them."""
-    base = tensor._base
-    return tensor.is_leaf or (base is not None and base.is_leaf)
 
 
 def are_no_leaves(*tensors: torch.Tensor) -> bool:

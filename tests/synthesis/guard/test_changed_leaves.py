@@ -52,7 +52,7 @@ def _outcome(call, role):
         (result.sum() + (x * x).sum()).backward()
     except RuntimeError as error:
         return str(error)
-    return [t.tolist() for t in (result, x, leaf.grad, w.grad)]
+    return [None if t is None else t.tolist() for t in (result, x, leaf.grad, w.grad)]
 
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
@@ -62,3 +62,23 @@ def test_each_role_has_the_outcome_of_eager(program, backend):
         fast = magpy.compile(program, backend=backend)
         for role in (first, first, second, second, first):
             assert _outcome(fast, role) == _outcome(program, role), (first, second, role)
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_leaf_is_refused_where_the_program_detaches_it_after_the_write(backend):
+    def program(x, z):
+        x.mul_(2)
+        with torch.no_grad():
+            z = z if x.sum() > 0 else w
+        x.detach_()
+        return 1
+
+    w = torch.ones(3, requires_grad=True)
+    fast = magpy.compile(program, backend=backend)
+    for is_leaf in (False, True, False, True):
+        x, z = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+        if not is_leaf:
+            assert fast(x * 1, z * 1) == 1
+            continue
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            fast(x, z)
