@@ -226,7 +226,7 @@ EXPRESSIONS: dict[str, list[Production]] = {
         (0.5, "<vec>.numel()"),
         (0.5, "<sc>.dim()"),
         (0.5, "int(<mat>.is_contiguous())"),
-        (0.5, "<mat>.stride(0)"),
+        (0.5, "<mat>.stride(1)"),
         (0.3, "<vec>._version"),
         (0.5, "int(torch.is_grad_enabled())"),
         (0.5, "int(<vec>.requires_grad)"),

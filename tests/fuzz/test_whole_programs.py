@@ -230,3 +230,9 @@ def test_changes_of_state_are_the_same_in_all_copies():
     program = program_of("log.append(fails(4))", calls=2)
     program.calls[1].change = "fails = lambda count: count + 1"
     assert check(program, "eager").kind == "same"
+
+
+def test_view_that_a_compiled_graph_returns_as_none_may_be_detached():
+    body = "v = x.sin()[:]\nlog.append(str(v))\nv.detach_()"
+    kinds = [check(program_of(body), backend).kind for backend in ("eager", "magpy")]
+    assert kinds == ["same", "detached view"]
