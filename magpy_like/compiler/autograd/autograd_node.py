@@ -367,7 +367,7 @@ def _make_backward(
                 raise RuntimeError(_NO_EAGER_BACKWARD)
         incoming = [_to_traced_layout(boxed[k], traced) for k, traced in tangents]
         boxed.clear()
-        unpacked = ctx.saved_tensors if differentiated else saved.unpack(ctx, incoming)
+        unpacked = saved.unpack(ctx, None if differentiated else incoming)
         args = [*ctx.symints, *unpacked, *ctx._tensors_no_vc_check]
         del unpacked
         ctx.maybe_clear_saved_tensors()

@@ -1,9 +1,9 @@
-"""Saved tensors that the program writes to and that the gradients which are present do not need.
+"""Saved tensors that are written to or freed, and that the gradients which are present do not need.
 
 Eager mode has a node in autograd's graph for each operator. A backward pass unpacks the saved
-tensors of those that it reaches, and is refused if one was written to. A compiled graph has one
-node for all operators: autograd would refuse a gradient of one result as a tensor was written to
-that only the gradient of another needs.
+tensors of those that it reaches, and is refused if one was written to, or freed by an earlier pass.
+A compiled graph has one node for all operators: autograd would refuse a gradient of one result for
+a tensor that only the gradient of another needs, and a second pass though nothing is saved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from magpy_like.compiler.autograd.absent_gradients import AbsentGradients
+from magpy_like.compiler.autograd.absent_gradients import AbsentGradients, tangents
 from magpy_like.torch_compat.aot_autograd import PlainAOTOutput
 
 
@@ -24,6 +24,10 @@ class SavedTensors:
         """``backward`` takes ``numbers`` saved numbers, the tensors, others, and the gradients."""
         self._backward, self._absent, self._numbers = backward, absent, numbers
         self._read: dict[frozenset[int], set[int]] = {}
+        graph = backward.graph
+        inputs = len(graph.find_nodes(op="placeholder"))
+        self._saves = inputs > numbers + len(tangents(graph))
+        """Whether any tensors are saved."""
 
     def save(self, ctx: Any, tensors: Sequence[Tensor | None]) -> None:
         """Save the tensors in the context of a call."""
@@ -36,7 +40,7 @@ class SavedTensors:
 
     def adapt_node(self, function: Any) -> None:
         """Have nodes of AOTAutograd's ``autograd.Function`` unpack the tensors as ``unpack``."""
-        if not self._absent.several:
+        if self._saves and not self._absent.several:
             return
         forward, backward = function.forward, function.backward
         indices = _gradient_indices(function.metadata)
@@ -54,26 +58,26 @@ class SavedTensors:
 
         function.forward, function.backward = staticmethod(run_forward), staticmethod(run_backward)
 
-    def unpack(self, ctx: Any, gradients: Sequence[Any]) -> Sequence[Tensor | None]:
+    def unpack(self, ctx: Any, gradients: Sequence[Any] | None) -> Sequence[Tensor | None]:
         """The saved tensors, of which the backward pass may read those that it needs for the
-        ``gradients``: None for each that is absent.
+        ``gradients``: None for each that is absent. Without ``gradients``, it may read all.
 
         Raises:
-            RuntimeError: it needs one that was written to, or all are freed.
+            RuntimeError: it needs one that was written to or freed.
         """
+        if not self._saves:
+            return ()
         try:
             return ctx.saved_tensors
         except RuntimeError:
-            missing = frozenset(k for k, gradient in enumerate(gradients) if gradient is None)
+            missing = frozenset(k for k, each in enumerate(gradients or ()) if each is None)
             if not missing:
                 raise
-            saved = ctx._raw_saved_tensors
-            if any(each.unpack_hook is not None for each in saved):
-                raise
-            tensors: list[Tensor | None] = [each.data for each in saved]
             read = self._read_without(missing)
+            tensors = _unchecked(ctx)
             for k, (tensor, version) in enumerate(zip(tensors, ctx.versions, strict=True)):
-                if self._numbers + k in read and tensor is not None and tensor._version != version:
+                is_intact = tensor is not None and tensor._version == version
+                if self._numbers + k in read and not is_intact and version is not None:
                     raise
             return tensors
 
@@ -82,6 +86,17 @@ class SavedTensors:
         if missing not in self._read:
             self._read[missing] = self._absent.read_inputs(self._backward, missing)
         return self._read[missing]
+
+
+def _unchecked(ctx: Any) -> Sequence[Tensor | None]:
+    """The saved tensors of a call, whether or not they were written to; None for each if they are
+    freed, or if hooks have packed them."""
+    try:
+        saved = ctx._raw_saved_tensors
+    except RuntimeError:
+        return [None] * len(ctx.versions)
+    packed = any(each.unpack_hook is not None for each in saved)
+    return [None if packed else each.data for each in saved]
 
 
 class _Context:

@@ -153,3 +153,37 @@ def test_the_program_overwrites_what_only_other_gradients_need(splits, used):
         found, expected = outcome(call), outcome(function)
         assert (found is None) == (expected is None) == (1 in used)
         torch.testing.assert_close(found, expected)
+
+
+def written_state(x, state, w):
+    state.sub_(w)
+    return x * x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, s, w: s - w, lambda x, s, w: (s - w, x.sin() * x), written_state],
+    ids=["nothing is saved", "another result needs what is saved", "the state is written to"],
+)
+def test_second_backward_pass_is_admitted_where_it_needs_nothing_that_is_freed(function):
+    """The state of each call leads to the graphs of all earlier calls."""
+    call, found = magpy.compile(function), []
+    for run in (function, call):
+        w, state = torch.ones(3, requires_grad=True), torch.zeros(3)
+        for _ in range(5):
+            result = run(torch.ones(3, requires_grad=True), state, w)
+            if function is not written_state:
+                state = result[0] if isinstance(result, tuple) else result
+            state.square().sum().backward()
+        found.append(w.grad)
+    torch.testing.assert_close(*found)
+    assert magpy.cache_info(call).hits
+
+
+def test_second_backward_pass_is_refused_where_it_needs_freed_tensors():
+    call = magpy.compile(lambda x: x.sin() * x)
+    for _ in range(3):
+        result = call(torch.ones(3, requires_grad=True))
+        result.sum().backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            result.sum().backward()
