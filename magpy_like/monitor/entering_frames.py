@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.weak
+from torch.autograd.function import FunctionCtx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.bytecode.instruction_facts import CALLS, operand_count, resume_offset
-from magpy_like.monitor.call_operands import call_operands
+from magpy_like.monitor.call_operands import call_operands, spread_callee_depth
 from magpy_like.monitor.calls import compiled_callees, polyfills, special_methods
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.finalizers import WEAK_CONTAINERS
@@ -166,6 +167,11 @@ class Entering:
         if code.co_varnames[0] in code.co_cellvars and is_instance(receiver, types.CellType):
             receiver = receiver.cell_contents
         special_methods.enter_special_method(rec, receiver, function)
+        confined = context.isolation.current()
+        if confined is not None and is_instance(receiver, FunctionCtx):
+            called = frame.f_back and _called(context, frame.f_back)
+            if is_instance(called, types.BuiltinMethodType) and called.__name__ == "apply":
+                confined.own(receiver)  # `autograd.Function.apply` has made it
         if not function.__name__.startswith("__"):
             return
         if function.__name__ == "__del__" and not rec.variables.is_new_object(receiver):
@@ -179,19 +185,22 @@ class Entering:
             rec.variables.add_new(frame_locals(frame)[making])
         if function.__name__ == "__init__" and rec.variables.node(receiver) is None:
             rec.variables.add_new(receiver)  # the program may be cut before the call returns
-            if (confined := context.isolation.current()) is not None and frame.f_back is not None:
+            if confined is not None and frame.f_back is not None:
                 confined.own_if_new(receiver, _called(context, frame.f_back))
         if lookup_in_type(type(receiver), function.__name__) is function:
             class_lookup.read_class(rec, type(receiver), function.__name__)
 
 
 def _called(context: Context, frame: types.FrameType) -> Any:
-    """The class that a frame is calling; None for any other call."""
+    """The callable that a frame is calling; None if it calls a method or executes another
+    instruction."""
     offset, stack = context.step_of(frame) or (0, ())
-    name, count = opcode.opname[frame.f_code.co_code[offset]], frame.f_code.co_code[offset + 1]
-    if name not in CALLS or len(stack) < operand_count(name, count):
+    name, arg = opcode.opname[frame.f_code.co_code[offset]], frame.f_code.co_code[offset + 1]
+    if name == "CALL_FUNCTION_EX" and len(stack) >= spread_callee_depth(arg):
+        return stack[-spread_callee_depth(arg)]
+    if name not in CALLS or len(stack) < operand_count(name, arg):
         return None
-    operands = call_operands(name, count, stack)
+    operands = call_operands(name, arg, stack)
     return None if operands.is_method else operands.function
 
 

@@ -60,14 +60,12 @@ class SplitHandler:
         if is_interruption(error):
             raise error
         rec = self._run.context.recording
-        ends = (
-            is_instance(error, EffectInsideOperator)
-            or self._run.context.isolation.branch_run is not None
-        )
-        if is_instance(error, Split) and rec.running.depth and not ends:
-            rec.running.keep_as_is(f"{frame.f_code.co_qualname} {error}")
-        elif is_instance(error, Split):
-            if rec.running.depth:
+        if is_instance(error, Split):
+            # Fewer effects are allowed in a branch: it is refused, not the operator's functions.
+            if rec.running.depth and self._run.context.isolation.branch_run is None:
+                if not is_instance(error, EffectInsideOperator):
+                    rec.running.keep_as_is(f"{frame.f_code.co_qualname} {error}")
+                    return
                 refuse(rec)
             self.split(frame, error.cause, before_instruction)
         else:

@@ -3,6 +3,7 @@
 import copy
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -813,12 +814,74 @@ def test_custom_functions_in_branches_equal_eager(gradients):
     assert magpy.cache_info(fast).hits
 
 
-def test_custom_function_in_a_branch_is_part_of_one_graph():
+class Cubes(torch.autograd.Function):
+    """Keeps tensors and attributes in its context."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor, ctx.asked = factor, []
+        ctx.asked.append(factor)
+        return x * x * x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * x * 3 * ctx.factor * len(ctx.asked), None
+
+
+class CubesInTwoSteps(torch.autograd.Function):
+    @staticmethod
+    def forward(x, factor):
+        return x * x * x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.factor = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * x * 3 * ctx.factor, None
+
+
+@pytest.mark.parametrize("function", [Doubles, Cubes, CubesInTwoSteps])
+def test_custom_function_in_a_branch_is_part_of_one_graph(function):
+    rest = () if function is Doubles else (2.5,)
+
     def program(x):
-        return (Doubles.apply(x) if x.sum() > 0 else Doubles.apply(x * 3)) + 1
+        return (function.apply(x, *rest) if x.sum() > 0 else function.apply(x * 3, *rest)) + 1
 
     fast = magpy.compile(program, backend="eager", fullgraph=True)
     for value in (1.0, -1.0, 2.0):
-        x = torch.full((3,), value, requires_grad=True)
-        torch.testing.assert_close(fast(x), program(x))
+        leaves = [torch.full((3,), value, requires_grad=True) for _ in range(2)]
+        for run, x in zip((program, fast), leaves, strict=True):
+            run(x).sum().backward()
+        torch.testing.assert_close(fast(leaves[0]), program(leaves[0]))
+        torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
     assert magpy.cache_info(fast).graphs == 1
+
+
+def test_custom_function_that_a_branch_refuses_stays_on_graphs_elsewhere():
+    class Timed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2 if time.time() > 0 else x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    def in_a_branch(x):
+        return Timed.apply(x) if x.sum() > 0 else x
+
+    def elsewhere(x):
+        return Timed.apply(x) + 1
+
+    x = torch.ones(3)
+    for program in (in_a_branch, elsewhere):
+        fast = magpy.compile(program, backend="eager")
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), program(x))
+    assert magpy.cache_info(fast).records == magpy.cache_info(fast).graphs == 1
