@@ -192,6 +192,7 @@ def reasons(program, grad=True):
     return {node.meta[AS_IS] for node in graph.graph.nodes if AS_IS in node.meta}
 
 
+@pytest.mark.cpu  # under a default device, custom functions run as they are
 def test_function_that_writes_to_an_intermediate_is_compiled_with_its_graph():
     def after_a_write(x):
         base = x * 2
@@ -202,6 +203,7 @@ def test_function_that_writes_to_an_intermediate_is_compiled_with_its_graph():
     assert reasons(after_a_write) == set()
 
 
+@pytest.mark.cpu  # under a default device, custom functions run as they are
 def test_function_that_writes_to_an_argument_runs_uncompiled_only_with_gradients():
     def without_recording(x):
         with torch.no_grad():
@@ -213,6 +215,7 @@ def test_function_that_writes_to_an_argument_runs_uncompiled_only_with_gradients
     assert reasons(without_recording) == set()
 
 
+@pytest.mark.cpu  # under a default device, custom functions run as they are
 def test_function_that_writes_to_a_view_runs_uncompiled():
     assert reasons(lambda x: Plain.apply(x[0]) * 2) == {SHARED_REASON}
     assert reasons(lambda x: (lambda b: (Plain.apply(b[0]), b))(x * 2)) == {SHARED_REASON}
