@@ -21,6 +21,7 @@ from magpy_like.compiled_module import (
     has_callable_instances,
     has_compiled_form,
     is_compiled_object,
+    keep_signature,
 )
 from magpy_like.disabled_module import (
     disable_instances,
@@ -194,6 +195,7 @@ def _compiled_function(target: Callable[..., Any], dispatcher: Any) -> Callable[
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return dispatcher.call(args, kwargs)
 
+    keep_signature(compiled, target)
     compiled_callees.register_wrapper(compiled, "__wrapped__")
     for name, value in _attributes(target):
         compiled.__dict__.setdefault(name, value)

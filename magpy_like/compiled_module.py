@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -254,7 +255,19 @@ def _with_signature_of(call: types.FunctionType) -> types.FunctionType:
     """``CompiledObject.__call__`` with the names and signature of the original's."""
     own = CompiledObject.__call__
     made = types.FunctionType(own.__code__, own.__globals__)
-    return cast(types.FunctionType, functools.update_wrapper(made, call, updated=()))
+    functools.update_wrapper(made, call, updated=())
+    keep_signature(made, call)
+    return made
+
+
+def keep_signature(made: Any, original: Callable[..., Any]) -> None:
+    """Give a function the signature of the one that it wraps.
+
+    ``inspect.signature`` finds it in any case; ``inspect.getfullargspec`` follows no wrappers.
+    """
+    if not hasattr(original, "__wrapped__"):
+        with contextlib.suppress(TypeError, ValueError):  # native code may have none
+            made.__signature__ = inspect.signature(original)
 
 
 def _program_methods(cls: type) -> list[str]:
@@ -370,6 +383,7 @@ def _compiled_function(name: str, function: types.FunctionType) -> types.Functio
     code, cells = _METHOD_CODE, (types.CellType(call),)
     made = types.FunctionType(code, function.__globals__, function.__name__, None, cells)
     functools.update_wrapper(made, function)
+    keep_signature(made, function)
     made.__dict__["_magpy_method"] = name
     return made
 

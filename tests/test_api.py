@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import inspect
 import io
 import logging
+import math
 import os
 import pickle
 import re
@@ -96,6 +98,30 @@ def test_compiled_method_binds_like_a_method():
             return x * 2
 
     assert_same(Model().forward(tensor(1)), tensor(2))
+
+
+def scaled(x, factor: float = 2.0, *, shift=None):
+    return x * factor
+
+
+class Scales:
+    def __call__(self, x, factor: float = 2.0):
+        return x * factor
+
+    scale = __call__
+
+
+@functools.wraps(scaled)
+def decorated(*args, **kwargs):
+    return scaled(*args, **kwargs)
+
+
+@pytest.mark.parametrize("read", [inspect.signature, inspect.getfullargspec])
+@pytest.mark.parametrize(
+    "target", [scaled, decorated, Scales(), Scales().scale, Net().forward, math.gcd]
+)
+def test_compiled_callables_have_the_signature_of_the_original(target, read):
+    assert read(magpy.compile(target)) == read(target)
 
 
 def test_compile_returns_a_target_compiled_with_these_settings_unchanged():
