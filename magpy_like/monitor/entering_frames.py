@@ -27,7 +27,7 @@ from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.finalizers import WEAK_CONTAINERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state.default_device import MODE_CODE
-from magpy_like.native import frame_function, frame_locals, lookup_in_type
+from magpy_like.native import NULL, frame_function, frame_locals, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.split_points import Split
@@ -157,22 +157,16 @@ class Entering:
     ) -> None:
         """Record the look-up of a special method that native code such as ``str`` has called."""
         rec, code = context.recording, frame.f_code
-        if not code.co_argcount:
-            if code.co_flags & inspect.CO_VARARGS:
-                given = frame_locals(frame)[code.co_kwonlyargcount]
-                if type(given) is tuple and given:
-                    special_methods.enter_special_method(rec, given[0], function)
+        receiver = _first_argument(frame)
+        if receiver is NULL:
             return
-        receiver = frame_locals(frame)[0]
-        if code.co_varnames[0] in code.co_cellvars and is_instance(receiver, types.CellType):
-            receiver = receiver.cell_contents
         special_methods.enter_special_method(rec, receiver, function)
         confined = context.isolation.current()
         if confined is not None and is_instance(receiver, FunctionCtx):
             called = frame.f_back and _called(context, frame.f_back)
             if is_instance(called, types.BuiltinMethodType) and called.__name__ == "apply":
                 confined.own(receiver)  # `autograd.Function.apply` has made it
-        if not function.__name__.startswith("__"):
+        if not code.co_argcount or not function.__name__.startswith("__"):
             return
         if function.__name__ == "__del__" and not rec.variables.is_new_object(receiver):
             raise Split(
@@ -189,6 +183,17 @@ class Entering:
                 confined.own_if_new(receiver, _called(context, frame.f_back))
         if lookup_in_type(type(receiver), function.__name__) is function:
             class_lookup.read_class(rec, type(receiver), function.__name__)
+
+
+def _first_argument(frame: types.FrameType) -> Any:
+    """The first positional argument of a frame that begins; NULL if it has none."""
+    code, given = frame.f_code, frame_locals(frame)
+    if not code.co_argcount:
+        rest = given[code.co_kwonlyargcount] if code.co_flags & inspect.CO_VARARGS else ()
+        return rest[0] if type(rest) is tuple and rest else NULL
+    first = given[0]
+    is_cell = code.co_varnames[0] in code.co_cellvars and is_instance(first, types.CellType)
+    return first.cell_contents if is_cell else first
 
 
 def _called(context: Context, frame: types.FrameType) -> Any:

@@ -846,7 +846,19 @@ class CubesInTwoSteps(torch.autograd.Function):
         return gradient * x * x * 3 * ctx.factor, None
 
 
-@pytest.mark.parametrize("function", [Doubles, Cubes, CubesInTwoSteps])
+class CubesWithAutocast(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, factor):
+        return Cubes.forward(ctx, x, factor)
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        return Cubes.backward(ctx, gradient)
+
+
+@pytest.mark.parametrize("function", [Doubles, Cubes, CubesInTwoSteps, CubesWithAutocast])
 def test_custom_function_in_a_branch_is_part_of_one_graph(function):
     rest = () if function is Doubles else (2.5,)
 
