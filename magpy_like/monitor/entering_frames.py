@@ -39,9 +39,13 @@ if TYPE_CHECKING:
     from magpy_like.monitor.protocols import Cut
 
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
-_UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
-"""Files whose code does not belong to a program, unlike its callees: this package, and torch's own
-tracer."""
+_OF_TORCH = (
+    "_dynamo", "_library/simple_registry.py", "_library/fake_impl.py", "_library/effects.py",
+)  # fmt: skip
+_UNSEEN = (_PACKAGE, *(str(pathlib.Path(torch.__file__).parent / name) for name in _OF_TORCH))
+"""Files whose code does not belong to a program, unlike its callees: this package, torch's own
+tracer, and the registry that the dispatcher asks before each operator under a mode. An exception
+of the monitor there would end the process: some of the dispatcher's callers expect none."""
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _WEAK_CONTAINERS = (
     weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,

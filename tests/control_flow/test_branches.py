@@ -1,6 +1,7 @@
 """Branches on a tensor's value: ``cond`` operators of one graph, or split points."""
 
 import copy
+import itertools
 import sys
 import threading
 import time
@@ -872,6 +873,41 @@ def test_custom_function_in_a_branch_is_part_of_one_graph(function):
             run(x).sum().backward()
         torch.testing.assert_close(fast(leaves[0]), program(leaves[0]))
         torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+    assert magpy.cache_info(fast).graphs == 1
+
+
+# The dispatcher asks torch's registry about each operator, and notes those that it does not know.
+def test_first_custom_function_of_a_process_may_be_in_a_branch(monkeypatch):
+    monkeypatch.setattr(torch._library.simple_registry.singleton, "_data", {})
+    fast = magpy.compile(custom_functions_in_branches, backend="eager")
+    for values in [*inputs(), *inputs()]:
+        torch.testing.assert_close(fast(values), custom_functions_in_branches(values))
+    assert magpy.cache_info(fast).native == 0
+
+
+ITERATORS = {
+    "chain": lambda: itertools.chain((), [1, 2]),
+    "count": lambda: zip(itertools.count(), [1, 2], strict=False),
+    "repeat": lambda: itertools.repeat(3, 2),
+    "pairwise": lambda: itertools.pairwise([1, 2]),
+    "product": lambda: itertools.product([1], [2]),
+    "map": lambda: map(abs, [1, 2]),
+}
+
+
+@pytest.mark.parametrize("make", ITERATORS.values(), ids=ITERATORS.keys())
+def test_branch_may_advance_an_iterator_that_it_makes(make):
+    def program(x):
+        y = x
+        if x.sum() > 0:
+            for _ in make():
+                y = y + 1
+        return y
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for value in (1.0, -1.0, 2.0):
+        x = torch.full((3,), value)
+        torch.testing.assert_close(fast(x), program(x))
     assert magpy.cache_info(fast).graphs == 1
 
 

@@ -22,7 +22,7 @@ from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Fact, RefGraph, Relation, ShadowNode
-from magpy_like.refgraph.plain_values import HEAP_TYPE, MonitorWeakRef, is_plain
+from magpy_like.refgraph.plain_values import MonitorWeakRef, is_mutable_class, is_plain
 from magpy_like.split_points import unknown_value_split
 from magpy_like.split_reasons import SplitReason
 
@@ -119,7 +119,7 @@ class Variables:
 
 
 def _is_native_iterator(value: Any) -> bool:
-    return is_instance(value, Iterator) and not type(value).__flags__ & HEAP_TYPE
+    return is_instance(value, Iterator) and not is_mutable_class(type(value))
 
 
 def _identity(value: Any) -> Any:
