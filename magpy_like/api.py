@@ -188,20 +188,33 @@ def _is_method_of_python(model: Any) -> bool:
 
 
 def _compiled_function(target: Callable[..., Any], dispatcher: Any) -> Callable[..., Any]:
-    """The function that runs a target by a dispatcher."""
+    """The function that runs a target by a dispatcher.
 
-    @functools.wraps(target, updated=())
+    Its globals are the target's, in which others look up names of annotations and doctest looks
+    for functions.
+    """
+    names, cells = getattr(target, "__globals__", globals()), (types.CellType(dispatcher),)
+    compiled = types.FunctionType(_TEMPLATE.__code__, names, None, None, cells)
+    compiled.__dict__.update(_TEMPLATE.__dict__)
+    functools.update_wrapper(compiled, target, updated=())
+    keep_signature(compiled, target)
+    for name, value in _attributes(target):
+        compiled.__dict__.setdefault(name, value)
+    compiled.__dict__.update(torch_wrappers.marks(compiled, target))
+    compiled.__dict__["_magpy_dispatcher"] = dispatcher
+    return compiled
+
+
+def _function_template(dispatcher: Any) -> Any:
     @untraced
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return dispatcher.call(args, kwargs)
 
-    keep_signature(compiled, target)
     compiled_callees.register_wrapper(compiled, "__wrapped__")
-    for name, value in _attributes(target):
-        compiled.__dict__.setdefault(name, value)
-    compiled.__dict__.update(torch_wrappers.marks(compiled, target))
-    compiled._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
     return compiled
+
+
+_TEMPLATE = _function_template(None)
 
 
 def _attributes(target: Callable[..., Any]) -> list[tuple[str, Any]]:

@@ -265,9 +265,15 @@ def keep_signature(made: Any, original: Callable[..., Any]) -> None:
 
     ``inspect.signature`` finds it in any case; ``inspect.getfullargspec`` follows no wrappers.
     """
-    if not hasattr(original, "__wrapped__"):
+    # Annotations in texts are evaluated on request, where wrappers are followed.
+    evaluated = not any(map(_is_text, getattr(original, "__annotations__", {}).values()))
+    if evaluated and not hasattr(original, "__wrapped__"):
         with contextlib.suppress(TypeError, ValueError):  # native code may have none
             made.__signature__ = inspect.signature(original)
+
+
+def _is_text(annotation: Any) -> bool:
+    return is_instance(annotation, str)
 
 
 def _program_methods(cls: type) -> list[str]:

@@ -1,6 +1,7 @@
 """The public functions, as the README describes them."""
 
 import copy
+import doctest
 import functools
 import inspect
 import io
@@ -11,6 +12,7 @@ import pickle
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -122,6 +124,28 @@ def decorated(*args, **kwargs):
 )
 def test_compiled_callables_have_the_signature_of_the_original(target, read):
     assert read(magpy.compile(target)) == read(target)
+
+
+ANNOTATED = """
+from __future__ import annotations
+from torch import Tensor
+
+def twice(x: Tensor, k: int = 1) -> Tensor:
+    '''
+    >>> 1 + 1
+    2
+    '''
+    return x * 2 * k
+"""
+
+
+def test_names_in_annotations_of_compiled_functions_are_those_of_the_original():
+    module = types.ModuleType("annotated")
+    exec(ANNOTATED, module.__dict__)
+    module.twice = fast = magpy.compile(original := module.twice)
+    assert inspect.signature(fast, eval_str=True) == inspect.signature(original, eval_str=True)
+    assert torch.library.infer_schema(fast, mutates_args=()) == "(Tensor x, SymInt k=1) -> Tensor"
+    assert [len(test.examples) for test in doctest.DocTestFinder().find(module)] == [1]
 
 
 def test_compile_returns_a_target_compiled_with_these_settings_unchanged():
@@ -536,6 +560,20 @@ def test_nested_argument_is_a_reason_to_run_natively(layout):
         results = [fast(x) for _ in range(3)]
     expected = [part.tolist() for part in program(x).unbind()]
     assert all([part.tolist() for part in result.unbind()] == expected for result in results)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore::magpy_like.MagpyWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_argument_may_follow_a_dense_one_of_equal_rank(layout):
+    def program(x):
+        return x * 2
+
+    nested = torch.nested.nested_tensor([tensor(1, 2), tensor(3)], layout=layout)
+    fast = magpy.compile(program, backend="eager")
+    for x in (torch.ones(2, 2), nested, torch.ones(3, 2), nested):
+        for found, expected in zip(fast(x).unbind(), program(x).unbind(), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_uses_of_autograd_nodes_have_one_split_reason():

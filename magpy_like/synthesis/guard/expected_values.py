@@ -224,18 +224,30 @@ def differences(
             continue
         if type(found) is type(value) and found != value:
             yield path, None
-    for path, layout in record.layouts.items():
-        try:
-            found = record.current(path, args, kwargs)
-        except Exception:
-            continue
-        if not is_instance(found, torch.Tensor) or found.dim() != len(layout.sizes):
-            continue
+    for path, layout, found in _tensors_of_same_rank(record, args, kwargs):
         free = record.size_ranges.get(path, {})
         for dim, size in enumerate(layout.sizes):
             least, most = free.get(dim, (size, size))
             if found.shape[dim] != size and least == most:
                 yield path, dim
+
+
+def _tensors_of_same_rank(
+    record: ExpectedValues, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Path, TensorLayout, torch.Tensor]]:
+    """Access paths, recorded layouts and tensors of a call, where both have as many dimensions.
+
+    A nested tensor has no sizes to compare.
+    """
+    for path, layout in record.layouts.items():
+        try:
+            found = record.current(path, args, kwargs)
+        except Exception:  # the call has no such value
+            continue
+        if not is_instance(found, torch.Tensor) or found.is_nested:
+            continue
+        if found.dim() == len(layout.sizes):
+            yield path, layout, found
 
 
 def other_strides(
@@ -246,13 +258,7 @@ def other_strides(
 
     A stride that only follows other sizes does not differ.
     """
-    for path, layout in record.layouts.items():
-        try:
-            found = record.current(path, args, kwargs)
-        except Exception:  # the call has no such value
-            continue
-        if not is_instance(found, torch.Tensor) or found.dim() != len(layout.sizes):
-            continue
+    for path, layout, found in _tensors_of_same_rank(record, args, kwargs):
         if found.layout is not torch.strided or not has_values(found):
             continue
         free = record.stride_ranges.get(path, {})
