@@ -34,6 +34,8 @@ def is_traced() -> bool:
 
 def describe_observer() -> tuple[str, str] | None:
     """Who sees the program's operators, and how to do without; None if nobody does."""
+    if torch.compiler.is_exporting():  # by means of modes
+        return "torch.export traces each operator", "export the original"
     found = next((why for test, why in _OBSERVERS if test()), None)
     return None if found is None else (f"{found}, so it runs as it is written", _REMEDY)
 

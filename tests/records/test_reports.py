@@ -125,6 +125,16 @@ def test_program_that_observes_its_frames():
     assert "observes" in str(report.message) and report.filename == __file__
 
 
+def test_module_that_is_exported():
+    fast = magpy.compile(nn.Linear(3, 3), backend="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", magpy.MagpyWarning)
+        exported = torch.export.export(fast, (matrix(),)).module()
+    torch.testing.assert_close(exported(matrix()), fast(matrix()))
+    texts = [str(each.message) for each in caught if each.category is magpy.MagpyWarning]
+    assert texts and all("torch.export traces each operator" in text for text in texts)
+
+
 def test_program_that_never_hits():
     def raising(x):
         raise KeyError(1)
