@@ -30,6 +30,7 @@ from magpy_like.disabled_module import (
     original_of_disabled,
 )
 from magpy_like.errors import ArgumentError, MagpyWarning
+from magpy_like.made_classes import original_class
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.native.instance_checks import is_instance
@@ -248,7 +249,8 @@ def _original(model: Any) -> tuple[Any, Any]:
     if _dispatchers(model) and (compiled_callees.is_wrapper(model) or _is_copy(model)):
         known = _dispatcher(model)
         return known.target, known
-    for inner in (_original_of_torchs(model), original_of_disabled(model)):
+    of_class = original_class(model)  # of the class of a compiled object
+    for inner in (_original_of_torchs(model), original_of_disabled(model), of_class):
         if inner is not model:
             return _original(inner)
     return model, None
@@ -297,7 +299,7 @@ def _dispatchers(compiled: Any) -> list[Any]:
         return [method]
     function = compiled.__func__ if is_instance(compiled, types.MethodType) else compiled
     found = None
-    if is_instance(function, types.FunctionType | type):  # but not subclasses of a compiled class
+    if is_instance(function, types.FunctionType | type):
         found = vars(function).get("_magpy_dispatcher")
     return [] if found is None else [found]
 

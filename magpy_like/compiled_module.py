@@ -17,11 +17,17 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
+from magpy_like.made_classes import (
+    MadeClass,
+    found_in_classes,
+    make_class,
+    original_class,
+)
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.dispatcher_making import make_dispatcher
@@ -50,8 +56,6 @@ _SLOTS = ("_orig_mod", "_magpy", "_magpy_methods", *torch_wrappers.MARKS)
 """What is kept of a compiled object itself: all else is in the ``__dict__``, which it shares."""
 _HEAP_TYPE = 1 << 9
 _class_of = object.__dict__["__class__"]
-_mro_of = type.__dict__["__mro__"].__get__
-_members_of = type.__dict__["__dict__"].__get__
 _NOT_FORWARDED = {
     "__new__", "__init__", "__init_subclass__", "__class__", "__doc__", "__dict__",
     "__getattribute__", "__setattr__", "__delattr__", "__reduce__", "__reduce_ex__",
@@ -59,28 +63,20 @@ _NOT_FORWARDED = {
 """Attributes of native base classes that act on a compiled object like on any other."""
 
 
-class CompiledObject:
+class CompiledObject(MadeClass):
     """The methods of compiled objects that are not the original's.
 
     Attributes:
         _orig_mod: the original, as with ``torch.compile``.
         _magpy: the dispatcher of its calls.
         _magpy_methods: the dispatchers of compiled methods, by name.
-        _magpy_class: the class of the original.
+        _magpy_original: the class of the original.
     """
 
     __slots__ = ()
     _orig_mod: Any
     _magpy: Any
     _magpy_methods: dict[str, Any]
-    _magpy_class: ClassVar[type]
-
-    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
-        """``type(compiled)(...)`` makes what the original's class makes."""
-        return cls._magpy_class(*args, **kwargs)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """The class of a compiled object is no subclass that a program defines."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._magpy.call(args, kwargs)
@@ -91,7 +87,7 @@ class CompiledObject:
 
     @__class__.setter
     def __class__(self, cls: type) -> None:
-        self._orig_mod.__class__ = cls
+        self._orig_mod.__class__ = original_class(cls)
         follow_class(self)
 
     def __copy__(self) -> Any:
@@ -153,9 +149,9 @@ def _native_call(reference: weakref.ref[Any]) -> Callable[..., Any]:
     """The call of a compiled object as its class has it, which ``torch.fx`` replaces: it looks
     ``self`` up among the submodules. The class of the original may have changed."""
     compiled: Any = reference()  # which is being called
-    if type(compiled._orig_mod) is not compiled._magpy_class:
+    if type(compiled._orig_mod) is not compiled._magpy_original:
         follow_class(compiled)
-    call = type.__getattribute__(compiled._magpy_class, "__call__")  # not by its metaclass
+    call = type.__getattribute__(compiled._magpy_original, "__call__")  # not by its metaclass
     return types.MethodType(call, compiled)
 
 
@@ -201,22 +197,13 @@ _classes: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
 
 
 def _compiled_class(cls: type) -> type:
-    """The subclass of ``cls`` whose instances are compiled objects.
-
-    Neither the metaclass nor ``__init_subclass__`` of the program runs.
-    """
+    """The subclass of ``cls`` whose instances are compiled objects."""
     found = _classes.get(id(cls))
     if found is not None:
         return found
     forwarded = _forwarded_layout(cls)
     base, slots = (CompiledObject, _SLOTS) if forwarded else (_WithSlots, ())
-    members: dict[str, Any] = {
-        "__slots__": slots,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "_magpy_class": cls,
-    }
+    members: dict[str, Any] = {"__slots__": slots}
     if hasattr(cls, "__del__"):
         members["__del__"] = _leave_to_original
     if type(cls.__call__) is types.FunctionType:
@@ -229,17 +216,7 @@ def _compiled_class(cls: type) -> type:
     members.update(forwarded)
     if type(found_in_classes(cls, "__getattribute__")) is types.FunctionType:
         members["__getattribute__"] = _own_attributes_first
-    made = type.__new__(type(cls), cls.__name__, (base, cls), members)
-    return _classes.setdefault(id(cls), made)
-
-
-def found_in_classes(cls: type, name: str) -> Any:
-    """What the class and its bases define under a name, unbound; None if nothing.
-
-    No code of a metaclass runs, which would see that something is looked up.
-    """
-    members = map(_members_of, _mro_of(cls))
-    return next((found[name] for found in members if name in found), None)
+    return _classes.setdefault(id(cls), make_class(cls, members, base))
 
 
 def has_callable_instances(cls: type) -> bool:
@@ -302,10 +279,10 @@ def _own_attributes_first(self: Any, name: str) -> Any:
     """``__getattribute__`` where that of the original's class is code of the program."""
     if name in _OWN_NAMES:
         return object.__getattribute__(self, name)
-    return object.__getattribute__(self, "_magpy_class").__getattribute__(self, name)
+    return object.__getattribute__(self, "_magpy_original").__getattribute__(self, name)
 
 
-_OWN_NAMES = {*_SLOTS, "_magpy_class", "__class__"}
+_OWN_NAMES = {*_SLOTS, "_magpy_original", "__class__"}
 
 
 def _forwarded_layout(cls: type) -> dict[str, Any]:
@@ -355,7 +332,7 @@ class CompiledMethod:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
-            return getattr(owner._magpy_class, self._name)
+            return getattr(owner._magpy_original, self._name)
         found = found_in_classes(type(instance._orig_mod), self._name)
         if not self._is_compiled(instance, found):
             inherited: Any = super(type(instance), instance)

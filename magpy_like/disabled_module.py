@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from magpy_like.made_classes import make_class
 from magpy_like.monitor.disabled_functions import mark_disabled
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,26 +47,14 @@ def disabled_module(module: nn.Module) -> nn.Module:
         return module(*args, **kwargs)
 
     members = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
         "__class__": property(lambda _: cls),
         "__call__": _disabled_call(cls, functools.update_wrapper(call, cls.__call__, updated=())),
         "__reduce_ex__": lambda _, protocol: (disabled_module, (module,)),
         "_magpy_disabled": module,
     }
-    # Neither the metaclass nor `__init_subclass__` of the program runs.
-    kind = type.__new__(type(cls), cls.__name__, (_Unannounced, cls), members)
-    twin = nn.Module.__new__(kind)
+    twin = nn.Module.__new__(make_class(cls, members))
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin
-
-
-class _Unannounced:
-    __slots__ = ()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        pass
 
 
 def original_of_disabled(value: Any) -> Any:

@@ -68,12 +68,13 @@ LAYERS = {
         "splitting",
         "synthesis",
     },
-    "compiled_module": LEAVES | {"monitor", "records"},
-    "compiled_class": LEAVES | {"monitor"},
-    "disabled_module": {"monitor"},
+    "made_classes": {"monitor", "native"},
+    "compiled_module": LEAVES | {"made_classes", "monitor", "records"},
+    "compiled_class": LEAVES | {"made_classes", "monitor"},
+    "disabled_module": {"made_classes", "monitor"},
     "api": LEAVES
-    | {"arguments", "compiled_class", "compiled_module", "compiler", "disabled_module", "monitor"}
-    | {"records"},
+    | {"arguments", "compiled_class", "compiled_module", "compiler", "disabled_module"}
+    | {"made_classes", "monitor", "records"},
     "doctor": {"api", "bytecode", "disk_cache", "errors", "native", "torch_compat"},
     "integrations": {"api"},
     "cli": {"annotation", "api", "command_group", "config", "disk_cache", "doctor", "errors"},

@@ -1,0 +1,120 @@
+"""Classes that this package makes in place of a class of the program.
+
+A made class has no instances and no subclasses of its own for the program: calling it makes what
+the original makes, and a class that a program derives from it is derived from the original.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from magpy_like.monitor.calls import compiled_callees
+from magpy_like.native.instance_checks import is_instance
+
+_mro_of = type.__dict__["__mro__"].__get__
+_members_of = type.__dict__["__dict__"].__get__
+
+
+class MadeType(type):
+    """The metaclass of made classes, before that of the original."""
+
+    def __new__(
+        metacls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        """A class that a program derives from a made one is a class of the program."""
+        bases = tuple(map(original_class, bases))
+        return _metaclass_for(bases)(name, bases, namespace, **kwargs)
+
+    @classmethod
+    def __prepare__(  # type: ignore[override]
+        metacls, name: str, bases: tuple[type, ...], /, **kwargs: Any
+    ) -> Mapping[str, object]:
+        bases = tuple(map(original_class, bases))
+        return _metaclass_for(bases).__prepare__(name, bases, **kwargs)
+
+    def __init_subclass__(metacls, **kwargs: Any) -> None:
+        """A metaclass of the program hears of no metaclass made from it."""
+
+    def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        return original_class(cls)(*args, **kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(original_class(cls))
+
+
+class MadeClass:
+    """A base of all made classes: nothing of the program runs as they are made."""
+
+    __slots__ = ()
+
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        original: Any = original_class(cls)
+        return original.__new__(original, *args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """``__init_subclass__`` of the program hears of no made class."""
+
+
+def make_class(
+    original: type, members: dict[str, Any], base: type = MadeClass, kind: type = MadeType
+) -> type:
+    """A made class with members of its own; ``kind`` is a subclass of :class:`MadeType`."""
+    known = {
+        "__slots__": (),
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "_magpy_original": original,
+    }
+    metaclass: Any = _made_metaclass(kind, type(original))
+    return type.__new__(metaclass, original.__name__, (base, original), known | members)
+
+
+def original_class(cls: Any) -> Any:
+    """The class that a made class stands for; any other class itself."""
+    if not is_instance(cls, MadeType):
+        return cls
+    return type.__getattribute__(cls, "_magpy_original")  # not by the program's metaclass
+
+
+compiled_callees.register_class_wrapper(MadeType, original_class)
+
+
+def found_in_classes(cls: type, name: str) -> Any:
+    """What the class and its bases define under a name, unbound; None if nothing.
+
+    No code of a metaclass runs, which would see that something is looked up.
+    """
+    members = map(_members_of, _mro_of(cls))
+    return next((found[name] for found in members if name in found), None)
+
+
+# --- metaclasses ----------------------------------------------------------------------------------
+
+_metaclasses: weakref.WeakValueDictionary[tuple[int, int], type] = weakref.WeakValueDictionary()
+"""By the ids of the bases, which the metaclass keeps alive."""
+
+
+def _made_metaclass(kind: type, meta: type) -> type:
+    """``kind`` with the methods of the original's metaclass."""
+    if meta is type:
+        return kind
+    found = _metaclasses.get((id(kind), id(meta)))
+    if found is None:
+        members = {"__module__": meta.__module__, "__qualname__": meta.__qualname__}
+        found = type.__new__(type(meta), meta.__name__, (kind, meta), members)
+        found = _metaclasses.setdefault((id(kind), id(meta)), found)
+    return found
+
+
+def _metaclass_for(bases: tuple[type, ...]) -> Any:
+    """The metaclass that Python chooses for a class with these bases."""
+    chosen: type = type
+    for base in bases:
+        if is_instance(base, type) and issubclass(type(base), chosen):
+            chosen = type(base)
+    return chosen
