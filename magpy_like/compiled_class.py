@@ -25,12 +25,6 @@ class CompiledType(MadeType):
 
     _torchdynamo_wrapper_id = property(id)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, original_class(cls))
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, original_class(cls))
-
     def __setattr__(cls, name: str, value: Any) -> None:
         setattr(original_class(cls), name, value)
 

@@ -1,14 +1,16 @@
 """Classes that this package makes in place of a class of the program.
 
-A made class has no instances and no subclasses of its own for the program: calling it makes what
-the original makes, and a class that a program derives from it is derived from the original.
+A made class has no instances and no subclasses of its own for the program: its checks are the
+original's, calling it makes what the original makes, and a class that a program derives from it is
+derived from the original.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from magpy_like.monitor.calls import compiled_callees
@@ -40,6 +42,12 @@ class MadeType(type):
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
         return original_class(cls)(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _answer_of_original(isinstance, instance, cls)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return _answer_of_original(issubclass, subclass, cls)
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -118,3 +126,33 @@ def _metaclass_for(bases: tuple[type, ...]) -> Any:
         if is_instance(base, type) and issubclass(type(base), chosen):
             chosen = type(base)
     return chosen
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+class _OpenQuestions(threading.local):
+    """The checks that this thread has passed on to an original and that are not answered yet."""
+
+    def __init__(self) -> None:
+        self.asked: set[tuple[Any, int, int]] = set()
+
+
+_open = _OpenQuestions()
+
+
+def _answer_of_original(check: Callable[..., bool], value: Any, cls: type) -> bool:
+    """The original's answer to a check.
+
+    An original may ask all its subclasses, as an abstract base class does, and so this one again,
+    which adds nothing to what the original knows.
+    """
+    original = original_class(cls)
+    question = check, id(original), id(value)
+    if question in _open.asked:
+        return False
+    try:
+        _open.asked.add(question)
+        return check(value, original)
+    finally:
+        _open.asked.discard(question)

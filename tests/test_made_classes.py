@@ -1,8 +1,10 @@
-"""The classes that ``compile`` and ``disable`` make stand for the original classes."""
+"""No other class's answers depend on the classes that ``compile`` and ``disable`` make."""
 
 import abc
+import collections.abc
 import gc
 import inspect
+import threading
 import types
 import weakref
 
@@ -135,7 +137,7 @@ def test_a_class_derived_from_a_made_class_is_derived_from_the_original(target):
     assert events == [(Meta, bases, {"tag": 1}), Derived, (Derived, bases, {"tag": 1})]
     assert Derived.__bases__ == bases and type(Derived) is Meta
     one = Derived()
-    assert type(one) is Derived and isinstance(one, Base)
+    assert type(one) is Derived and isinstance(one, Base) and isinstance(one, made)
     assert_same(one(tensor(1)), tensor(10))
     fast = magpy.compile(one, backend="eager")
     assert_same([fast(tensor(1)), fast(tensor(2))], [tensor(10), tensor(15)])
@@ -151,3 +153,124 @@ def test_the_class_of_a_compiled_object_is_compiled_and_assigned_as_the_original
     assert magpy.compile(type(fast), disable=True) is Net
     fast.__class__ = type(other)
     assert type(fast._orig_mod) is Other
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def sequence():
+    class Sequence(collections.abc.Sequence):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return index
+
+        def __call__(self, x):
+            return x + 1
+
+    return Sequence
+
+
+def made_of(cls):
+    """Three made classes of a class."""
+    first, second = (magpy.compile(cls, backend="eager") for _ in range(2))
+    return [first, second, type(magpy.compile(cls(), backend="eager"))]
+
+
+def test_an_abstract_base_class_answers_as_without_made_classes():
+    cls = sequence()
+    made = made_of(cls)
+    for kind in (collections.abc.Sequence, cls, *made):
+        assert not isinstance({}, kind) and not issubclass(dict, kind)
+        assert isinstance(cls(), kind) and issubclass(cls, kind)
+        assert all(issubclass(one, kind) for one in made)
+    assert not issubclass(list, cls) and not any(issubclass(list, kind) for kind in made)
+    assert issubclass(list, collections.abc.Sequence)
+
+
+@pytest.mark.parametrize("registering", range(4))
+def test_virtual_subclasses_are_those_of_the_original(registering):
+    cls = sequence()
+    kinds = [cls, *made_of(cls)]
+
+    class Virtual:
+        pass
+
+    assert not any(issubclass(Virtual, kind) for kind in [collections.abc.Sequence, *kinds])
+    kinds[registering].register(Virtual)
+    assert all(isinstance(Virtual(), kind) for kind in [collections.abc.Sequence, *kinds])
+
+
+def test_checks_of_several_threads_do_not_meet():
+    cls = sequence()
+    kinds = [collections.abc.Sequence, cls, *made_of(cls)]
+    faults = []
+
+    def ask():
+        for i in range(50):
+            other = type("Other", (), {})
+            if any(issubclass(other, kind) for kind in kinds):
+                faults.append(i)
+            cls.register(other)
+            if not all(isinstance(other(), kind) for kind in kinds):
+                faults.append(i)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def test_a_metaclass_that_asks_the_subclasses_gets_an_answer():
+    class Asking(type):
+        def __subclasscheck__(cls, other):
+            below = type.__subclasses__(cls)
+            return type.__subclasscheck__(cls, other) or any(issubclass(other, s) for s in below)
+
+        def __instancecheck__(cls, value):
+            below = type.__subclasses__(cls)
+            return type.__instancecheck__(cls, value) or any(isinstance(value, s) for s in below)
+
+    class Base(Plain, metaclass=Asking):
+        pass
+
+    class Derived(Base):
+        pass
+
+    of_base, of_derived = made_of(Base), made_of(Derived)
+    for kind in (Base, *of_base):
+        assert isinstance(Derived(), kind) and issubclass(Derived, kind)
+        assert not isinstance(3, kind) and not issubclass(int, kind)
+    for kind in (Derived, *of_derived):
+        assert not isinstance(Base(), kind) and not issubclass(Base, kind)
+
+
+def test_an_instance_of_the_original_class_is_one_of_the_compiled_objects_class():
+    class Equal(Plain):
+        __hash__ = None
+
+        def __eq__(self, other):
+            return isinstance(other, type(self)) and other.size == self.size
+
+    fast = magpy.compile(Equal(), backend="eager")
+    assert fast == Equal() and Equal() == fast and fast != Equal(2)
+
+
+def test_records_notice_a_class_registered_with_the_original():
+    cls = sequence()
+
+    class Virtual:
+        pass
+
+    value = Virtual()
+    for kind in made_of(cls):
+        fast = magpy.compile(
+            lambda x, kind=kind: x + 1 if isinstance(value, kind) else x - 1, backend="eager"
+        )
+        expected = 1 if isinstance(value, kind) else -1
+        assert_same([fast(tensor(1)), fast(tensor(1))], [tensor(1 + expected) for _ in "ab"])
+        cls.register(Virtual)
+        assert_same([fast(tensor(1)), fast(tensor(1))], [tensor(2), tensor(2)])
