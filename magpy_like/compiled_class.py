@@ -12,7 +12,7 @@ _HEAP_TYPE = 1 << 9
 
 
 class CompiledType(MadeType):
-    """The metaclass of compiled classes. Attributes that are set on one are set on the original."""
+    """The metaclass of compiled classes."""
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
         return cls._magpy_dispatcher.call(args, kwargs)  # type: ignore[attr-defined]
@@ -24,12 +24,6 @@ class CompiledType(MadeType):
         return original
 
     _torchdynamo_wrapper_id = property(id)
-
-    def __setattr__(cls, name: str, value: Any) -> None:
-        setattr(original_class(cls), name, value)
-
-    def __delattr__(cls, name: str) -> None:
-        delattr(original_class(cls), name)
 
 
 compiled_callees.register_class_wrapper(CompiledType, original_class)

@@ -24,6 +24,7 @@ from torch import nn
 
 from magpy_like.made_classes import (
     MadeClass,
+    class_methods,
     found_in_classes,
     make_class,
     original_class,
@@ -203,7 +204,7 @@ def _compiled_class(cls: type) -> type:
         return found
     forwarded = _forwarded_layout(cls)
     base, slots = (CompiledObject, _SLOTS) if forwarded else (_WithSlots, ())
-    members: dict[str, Any] = {"__slots__": slots}
+    members: dict[str, Any] = {"__slots__": slots, **class_methods(cls)}
     if hasattr(cls, "__del__"):
         members["__del__"] = _leave_to_original
     if type(cls.__call__) is types.FunctionType:

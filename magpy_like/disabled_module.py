@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from magpy_like.made_classes import make_class
+from magpy_like.made_classes import class_methods, make_class
 from magpy_like.monitor.disabled_functions import mark_disabled
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +47,7 @@ def disabled_module(module: nn.Module) -> nn.Module:
         return module(*args, **kwargs)
 
     members = {
+        **class_methods(cls),
         "__class__": property(lambda _: cls),
         "__call__": _disabled_call(cls, functools.update_wrapper(call, cls.__call__, updated=())),
         "__reduce_ex__": lambda _, protocol: (disabled_module, (module,)),

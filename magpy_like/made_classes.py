@@ -1,14 +1,18 @@
 """Classes that this package makes in place of a class of the program.
 
-A made class has no instances and no subclasses of its own for the program: its checks are the
-original's, calling it makes what the original makes, and a class that a program derives from it is
-derived from the original.
+A made class is **no place of state**: what is set on it is set on the original, and so is what an
+inherited class method sets. It has no instances and no subclasses of its own for the program: its
+checks are the original's, calling it makes what the original makes, and a class that a program
+derives from it is derived from the original.
 """
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import inspect
 import threading
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,9 +53,20 @@ class MadeType(type):
     def __subclasscheck__(cls, subclass: type) -> bool:
         return _answer_of_original(issubclass, subclass, cls)
 
+    def __setattr__(cls, name: str, value: Any) -> None:
+        setattr(type.__getattribute__(cls, "_magpy_original"), name, value)
+
+    def __delattr__(cls, name: str) -> None:
+        delattr(type.__getattribute__(cls, "_magpy_original"), name)
+
     @property
     def __signature__(cls) -> inspect.Signature:
         return inspect.signature(original_class(cls))
+
+    @property
+    def __annotations__(cls) -> Any:  # type: ignore[override]
+        """Python would create a dictionary in the made class."""
+        return original_class(cls).__annotations__
 
 
 class MadeClass:
@@ -89,7 +104,14 @@ def original_class(cls: Any) -> Any:
     return type.__getattribute__(cls, "_magpy_original")  # not by the program's metaclass
 
 
+def _pickled(cls: Any) -> tuple[Any, ...]:
+    """A state that holds the class of a compiled object is pickled with the original; ``copy`` of
+    a class is the class, wherever it is loaded."""
+    return copy.copy, (original_class(cls),)
+
+
 compiled_callees.register_class_wrapper(MadeType, original_class)
+copyreg.pickle(MadeType, _pickled)
 
 
 def found_in_classes(cls: type, name: str) -> Any:
@@ -156,3 +178,39 @@ def _answer_of_original(check: Callable[..., bool], value: Any, cls: type) -> bo
         return check(value, original)
     finally:
         _open.asked.discard(question)
+
+
+# --- class methods --------------------------------------------------------------------------------
+
+
+class _OfOriginal:
+    """A descriptor in place of one that receives the class, such as a class method: it receives
+    the original."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        original = original_class(owner if instance is None else type(instance))
+        found = found_in_classes(original, self._name)  # the program may have replaced it
+        if found is None:
+            raise AttributeError(self._name)
+        bind = found_in_classes(type(found), "__get__")
+        return found if bind is None else bind(found, instance, original)
+
+
+def class_methods(original: type) -> dict[str, Any]:
+    """Descriptors for the class methods of an original, and what the program has of that kind."""
+    names = {name for base in _mro_of(original) for name in _members_of(base)}
+    names -= {"__init_subclass__"}
+    return {name: _OfOriginal(name) for name in names if _receives_class(original, name)}
+
+
+def _receives_class(original: type, name: str) -> bool:
+    found = found_in_classes(original, name)
+    if is_instance(found, classmethod):
+        return True
+    kind = type(found)
+    if any(found_in_classes(kind, setter) for setter in ("__set__", "__delete__")):
+        return False
+    return is_instance(found_in_classes(kind, "__get__"), types.FunctionType)

@@ -1,14 +1,19 @@
-"""No other class's answers depend on the classes that ``compile`` and ``disable`` make."""
+"""The classes that ``compile`` and ``disable`` make hold no state, and no other class's answers
+depend on them."""
 
 import abc
 import collections.abc
+import copy
 import gc
 import inspect
+import io
+import pickle
 import threading
 import types
 import weakref
 
 import pytest
+import torch
 from torch import nn
 
 import magpy_like as magpy
@@ -16,12 +21,62 @@ from tests.compare import assert_same
 from tests.programs import tensor
 
 
+class OfClass:
+    """A descriptor of the program that receives the class."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __get__(self, instance, owner):
+        return self.function(owner)
+
+
+class Registry(type):
+    """Sees what is set on its classes, and whom they make."""
+
+    log = []
+
+    def __setattr__(cls, name, value):
+        Registry.log.append((cls, name))
+        super().__setattr__(name, value)
+
+    def __delattr__(cls, name):
+        Registry.log.append((cls, f"del {name}"))
+        super().__delattr__(name)
+
+    def __call__(cls, *args):
+        Registry.log.append((cls, "called"))
+        return super().__call__(*args)
+
+
 class Members:
     __slots__ = ()
+
+    n = 0
+    known = {}
 
     def __init__(self, size=1):
         super().__init__()
         self.size = size
+
+    @classmethod
+    def register(cls, name):
+        cls.known = {**cls.known, name: 1}
+        return cls
+
+    @classmethod
+    def make(cls, size):
+        return cls(size)
+
+    @OfClass
+    def owner(cls):
+        return cls
+
+    def count(self):
+        type(self).n += 1
+
+    def forget(self):
+        del type(self).n
 
     def larger(self):
         return type(self)(self.size + 1)
@@ -29,8 +84,15 @@ class Members:
     def blank(self):
         return type(self).__new__(type(self))
 
+    def note_class(self):
+        self.kind = type(self)
+
+    def step(self, x):
+        type(self).n += 1
+        return x + self.n
+
     def forward(self, x):
-        return x * self.size
+        return x * type(self).n
 
     def __call__(self, x):
         return self.forward(x)
@@ -48,11 +110,15 @@ class Slotted(Members):
     __slots__ = ("size",)
 
 
+class Registered(Plain, metaclass=Registry):
+    pass
+
+
 class Abstract(abc.ABC, Plain):
     pass
 
 
-CLASSES = [Net, Plain, Slotted, Abstract]
+CLASSES = [Net, Plain, Slotted, Registered, Abstract]
 TARGETS = {"compiled": lambda made: magpy.compile(made, backend="eager"), "disabled": magpy.disable}
 
 
@@ -70,11 +136,124 @@ def fresh(request):
     return cls, target(cls())
 
 
+# --- state ----------------------------------------------------------------------------------------
+
+
+def test_what_methods_set_on_the_class_is_set_on_the_original_class(fresh):
+    cls, fast = fresh
+    fast.count()
+    assert cls.n == cls().n == fast.n == 1
+    assert fast.register("a") is cls and cls.known == {"a": 1}
+    cls.n = 5
+    assert fast.n == 5
+    fast.count()
+    assert cls.n == 6 and cls.__mro__[1].n == 0
+    fast.forget()
+    assert "n" not in vars(cls) and fast.n == 0
+
+
+def test_class_methods_and_descriptors_receive_the_original_class(fresh):
+    cls, fast = fresh
+    assert fast.owner is cls and type(fast).owner is cls and type(fast).register("b") is cls
+    assert type(fast.make(3)) is type(type(fast).make(3)) is cls and fast.make(3).size == 3
+    cls.register = classmethod(lambda cls, name: ("replaced", cls))
+    assert fast.register("c") == ("replaced", cls)
+    cls.register = lambda self, name: self
+    assert fast.register("c") is fast
+    cls.own = 3
+    del cls.register
+    assert fast.register("d") is cls
+
+
 def test_the_class_of_a_compiled_object_makes_what_the_original_class_makes(fresh):
     cls, fast = fresh
     assert type(fast.larger()) is cls and fast.larger().size == 2
     assert type(fast.blank()) is cls and not hasattr(fast.blank(), "size")
     assert inspect.signature(type(fast)) == inspect.signature(cls)
+    cls.__annotations__ = {"size": int}
+    assert type(fast).__annotations__ == {"size": int}
+
+
+def test_a_metaclass_of_the_program_sees_the_original_class():
+    fast = magpy.compile(Registered(), backend="eager")
+    Registry.log.clear()
+    fast.count()
+    fast.larger()
+    fast.forget()
+    assert Registry.log == [(Registered, "n"), (Registered, "called"), (Registered, "del n")]
+
+
+def test_records_read_what_is_set_on_the_class_between_calls():
+    cls = type("Counted", (Net,), {"n": 0})
+    fast = magpy.compile(cls(), backend="eager")
+    for i in range(5):
+        cls.n = 2 * i
+        fast.count()
+        assert_same(fast(tensor(1)), tensor(2 * i + 1))
+    assert magpy.cache_info(fast).hits >= 2
+
+
+@pytest.mark.parametrize("base", [Net, Plain])
+def test_a_compiled_method_sets_attributes_of_the_original_class(base):
+    cls = type("Counted", (base,), {"n": 0})
+    step = magpy.compile(magpy.compile(cls(), backend="eager").step, backend="eager")
+    for i in range(1, 5):
+        assert_same(step(tensor(1)), tensor(1 + i))
+        assert cls.n == i
+    assert magpy.cache_info(step).hits >= 2
+
+
+def test_a_program_sets_attributes_of_the_class_of_a_compiled_object_on_each_call():
+    cls = type("Counted", (Net,), {"n": 0})
+    inner = magpy.compile(cls(), backend="eager")
+
+    def program(x):
+        type(inner).n += 1
+        inner.count()
+        found = inner.make(2)
+        type(found).n += 1
+        return x * cls.n, inner.owner is cls
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(1, 5):
+        assert_same(fast(tensor(1)), (tensor(3 * i), True))
+        assert cls.n == 3 * i
+    assert magpy.cache_info(fast).hits == 3
+
+
+def test_a_program_sets_attributes_of_a_compiled_class_on_each_call():
+    cls = type("Counted", (Plain,), {"n": 0, "extra": 1})
+    made = magpy.compile(cls, backend="eager")
+
+    def program(x):
+        made.n += 1
+        return x * made.n
+
+    def forgets(x):
+        del made.extra
+        return x + 1
+
+    fast = magpy.compile(program, backend="eager")
+    assert_same([fast(tensor(1)) for _ in range(4)], [tensor(i) for i in range(1, 5)])
+    assert cls.n == 4 and magpy.cache_info(fast).hits == 3
+    fast = magpy.compile(forgets, backend="eager")
+    for _ in range(3):
+        cls.extra = 1
+        fast(tensor(1))
+        assert not hasattr(cls, "extra")
+    assert magpy.cache_info(fast).hits == 2
+
+
+@pytest.mark.parametrize("write", [pickle.dump, lambda fast, file: torch.save(fast, file)])
+def test_a_state_that_holds_the_class_is_pickled_with_the_original_class(write):
+    fast = magpy.compile(Net(), backend="eager")
+    fast.note_class()
+    assert copy.deepcopy(fast).kind is type(fast)
+    file = io.BytesIO()
+    write(fast, file)
+    file.seek(0)
+    loaded = pickle.load(file) if write is pickle.dump else torch.load(file, weights_only=False)
+    assert loaded.kind is Net and type(loaded._orig_mod) is Net
 
 
 def test_made_classes_go_with_the_original_class():

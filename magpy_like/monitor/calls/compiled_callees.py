@@ -33,9 +33,10 @@ which one it is follows from the class."""
 _OBJECTS: dict[type, str] = {}
 """The slot that holds the original, by the base class of compiled objects."""
 _CLASSES: dict[type, Callable[[type], type]] = {}
-"""What gives the original class, by the metaclass of compiled classes."""
+"""What gives the original class, by the metaclass of made classes."""
 CODE: set[types.CodeType] = set()
-"""The code of the methods through which native code calls compiled objects and classes."""
+"""The code of the methods through which native code calls compiled objects and classes, and sets
+attributes of the latter."""
 
 
 def register_wrapper(wrapper: Any, attribute: str) -> None:
@@ -54,9 +55,10 @@ def register_method_wrapper(wrapper: Any, attribute: str) -> None:
 
 
 def register_class_wrapper(metaclass: type, original: Callable[[type], type]) -> None:
-    """Register the metaclass of compiled classes."""
+    """Register the metaclass of made classes."""
     _CLASSES[metaclass] = original
-    CODE.add(metaclass.__call__.__code__)
+    methods = metaclass.__call__, metaclass.__setattr__, metaclass.__delattr__
+    CODE.update(method.__code__ for method in methods)
 
 
 def is_wrapper(function: Any) -> bool:
