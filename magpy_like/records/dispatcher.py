@@ -286,7 +286,7 @@ class Dispatcher:
         if info.hits or info.uncompiled:
             return
         why = next(iter(self.why_missed(args, kwargs)), self._obstacle or "there is no record")
-        self.program.reports.note(
+        self.program.reports.note_misses(
             Kind.NO_HITS,
             f"{self.cache.misses} calls were monitored: {shortened(why)}",
             f"{_remedy(why)}; MAGPY_LOGS=records has the reason of each call",
@@ -308,7 +308,7 @@ class Dispatcher:
                 return  # another thread was first, and has warned
             self.eager.turn_on(reason)
         remedy = f'{_remedy(why)}, or allow more records by options={{"record_limit": ...}}'
-        self.program.reports.note(Kind.NATIVE, reason, remedy)
+        self.program.reports.note_misses(Kind.NATIVE, reason, remedy)
 
     def _run_after_failure(
         self, failure: GraphFailure, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -79,11 +79,18 @@ class Reports:
         if _is_instance_of("torch.distributed.fsdp", "FSDPModule", self._target):
             self.note(kind, *_FULLY_SHARDED)
             return
-        is_in_ddp = point.filename.startswith(_NOT_THE_USERS) and _is_instance_of(
-            "torch.nn.parallel.distributed", "DistributedDataParallel", self._target
-        )
+        is_in_ddp = point.filename.startswith(_NOT_THE_USERS) and self._is_of_ddp()
         remedy = _INSIDE_OF_DDP if is_in_ddp else point.cause.remedy
         self.note(kind, point.detail, remedy, Location.of_split(point))
+
+    def note_misses(self, kind: Kind, reason: str, remedy: str) -> None:
+        """Note a report whose cause is that no record matches."""
+        self.note(kind, reason, _INSIDE_OF_DDP if self._is_of_ddp() else remedy)
+
+    def _is_of_ddp(self) -> bool:
+        return _is_instance_of(
+            "torch.nn.parallel.distributed", "DistributedDataParallel", self._target
+        )
 
     def note_torch_compile_around(self) -> None:
         """Note that code which torch.compile has compiled calls the function."""

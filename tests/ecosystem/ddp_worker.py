@@ -38,7 +38,7 @@ def train(wrapped: nn.Module, rank: int) -> dict[str, Any]:
         loss.backward()
         losses.append(loss.detach())
 
-    for step in range(6):
+    for step in range(20):
         optimizer.zero_grad()
         if step % 2:
             with wrapped.no_sync():
