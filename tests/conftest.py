@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
     _disable_torch_trace()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's job in the background ignores it
 
 
 def _disable_torch_trace() -> None:

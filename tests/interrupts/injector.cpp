@@ -2,7 +2,9 @@
 // thread has sent.
 //
 // The interpreter does so, and runs pending calls, at the same points: where a function is entered,
-// after a call, and at a jump backwards. A pending call that adds itself again runs at each.
+// after a call, and at a jump backwards. A pending call that adds itself again runs at each, and several
+// times in a row: passes of one point with none in between, as in a loop that enters no function, count
+// once.
 #include "interpreter_frame.h"
 
 #include <cstring>
