@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import multiprocessing
 import os
 import signal
@@ -195,7 +194,6 @@ def _in_one_child(jobs: list[Job]) -> Iterator[Result]:
 
 
 def _child(pipe: Connection, jobs: list[Job]) -> None:
-    gc.freeze()  # of what the parent leaves behind, some objects cannot be destroyed in a fork
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
