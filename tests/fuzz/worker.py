@@ -20,8 +20,6 @@ from tests.fuzz.trials import check, run_natively
 
 MEMORY = 16
 """GiB of address space, so that a program that grows without end fails alone."""
-FIRST_PROGRAMS = 5
-"""They import and fill caches: what they leave is no garbage of later programs."""
 
 
 def main(backend: str) -> None:
@@ -31,14 +29,15 @@ def main(backend: str) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY << 30, MEMORY << 30))
     warnings.simplefilter("ignore")
-    for tried, line in enumerate(sys.stdin):
+    for line in sys.stdin:
         begin = time.process_time()
         program = generate(int(line))
         verdict = run_natively(program) if backend == NATIVELY else check(program, backend)
         magpy.reset()
         gc.collect()
-        if tried < FIRST_PROGRAMS:
-            gc.freeze()  # half a million objects of modules, which a collection would go through
+        # What is left belongs to modules and caches: half a million objects, which the collection
+        # after each later program would go through.
+        gc.freeze()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         found = {
             **asdict(verdict),
