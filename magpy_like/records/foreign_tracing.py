@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -34,30 +35,38 @@ def is_traced() -> bool:
 
 def describe_observer() -> tuple[str, str] | None:
     """Who sees the program's operators, and how to do without; None if nobody does."""
-    if torch.compiler.is_exporting():  # by means of modes
-        return "torch.export traces each operator", "export the original"
-    found = next((why for test, why in _OBSERVERS if test()), None)
-    return None if found is None else (f"{found}, so it runs as it is written", _REMEDY)
+    found = next((observer for observer in _OBSERVERS if observer.is_there()), None)
+    return None if found is None else (f"{found.why}, so it runs as it is written", found.remedy)
 
 
 def _is_observed() -> bool:
-    return any(test() for test, _ in _OBSERVERS)
+    return any(observer.is_there() for observer in _OBSERVERS)
 
 
-_REMEDY = "call it outside, or compile a function that contains both"
-_OBSERVERS: tuple[tuple[Callable[[], bool], str], ...] = (
-    (
+class _Observer(NamedTuple):
+    is_there: Callable[[], bool]
+    why: str
+    remedy: str = "call it outside, or compile a function that contains both"
+
+
+_OBSERVERS = (
+    _Observer(  # by means of modes
+        torch.compiler.is_exporting, "torch.export traces each operator", "export the original"
+    ),
+    _Observer(
         lambda: function_mode_count() > 0 and not default_device.are_all_modes(),
         "a mode with a __torch_function__ sees each operator",
     ),
-    (lambda: dispatch_mode_count() > 0, "a mode with a __torch_dispatch__ sees each operator"),
-    (lambda: tracing_state() is not None, "torch.jit.trace records each operator"),
-    (
+    _Observer(
+        lambda: dispatch_mode_count() > 0, "a mode with a __torch_dispatch__ sees each operator"
+    ),
+    _Observer(lambda: tracing_state() is not None, "torch.jit.trace records each operator"),
+    _Observer(
         lambda: torch.is_grad_enabled() and saved_tensor_hooks(True) is not None,
         "hooks on saved tensors, such as those of torch.utils.checkpoint, receive the tensors of "
         "each operator",
     ),
-    (is_forward_ad_active, "forward-mode AD differentiates each operator"),
-    (is_under_transform, "a transform of torch.func sees each operator"),
+    _Observer(is_forward_ad_active, "forward-mode AD differentiates each operator"),
+    _Observer(is_under_transform, "a transform of torch.func sees each operator"),
 )
-"""Who may see operators, and the words for it. The first that is true is reported."""
+"""Who may see operators, and the words for it. The first that is there is reported."""
