@@ -116,3 +116,11 @@ __all__ = [
     "Graph", "compile_fx", "compiled", "kernels", "same", "same_gradients", "schedule", "seeded",
     "aten_fallbacks",
 ]  # fmt: skip
+
+
+def attempt(action: Callable[[], Any]) -> Any:
+    """The action's result, or the first words of its RuntimeError."""
+    try:
+        return action()
+    except RuntimeError as error:
+        return str(error)[:60]

@@ -7,6 +7,7 @@ import magpy_like as magpy
 from magpy_like.graph_operators.custom_functions import SHARED_REASON, WRITES_REASON
 from magpy_like.graph_operators.node_metadata import AS_IS
 from magpy_like.torch_compat import pytree
+from tests.compiler.programs import attempt
 
 
 class Grown(torch.autograd.Function):
@@ -134,13 +135,6 @@ PROGRAMS = {
         )
     },
 }  # fmt: skip
-
-
-def attempt(action):
-    try:
-        return action()
-    except RuntimeError as error:
-        return str(error)[:60]
 
 
 def observe(function, columns, grad):

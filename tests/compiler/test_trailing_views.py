@@ -12,6 +12,7 @@ from magpy_like.compiler import compile_fx
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.trailing_views import take_trailing_views
 from magpy_like.torch_compat import pytree
+from tests.compiler.programs import attempt
 
 module = importlib.import_module("magpy_like.compiler.compile_fx")
 
@@ -158,14 +159,6 @@ PROGRAMS = {
         )
     },
 }  # fmt: skip
-
-
-def attempt(action):
-    """The action's result, or the error's first words."""
-    try:
-        return action()
-    except RuntimeError as error:
-        return str(error)[:60]
 
 
 def observe(function, x):
