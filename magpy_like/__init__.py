@@ -1,7 +1,7 @@
 """magpy_like: compiles PyTorch programs by monitoring one native run of each.
 
 - ``api``: the public functions; ``compiled_module``, ``compiled_class``: the results of compiling a
-  module or another callable object, and a class; ``made_classes``: the classes of these
+  module or another callable object, and a class; ``wrapper_classes``: the classes of these
 - ``arguments``: what the arguments of the public functions may be
 - ``integrations``: callbacks for frameworks, imported by programs that use them
 - ``cli``, ``command_group``, ``doctor``: the command, and its check of the installation

@@ -30,7 +30,6 @@ from magpy_like.disabled_module import (
     original_of_disabled,
 )
 from magpy_like.errors import ArgumentError, MagpyWarning
-from magpy_like.made_classes import original_class
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.native.instance_checks import is_instance
@@ -38,6 +37,7 @@ from magpy_like.records.dispatcher_making import make_dispatcher
 from magpy_like.records.interface import CacheInfo, Explanation, reset_all
 from magpy_like.records.reports import calling_location
 from magpy_like.torch_patches import untraced
+from magpy_like.wrapper_classes import original_class
 
 T = TypeVar("T", bound=Callable[..., Any])
 

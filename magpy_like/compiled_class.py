@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from magpy_like.made_classes import MadeType, make_class, original_class
 from magpy_like.monitor.calls import compiled_callees
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.wrapper_classes import WrapperType, make_wrapper_class, original_class
 
 _HEAP_TYPE = 1 << 9
 
 
-class CompiledType(MadeType):
+class CompiledType(WrapperType):
     """The metaclass of compiled classes."""
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
@@ -36,4 +36,4 @@ def is_class_of_python(value: Any) -> bool:
 
 def compiled_class(original: type, dispatcher: Any) -> type:
     """A subclass of a class, to use in its place, that is constructed by the dispatcher."""
-    return make_class(original, {"_magpy_dispatcher": dispatcher}, kind=CompiledType)
+    return make_wrapper_class(original, {"_magpy_dispatcher": dispatcher}, kind=CompiledType)

@@ -22,17 +22,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from magpy_like.made_classes import (
-    MadeClass,
-    class_methods,
-    found_in_classes,
-    make_class,
-    original_class,
-)
 from magpy_like.monitor.calls import compiled_callees, torch_wrappers
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.dispatcher_making import make_dispatcher
 from magpy_like.torch_patches import untraced
+from magpy_like.wrapper_classes import (
+    WrapperClass,
+    class_methods,
+    found_in_classes,
+    make_wrapper_class,
+    original_class,
+)
 
 STEP_METHODS = {
     ("lightning", "LightningModule"): (
@@ -64,7 +64,7 @@ _NOT_FORWARDED = {
 """Attributes of native base classes that act on a compiled object like on any other."""
 
 
-class CompiledObject(MadeClass):
+class CompiledObject(WrapperClass):
     """The methods of compiled objects that are not the original's.
 
     Attributes:
@@ -217,7 +217,7 @@ def _compiled_class(cls: type) -> type:
     members.update(forwarded)
     if type(found_in_classes(cls, "__getattribute__")) is types.FunctionType:
         members["__getattribute__"] = _own_attributes_first
-    return _classes.setdefault(id(cls), make_class(cls, members, base))
+    return _classes.setdefault(id(cls), make_wrapper_class(cls, members, base))
 
 
 def has_callable_instances(cls: type) -> bool:

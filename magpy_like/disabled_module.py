@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from magpy_like.made_classes import class_methods, make_class
 from magpy_like.monitor.disabled_functions import mark_disabled
+from magpy_like.wrapper_classes import class_methods, make_wrapper_class
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +53,7 @@ def disabled_module(module: nn.Module) -> nn.Module:
         "__reduce_ex__": lambda _, protocol: (disabled_module, (module,)),
         "_magpy_disabled": module,
     }
-    twin = nn.Module.__new__(make_class(cls, members))
+    twin = nn.Module.__new__(make_wrapper_class(cls, members))
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin
 

@@ -68,13 +68,13 @@ LAYERS = {
         "splitting",
         "synthesis",
     },
-    "made_classes": {"monitor", "native"},
-    "compiled_module": LEAVES | {"made_classes", "monitor", "records"},
-    "compiled_class": LEAVES | {"made_classes", "monitor"},
-    "disabled_module": {"made_classes", "monitor"},
+    "wrapper_classes": {"monitor", "native"},
+    "compiled_module": LEAVES | {"wrapper_classes", "monitor", "records"},
+    "compiled_class": LEAVES | {"wrapper_classes", "monitor"},
+    "disabled_module": {"wrapper_classes", "monitor"},
     "api": LEAVES
     | {"arguments", "compiled_class", "compiled_module", "compiler", "disabled_module"}
-    | {"made_classes", "monitor", "records"},
+    | {"wrapper_classes", "monitor", "records"},
     "doctor": {"api", "bytecode", "disk_cache", "errors", "native", "torch_compat"},
     "integrations": {"api"},
     "cli": {"annotation", "api", "command_group", "config", "disk_cache", "doctor", "errors"},

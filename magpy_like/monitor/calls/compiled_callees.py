@@ -33,7 +33,7 @@ which one it is follows from the class."""
 _OBJECTS: dict[type, str] = {}
 """The slot that holds the original, by the base class of compiled objects."""
 _CLASSES: dict[type, Callable[[type], type]] = {}
-"""What gives the original class, by the metaclass of made classes."""
+"""What gives the original class, by the metaclass of wrapper classes."""
 CODE: set[types.CodeType] = set()
 """The code of the methods through which native code calls compiled objects and classes, and sets
 attributes of the latter."""
@@ -55,7 +55,7 @@ def register_method_wrapper(wrapper: Any, attribute: str) -> None:
 
 
 def register_class_wrapper(metaclass: type, original: Callable[[type], type]) -> None:
-    """Register the metaclass of made classes."""
+    """Register the metaclass of wrapper classes."""
     _CLASSES[metaclass] = original
     methods = metaclass.__call__, metaclass.__setattr__, metaclass.__delattr__
     CODE.update(method.__code__ for method in methods)

@@ -1,8 +1,8 @@
 """Classes that this package makes in place of a class of the program.
 
-A made class is **no place of state**: what is set on it is set on the original, and so is what an
-inherited class method sets. It has no instances and no subclasses of its own for the program: its
-checks are the original's, calling it makes what the original makes, and a class that a program
+A wrapper class is **no place of state**: what is set on it is set on the original, and so is what
+an inherited class method sets. It has no instances and no subclasses of its own for the program:
+its checks are the original's, calling it makes what the original makes, and a class that a program
 derives from it is derived from the original.
 """
 
@@ -24,13 +24,13 @@ _mro_of = type.__dict__["__mro__"].__get__
 _members_of = type.__dict__["__dict__"].__get__
 
 
-class MadeType(type):
-    """The metaclass of made classes, before that of the original."""
+class WrapperType(type):
+    """The metaclass of wrapper classes, before that of the original."""
 
     def __new__(
         metacls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any
     ) -> Any:
-        """A class that a program derives from a made one is a class of the program."""
+        """A class that a program derives from a wrapper class is a class of the program."""
         bases = tuple(map(original_class, bases))
         return _metaclass_for(bases)(name, bases, namespace, **kwargs)
 
@@ -65,12 +65,12 @@ class MadeType(type):
 
     @property
     def __annotations__(cls) -> Any:  # type: ignore[override]
-        """Python would create a dictionary in the made class."""
+        """Python would create a dictionary in the wrapper class."""
         return original_class(cls).__annotations__
 
 
-class MadeClass:
-    """A base of all made classes: nothing of the program runs as they are made."""
+class WrapperClass:
+    """A base of all wrapper classes: nothing of the program runs as they are made."""
 
     __slots__ = ()
 
@@ -79,13 +79,13 @@ class MadeClass:
         return original.__new__(original, *args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """``__init_subclass__`` of the program hears of no made class."""
+        """``__init_subclass__`` of the program hears of no wrapper class."""
 
 
-def make_class(
-    original: type, members: dict[str, Any], base: type = MadeClass, kind: type = MadeType
+def make_wrapper_class(
+    original: type, members: dict[str, Any], base: type = WrapperClass, kind: type = WrapperType
 ) -> type:
-    """A made class with members of its own; ``kind`` is a subclass of :class:`MadeType`."""
+    """A wrapper class with members of its own; ``kind`` is a subclass of :class:`WrapperType`."""
     known = {
         "__slots__": (),
         "__module__": original.__module__,
@@ -93,13 +93,13 @@ def make_class(
         "__doc__": original.__doc__,
         "_magpy_original": original,
     }
-    metaclass: Any = _made_metaclass(kind, type(original))
+    metaclass: Any = _wrapper_metaclass(kind, type(original))
     return type.__new__(metaclass, original.__name__, (base, original), known | members)
 
 
 def original_class(cls: Any) -> Any:
-    """The class that a made class stands for; any other class itself."""
-    if not is_instance(cls, MadeType):
+    """The class that a wrapper class stands for; any other class itself."""
+    if not is_instance(cls, WrapperType):
         return cls
     return type.__getattribute__(cls, "_magpy_original")  # not by the program's metaclass
 
@@ -110,8 +110,8 @@ def _pickled(cls: Any) -> tuple[Any, ...]:
     return copy.copy, (original_class(cls),)
 
 
-compiled_callees.register_class_wrapper(MadeType, original_class)
-copyreg.pickle(MadeType, _pickled)
+compiled_callees.register_class_wrapper(WrapperType, original_class)
+copyreg.pickle(WrapperType, _pickled)
 
 
 def found_in_classes(cls: type, name: str) -> Any:
@@ -129,7 +129,7 @@ _metaclasses: weakref.WeakValueDictionary[tuple[int, int], type] = weakref.WeakV
 """By the ids of the bases, which the metaclass keeps alive."""
 
 
-def _made_metaclass(kind: type, meta: type) -> type:
+def _wrapper_metaclass(kind: type, meta: type) -> type:
     """``kind`` with the methods of the original's metaclass."""
     if meta is type:
         return kind
@@ -153,14 +153,14 @@ def _metaclass_for(bases: tuple[type, ...]) -> Any:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-class _OpenQuestions(threading.local):
+class _PendingChecks(threading.local):
     """The checks that this thread has passed on to an original and that are not answered yet."""
 
     def __init__(self) -> None:
-        self.asked: set[tuple[Any, int, int]] = set()
+        self.checks: set[tuple[Any, int, int]] = set()
 
 
-_open = _OpenQuestions()
+_pending = _PendingChecks()
 
 
 def _answer_of_original(check: Callable[..., bool], value: Any, cls: type) -> bool:
@@ -170,14 +170,14 @@ def _answer_of_original(check: Callable[..., bool], value: Any, cls: type) -> bo
     which adds nothing to what the original knows.
     """
     original = original_class(cls)
-    question = check, id(original), id(value)
-    if question in _open.asked:
+    pending = check, id(original), id(value)
+    if pending in _pending.checks:
         return False
     try:
-        _open.asked.add(question)
+        _pending.checks.add(pending)
         return check(value, original)
     finally:
-        _open.asked.discard(question)
+        _pending.checks.discard(pending)
 
 
 # --- class methods --------------------------------------------------------------------------------

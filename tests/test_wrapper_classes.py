@@ -119,18 +119,18 @@ class Abstract(abc.ABC, Plain):
 
 
 CLASSES = [Net, Plain, Slotted, Registered, Abstract]
-TARGETS = {"compiled": lambda made: magpy.compile(made, backend="eager"), "disabled": magpy.disable}
+TARGETS = {"compiled": lambda cls: magpy.compile(cls, backend="eager"), "disabled": magpy.disable}
 
 
 def pairs():
-    """Each class, and what makes an object with a made class of its instance."""
+    """Each class, and what makes an object with a wrapper class of its instance."""
     found = [(cls, TARGETS["compiled"]) for cls in CLASSES]
     return [*found, (Net, TARGETS["disabled"])]
 
 
 @pytest.fixture(params=pairs(), ids=lambda pair: pair[0].__name__)
 def fresh(request):
-    """A class of its own for the test, and an object with a made class."""
+    """A class of its own for the test, and an object with a wrapper class."""
     base, target = request.param
     cls = type(base)(base.__name__, (base,), {"__slots__": ()} if base is Slotted else {})
     return cls, target(cls())
@@ -223,14 +223,14 @@ def test_a_program_sets_attributes_of_the_class_of_a_compiled_object_on_each_cal
 
 def test_a_program_sets_attributes_of_a_compiled_class_on_each_call():
     cls = type("Counted", (Plain,), {"n": 0, "extra": 1})
-    made = magpy.compile(cls, backend="eager")
+    wrapper = magpy.compile(cls, backend="eager")
 
     def program(x):
-        made.n += 1
-        return x * made.n
+        wrapper.n += 1
+        return x * wrapper.n
 
     def forgets(x):
-        del made.extra
+        del wrapper.extra
         return x + 1
 
     fast = magpy.compile(program, backend="eager")
@@ -256,7 +256,7 @@ def test_a_state_that_holds_the_class_is_pickled_with_the_original_class(write):
     assert loaded.kind is Net and type(loaded._orig_mod) is Net
 
 
-def test_made_classes_go_with_the_original_class():
+def test_wrapper_classes_go_with_the_original_class():
     class Meta(type):
         pass
 
@@ -274,7 +274,7 @@ def test_made_classes_go_with_the_original_class():
 
 
 @pytest.mark.parametrize("target", ["object", "class", "disabled"])
-def test_a_class_derived_from_a_made_class_is_derived_from_the_original(target):
+def test_a_class_derived_from_a_wrapper_class_is_derived_from_the_original(target):
     events = []
 
     class Meta(type):
@@ -298,17 +298,17 @@ def test_a_class_derived_from_a_made_class_is_derived_from_the_original(target):
 
     if target == "class":
         with pytest.warns(magpy.MagpyWarning):
-            made = magpy.compile(Base, backend="eager")
+            wrapper = magpy.compile(Base, backend="eager")
     else:
         instance = Base()
         fast = magpy.compile(instance, backend="eager")
-        made = type(fast if target == "object" else magpy.disable(instance))
+        wrapper = type(fast if target == "object" else magpy.disable(instance))
     events.clear()
 
     class Mixin:
         pass
 
-    class Derived(Mixin, made, tag=1):
+    class Derived(Mixin, wrapper, tag=1):
         def forward(self, x):
             return super().forward(x) * 5
 
@@ -316,12 +316,12 @@ def test_a_class_derived_from_a_made_class_is_derived_from_the_original(target):
     assert events == [(Meta, bases, {"tag": 1}), Derived, (Derived, bases, {"tag": 1})]
     assert Derived.__bases__ == bases and type(Derived) is Meta
     one = Derived()
-    assert type(one) is Derived and isinstance(one, Base) and isinstance(one, made)
+    assert type(one) is Derived and isinstance(one, Base) and isinstance(one, wrapper)
     assert_same(one(tensor(1)), tensor(10))
     fast = magpy.compile(one, backend="eager")
     assert_same([fast(tensor(1)), fast(tensor(2))], [tensor(10), tensor(15)])
-    assert types.new_class("Further", (made,)).__bases__ == (Base,)
-    assert type("Further", (made,), {}).__bases__ == (Base,)
+    assert types.new_class("Further", (wrapper,)).__bases__ == (Base,)
+    assert type("Further", (wrapper,), {}).__bases__ == (Base,)
 
 
 def test_the_class_of_a_compiled_object_is_compiled_and_assigned_as_the_original_class():
@@ -351,27 +351,27 @@ def sequence():
     return Sequence
 
 
-def made_of(cls):
-    """Three made classes of a class."""
+def wrappers_of(cls):
+    """Three wrapper classes of a class."""
     first, second = (magpy.compile(cls, backend="eager") for _ in range(2))
     return [first, second, type(magpy.compile(cls(), backend="eager"))]
 
 
-def test_an_abstract_base_class_answers_as_without_made_classes():
+def test_an_abstract_base_class_answers_as_without_wrapper_classes():
     cls = sequence()
-    made = made_of(cls)
-    for kind in (collections.abc.Sequence, cls, *made):
+    wrappers = wrappers_of(cls)
+    for kind in (collections.abc.Sequence, cls, *wrappers):
         assert not isinstance({}, kind) and not issubclass(dict, kind)
         assert isinstance(cls(), kind) and issubclass(cls, kind)
-        assert all(issubclass(one, kind) for one in made)
-    assert not issubclass(list, cls) and not any(issubclass(list, kind) for kind in made)
+        assert all(issubclass(one, kind) for one in wrappers)
+    assert not issubclass(list, cls) and not any(issubclass(list, kind) for kind in wrappers)
     assert issubclass(list, collections.abc.Sequence)
 
 
 @pytest.mark.parametrize("registering", range(4))
 def test_virtual_subclasses_are_those_of_the_original(registering):
     cls = sequence()
-    kinds = [cls, *made_of(cls)]
+    kinds = [cls, *wrappers_of(cls)]
 
     class Virtual:
         pass
@@ -383,7 +383,7 @@ def test_virtual_subclasses_are_those_of_the_original(registering):
 
 def test_checks_of_several_threads_do_not_meet():
     cls = sequence()
-    kinds = [collections.abc.Sequence, cls, *made_of(cls)]
+    kinds = [collections.abc.Sequence, cls, *wrappers_of(cls)]
     faults = []
 
     def ask():
@@ -419,7 +419,7 @@ def test_a_metaclass_that_asks_the_subclasses_gets_an_answer():
     class Derived(Base):
         pass
 
-    of_base, of_derived = made_of(Base), made_of(Derived)
+    of_base, of_derived = wrappers_of(Base), wrappers_of(Derived)
     for kind in (Base, *of_base):
         assert isinstance(Derived(), kind) and issubclass(Derived, kind)
         assert not isinstance(3, kind) and not issubclass(int, kind)
@@ -445,7 +445,7 @@ def test_records_notice_a_class_registered_with_the_original():
         pass
 
     value = Virtual()
-    for kind in made_of(cls):
+    for kind in wrappers_of(cls):
         fast = magpy.compile(
             lambda x, kind=kind: x + 1 if isinstance(value, kind) else x - 1, backend="eager"
         )
