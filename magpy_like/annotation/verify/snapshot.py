@@ -173,7 +173,10 @@ def _data(value: torch.Tensor) -> Any:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         # All NaNs are one value.
         value = torch.where(value == value, value, torch.full_like(value, float("nan")))
-    return value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    # A copy: an array makes its memory impossible to resize, and torch, which changes a tensor's
+    # shape before it notices that, leaves a tensor larger than its memory (2.11 to 2.15).
+    copy = value.clone(memory_format=torch.contiguous_format)
+    return copy.flatten().view(torch.uint8).numpy().tobytes()
 
 
 def name_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, tuple[Any, ...]]:

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import click.testing
 import pytest
+import torch
 
 from magpy_like.annotation.annotation_command import annotations
 from magpy_like.annotation.lookup import Table
 from magpy_like.annotation.verify import Result, verification, verify
+from magpy_like.annotation.verify.snapshot import freeze
 from tests.annotation.verify import planted
 
 WRONG = {
@@ -170,6 +172,12 @@ def test_operation_that_never_returns_is_reported(
     monkeypatch.setattr(verification, "SECONDS_FOR_ONE", 1)
     result = verdicts("{names: [never_returns], pure_closure: true}", isolated=True)
     assert result.problem == "it took more than 1 s"
+
+
+def test_compared_tensor_can_be_resized() -> None:
+    tensor = torch.zeros(1, dtype=torch.int64)
+    freeze(tensor)
+    assert tensor.resize_(5, 10).untyped_storage().nbytes() == 400
 
 
 def test_all_claims_are_counted(verdicts) -> None:
