@@ -216,16 +216,23 @@ def _shape_from_numbers(facts: OperatorFacts, info: Any, sample: Any) -> str | N
 
 
 def _result_count(facts: OperatorFacts, info: Any, sample: Any) -> str | None:
-    """FIXED: doubling any dimension of the first input leaves the number of results."""
+    """FIXED: doubling a dimension of the first input leaves the number of results.
+
+    A size that another tensor has is not doubled. Not every operator checks that sizes agree:
+    native_batch_norm writes past the end of running statistics that are too short.
+    """
     result = _call(info, sample)
     if not isinstance(sample.input, torch.Tensor) or not isinstance(result, tuple | list):
         raise _NotTried
+    shared = {size for tensor in _tensors(sample)[1:] for size in tensor.shape}
     counts = set()
-    for dim in range(sample.input.dim()):
+    for dim, size in enumerate(sample.input.shape):
+        if size in shared:
+            continue
         larger = torch.cat([sample.input, sample.input], dim)
         try:
             counts.add(len(info.op(larger, *sample.args, **sample.kwargs)))
-        except Exception:  # the other inputs do not fit
+        except Exception:  # the other arguments do not fit
             continue
     if not counts:
         raise _NotTried

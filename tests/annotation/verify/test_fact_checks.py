@@ -1,6 +1,9 @@
 """Facts of operators hold on samples, wrong facts are refuted, malformed files are rejected."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from magpy_like.annotation import operator_facts as module
 from magpy_like.annotation.operator_facts import (
@@ -18,6 +21,7 @@ from magpy_like.errors import AnnotationError
 
 def test_shipped_facts_hold_on_the_samples_of_the_opinfo_database():
     results = list(verify_facts())
+    assert [r.operation for r in results if r.problem == "it ended its process"] == []
     verdicts = [(r.operation, v) for r in results for v in r.verdicts]
     assert [(name, v.claim, v.detail) for name, v in verdicts if v.ok is False] == []
     held = [v.claim for _, v in verdicts if v.ok]
@@ -49,6 +53,17 @@ def test_wrong_fact_is_refuted(name, wrong, monkeypatch):
     monkeypatch.setattr(fact_checks, "_named", lambda entries: {name})
     (result,) = verify_facts(lambda each: each == name)
     assert [v.claim for v in result.refuted] == [*wrong]
+
+
+def test_larger_inputs_fit_the_other_tensors():
+    """native_batch_norm does not check sizes: it writes a mean for each channel of its input."""
+    memory = torch.zeros(4)
+    args = (None, None, memory[:2], torch.ones(2), True, 0.5, 1e-5)
+    sample = SimpleNamespace(input=torch.ones(3, 2, 5), args=args, kwargs={})
+    variant = fact_checks._Variant(None, torch.native_batch_norm)
+    facts = OperatorFacts(results=Results.FIXED)
+    assert fact_checks._result_count(facts, variant, sample) is None
+    assert memory.tolist()[2:] == [0, 0]
 
 
 def test_facts_hold_for_all_variants_of_an_operator():
