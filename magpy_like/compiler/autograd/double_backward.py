@@ -69,7 +69,8 @@ class SecondRun:
 
     def note_call(self, ctx: Any, args: Sequence[Any]) -> None:
         """Keep the state that a compiled call is about to change."""
-        ctx.old_values = {k: args[k].detach().clone() for k in self.copied}
+        with torch.enable_grad():  # with the gradients of the argument, whatever is written to it
+            ctx.old_values = {k: args[k].clone() for k in self.copied}
         ctx.random_states = _random_states() if self.draws else []
 
     def gradients(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -90,10 +91,11 @@ class SecondRun:
         # Views, so that hooks on the arguments do not run; the program writes to copies.
         with torch.enable_grad():
             views = [a.view_as(a) if isinstance(a, Tensor) else a for a in args]
-        for k in modified:
-            views[k] = (ctx.old_values[k] if k in self.copied else args[k].detach()).clone()
+            for k in self.copied:
+                views[k] = ctx.old_values[k]
+            writable = [v.clone() if k in modified else v for k, v in enumerate(views)]
         with self._context_of_call(ctx), torch.enable_grad():
-            results = self.program(*views)
+            results = self.program(*writable)
         return _differentiate(ctx, results, views, gradients)
 
     @property

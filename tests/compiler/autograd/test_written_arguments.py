@@ -164,3 +164,44 @@ def test_backward_pass_raises_if_a_detached_write_has_overwritten_what_it_needs(
         result = fast(torch.ones(size, requires_grad=True) * 1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             result.sum().backward()
+
+
+def added_to(x, w):
+    with torch.no_grad():
+        x.add_(1)
+    return x * x * w
+
+
+def zeroed(x, w):
+    with torch.no_grad():
+        x.zero_()
+    return x * w + x * 2
+
+
+def replaced(x, w):
+    with torch.no_grad():
+        x.copy_(w)
+    return (x * w).sin()
+
+
+def added_to_a_row(x, w):
+    row = x[:1]
+    with torch.no_grad():
+        row.add_(1)
+    return x * x * w
+
+
+@pytest.mark.parametrize("is_leaf", [False, True], ids=["computed", "leaf"])
+@pytest.mark.parametrize("program", [added_to, zeroed, replaced, added_to_a_row])
+def test_arguments_written_without_gradients_have_gradients_of_gradients(program, is_leaf):
+    def gradients(function):
+        leaf = torch.tensor([1.5, 0.5], dtype=torch.float64, requires_grad=True)
+        w = torch.tensor([0.75, 0.25], dtype=torch.float64, requires_grad=True)
+        x = leaf if is_leaf else leaf * 1.5
+        loss = function(x, w).square().sum() + x.pow(3).sum()
+        first = torch.autograd.grad(loss, [leaf, w], create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), [leaf, w])]
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        torch.testing.assert_close(gradients(fast), gradients(program))
