@@ -106,7 +106,7 @@ CAPTURED_PASSES = (
     CapturedPass("grouped queries", fold_groups_into_queries, needs_examples=True),
     CapturedPass("constant attention masks", drop_constant_masks, needs_examples=True),
     # As eager lays out tensors that are written to.
-    CapturedPass("layouts of writes", keep_layouts_of_writes),
+    CapturedPass("layouts of writes", keep_layouts_of_writes, needs_examples=True),
     # Leaves to eager: writes to new tensors with gaps, to expanded views and to windows.
     CapturedPass("writes between gaps", reject_writes_between_gaps),
     CapturedPass("overlapping writes", reject_overlapping_writes),

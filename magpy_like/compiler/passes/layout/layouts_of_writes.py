@@ -4,27 +4,33 @@ An operator in place keeps the strides of the tensor; its functional form, which
 instead, may lay out a result anew. Such a write becomes a copy of the functional result into the
 tensor, whose functional form keeps the strides.
 
-The functional form of most operators gives a tensor with gaps between its elements, such as a
-result of ``torch.empty_strided``, a layout without gaps. Graphs that write to one are left to
-eager.
+The functional form of most operators gives a tensor with gaps between its elements a layout without
+gaps. A write to an input with gaps, such as a slice, goes to a copy, which is copied into the
+input. Graphs that write to other tensors with gaps, such as a result of ``torch.empty_strided``,
+are left to eager.
+
+Where layouts were lost, operators such as ``contiguous`` would return the tensor itself instead of
+a copy, or the other way round, and later writes would change the wrong tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.mutations.metadata_mutations import is_mutating
+from magpy_like.compiler.passes.mutations.metadata_mutations import is_mutating, may_change_metadata
 from magpy_like.compiler.passes.mutations.overlapping_writes import (
     possible_aliases,
     written_arguments,
 )
 from magpy_like.compiler.passes.mutations.tensor_subscripts import has_inplace_flag
 from magpy_like.graph_operators.control_operators import name_of
+from magpy_like.graph_operators.node_metadata import CUSTOM_WRITES
 
 _RELAYOUT = frozenset(
     f"{name}_"
@@ -37,22 +43,58 @@ _RELAYOUT = frozenset(
 """Methods in place whose functional form returns a contiguous result for any argument."""
 
 
-def keep_layouts_of_writes(gm: fx.GraphModule) -> bool:
+def keep_layouts_of_writes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Rewrite such calls, in place; True if there are any.
 
-    Inputs need no rewriting: their new values are copied into them.
+    Args:
+        example_inputs: one tensor (real or fake) or number per placeholder.
     """
+    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
+    strided = [node for node, e in inputs.items() if _is_strided(e)]
+    contiguous = {node for node in strided if _is_contiguous(inputs[node])}
+    with_gaps = {node for node in strided if not _is_dense(inputs[node])}
+    found = [_write_to_copies(node, with_gaps) for node in list(gm.graph.nodes) if with_gaps]
     methods = gm.graph.find_nodes(op="call_method")
-    found = [n for n in methods if n.target in _RELAYOUT and n.args[0].op != "placeholder"]
-    for node in found:
+    relayouts = [n for n in methods if n.target in _RELAYOUT and n.args[0] not in contiguous]
+    for node in relayouts:
         with gm.graph.inserting_before(node):
             value = gm.graph.call_method(node.target[:-1], node.args, node.kwargs)
             new = gm.graph.call_method("copy_", (node.args[0], value))
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)
-    if found:
+    changed = bool(relayouts) or any(found)
+    if changed:
         gm.recompile()
-    return bool(found)
+    return changed
+
+
+_NO_VALUES = frozenset(("requires_grad_", "detach_"))
+"""Methods in place that write no elements."""
+
+
+def _write_to_copies(node: fx.Node, with_gaps: Collection[fx.Node]) -> bool:
+    """Let a call write to copies of inputs, which are then copied into these; True if it does."""
+    if not node.op.startswith("call") or not (is_mutating(node) or has_inplace_flag(node)):
+        return False
+    if name_of(node) in _NO_VALUES or name_of(node) == "copy_" or "out" in node.kwargs:
+        return False  # the functional form of `copy_` keeps the strides, and `out=` becomes one
+    if CUSTOM_WRITES in node.meta or may_change_metadata(node):
+        return False
+    written = [n for n in dict.fromkeys(written_arguments(node)) if n in with_gaps]
+    for source in written:
+        with node.graph.inserting_before(node):
+            copy = node.graph.call_method("clone", (source,))
+        returns_it = node.args[:1] == (source,)
+        node.replace_input_with(source, copy)
+        with node.graph.inserting_after(node):
+            new = node.graph.call_method("copy_", (source, copy))
+        if returns_it:
+            node.replace_all_uses_with(new)
+    return bool(written)
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 _TAKES_STRIDES = frozenset(("empty_strided", "new_empty_strided"))
@@ -94,4 +136,16 @@ def _is_dense(t: torch.Tensor) -> bool:
             return False
         left.remove(found[0])
         expected = expected * t.shape[found[0]]
+    return True
+
+
+def _is_contiguous(t: torch.Tensor) -> bool:
+    """True if the elements are known to lie in memory in the order of their indices."""
+    expected: int | torch.SymInt = 1
+    for d in reversed(range(t.dim())):
+        if statically_known_true(t.shape[d] == 1):
+            continue
+        if not statically_known_true(t.stride(d) == expected):
+            return False
+        expected = expected * t.shape[d]
     return True

@@ -1,5 +1,7 @@
 """A tensor that an operator writes to keeps its strides."""
 
+import operator
+
 import pytest
 import torch
 from torch import fx
@@ -139,7 +141,7 @@ def test_gradients_flow_through_a_rewritten_write():
     same_gradients(program, seeded(4, 3), seeded(4, 3, seed=1))
 
 
-def test_writes_to_inputs_and_elementwise_writes_stay():
+def test_writes_to_contiguous_inputs_and_elementwise_writes_stay():
     def program(x):
         x.masked_fill_(x > 0, 1.0)
         y = x * 2
@@ -148,8 +150,60 @@ def test_writes_to_inputs_and_elementwise_writes_stay():
 
     gm = fx.symbolic_trace(program)
     before = gm.code
-    assert not keep_layouts_of_writes(gm)
+    assert not keep_layouts_of_writes(gm, [torch.ones(2, 3)])
     assert gm.code == before
+
+
+WRITES_TO_INPUTS = {
+    "add": lambda x: x.add_(torch.ones(2, 3)),
+    "clamp": lambda x: x.clamp_(3),
+    "cumsum": lambda x: x.cumsum_(1),
+    "fill": lambda x: x.fill_(2.0),
+    "foreach": lambda x: torch._foreach_add_([x], 1),
+    "masked_fill": lambda x: x.masked_fill_(x > 3, 2.0),
+    "of a row": lambda x: x[0].add_(1),
+    "operator": lambda x: operator.imul(x, 2),
+    "relu": lambda x: torch.nn.functional.relu(x, inplace=True),
+    "subscript": lambda x: x.__setitem__(x > 3, 1.0),
+    "zero": lambda x: x.zero_(),
+}
+INPUTS = {
+    "transposed": lambda: torch.arange(6.0).reshape(3, 2).t(),
+    "columns": lambda: torch.arange(12.0).reshape(2, 6)[:, ::2],
+    "rows": lambda: torch.arange(12.0).reshape(4, 3)[::2],
+    "transposed with gaps": lambda: torch.arange(24.0).reshape(3, 2, 4)[:, :, 0].t(),
+    "contiguous": lambda: torch.arange(6.0).reshape(2, 3),
+}
+COPIES = {
+    "contiguous": lambda x: x.contiguous(),
+    "contiguous of transposed": lambda x: x.t().contiguous(),
+    "reshape of transposed": lambda x: x.t().reshape(-1),
+    "contiguous row": lambda x: x[0].contiguous(),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("write", WRITES_TO_INPUTS.values(), ids=WRITES_TO_INPUTS)
+def test_written_inputs_are_copied_where_eager_mode_copies(write, make, copy):
+    """``contiguous`` and ``reshape`` return a view of the input, or a copy, by its strides."""
+
+    def program(x):
+        write(x)
+        copied = copy(x)
+        copied += 1
+        return copied, x * 2
+
+    def observe(function):
+        x = make()
+        copied, doubled = function(x)
+        is_view = copied.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        layouts = copied.stride(), doubled.stride()
+        return x.tolist(), x._version, copied.tolist(), doubled.tolist(), is_view, layouts
+
+    fast = magpy.compile(program)
+    for _ in range(2):
+        assert observe(fast) == observe(program)
 
 
 OUT_OF_ANOTHER_TYPE = {
