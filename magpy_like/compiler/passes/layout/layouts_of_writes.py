@@ -46,16 +46,23 @@ _RELAYOUT = frozenset(
 def keep_layouts_of_writes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Rewrite such calls, in place; True if there are any.
 
+    Inputs are concerned only if a later call copies by the layout.
+
     Args:
         example_inputs: one tensor (real or fake) or number per placeholder.
+
+    Raises:
+        Unsupported: random numbers are drawn into an input with gaps.
     """
     inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
-    strided = [node for node, e in inputs.items() if _is_strided(e)]
-    contiguous = {node for node in strided if _is_contiguous(inputs[node])}
-    with_gaps = {node for node in strided if not _is_dense(inputs[node])}
-    found = [_write_to_copies(node, with_gaps) for node in list(gm.graph.nodes) if with_gaps]
+    nodes = list(gm.graph.nodes)
+    last = max((k for k, node in enumerate(nodes) if _copies_by_layout(node)), default=0)
+    strided = {node: e for node, e in inputs.items() if last and _is_strided(e)}
+    kept = inputs.keys() - {node for node, e in strided.items() if not _is_contiguous(e)}
+    with_gaps = {node for node, e in strided.items() if not _is_dense(e)}
+    found = [_write_to_copies(node, with_gaps) for node in nodes[:last] if with_gaps]
     methods = gm.graph.find_nodes(op="call_method")
-    relayouts = [n for n in methods if n.target in _RELAYOUT and n.args[0] not in contiguous]
+    relayouts = [n for n in methods if n.target in _RELAYOUT and n.args[0] not in kept]
     for node in relayouts:
         with gm.graph.inserting_before(node):
             value = gm.graph.call_method(node.target[:-1], node.args, node.kwargs)
@@ -68,6 +75,22 @@ def keep_layouts_of_writes(gm: fx.GraphModule, example_inputs: Sequence[Any]) ->
     return changed
 
 
+def _copies_by_layout(node: fx.Node) -> bool:
+    """True if a call returns its argument, a view or a copy of it by its strides."""
+    return node.op.startswith("call") and name_of(node).split(".")[0] in _COPIES_BY_LAYOUT
+
+
+_COPIES_BY_LAYOUT = frozenset(
+    ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as", "view_as")
+)
+_DRAWS = frozenset(
+    f"{name}_"
+    for name in (
+        "bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
+        "random", "rrelu", "uniform",
+    )
+)  # fmt: skip
+"""Methods in place whose numbers depend on the layout of the memory."""
 _NO_VALUES = frozenset(("requires_grad_", "detach_"))
 """Methods in place that write no elements."""
 
@@ -81,6 +104,8 @@ def _write_to_copies(node: fx.Node, with_gaps: Collection[fx.Node]) -> bool:
     if CUSTOM_WRITES in node.meta or may_change_metadata(node):
         return False
     written = [n for n in dict.fromkeys(written_arguments(node)) if n in with_gaps]
+    if written and name_of(node) in _DRAWS:
+        raise Unsupported("a graph", "it draws numbers into an input with gaps")
     for source in written:
         with node.graph.inserting_before(node):
             copy = node.graph.call_method("clone", (source,))
