@@ -23,12 +23,12 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.mutations.metadata_mutations import is_mutating, may_change_metadata
+from magpy_like.compiler.passes.mutations.metadata_mutations import may_change_metadata
 from magpy_like.compiler.passes.mutations.overlapping_writes import (
+    is_write,
     possible_aliases,
     written_arguments,
 )
-from magpy_like.compiler.passes.mutations.tensor_subscripts import has_inplace_flag
 from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.graph_operators.node_metadata import CUSTOM_WRITES
 
@@ -97,7 +97,7 @@ _NO_VALUES = frozenset(("requires_grad_", "detach_"))
 
 def _write_to_copies(node: fx.Node, with_gaps: Collection[fx.Node]) -> bool:
     """Let a call write to copies of inputs, which are then copied into these; True if it does."""
-    if not node.op.startswith("call") or not (is_mutating(node) or has_inplace_flag(node)):
+    if not is_write(node):
         return False
     if name_of(node) in _NO_VALUES or name_of(node) == "copy_" or "out" in node.kwargs:
         return False  # the functional form of `copy_` keeps the strides, and `out=` becomes one
@@ -133,7 +133,7 @@ def reject_writes_between_gaps(gm: fx.GraphModule) -> None:
     """
     made = {node for node in gm.graph.nodes if name_of(node).split(".")[0] in _TAKES_STRIDES}
     for node in list(gm.graph.nodes) if made else ():
-        if not (node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node))):
+        if not is_write(node):
             continue
         written = written_arguments(node)
         if name_of(node) == "copy_" and written[0] in made:

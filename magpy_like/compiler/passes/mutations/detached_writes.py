@@ -21,15 +21,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.compiler.compiler_errors import Unsupported
-from magpy_like.compiler.passes.mutations.metadata_mutations import is_mutating
 from magpy_like.compiler.passes.mutations.overlapping_writes import (
+    is_write,
     possible_aliases,
     written_arguments,
 )
-from magpy_like.compiler.passes.mutations.tensor_subscripts import (
-    has_inplace_flag,
-    returns_new_memory,
-)
+from magpy_like.compiler.passes.mutations.tensor_subscripts import returns_new_memory
 from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.operators import OperatorBase
@@ -43,7 +40,7 @@ def disable_gradients_of_detached_writes(gm: GraphModule) -> None:
     """
     changed = False
     for node in list(gm.graph.nodes):
-        if not (node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node))):
+        if not is_write(node):
             continue
         if isinstance(node.target, OperatorBase) and not str(node.target).startswith("aten."):
             continue  # a custom operator, which other passes know by its type

@@ -37,7 +37,7 @@ def reject_overlapping_writes(gm: GraphModule) -> None:
     """
     changed = False
     for node in list(gm.graph.nodes):
-        if node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node)):
+        if is_write(node):
             written = written_arguments(node)
             if _writes_to_list(node):
                 with gm.graph.inserting_before(node):
@@ -50,6 +50,11 @@ def reject_overlapping_writes(gm: GraphModule) -> None:
                 changed = True
     if changed:
         gm.recompile()
+
+
+def is_write(node: Node) -> bool:
+    """True for calls that write to an argument, by their name, ``out=`` or ``inplace=True``."""
+    return node.op.startswith("call") and (is_mutating(node) or has_inplace_flag(node))
 
 
 def written_arguments(node: Node) -> list[Node]:
