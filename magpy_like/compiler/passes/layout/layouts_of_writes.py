@@ -5,9 +5,9 @@ instead, may lay out a result anew. Such a write becomes a copy of the functiona
 tensor, whose functional form keeps the strides.
 
 The functional form of most operators gives a tensor with gaps between its elements a layout without
-gaps. A write to an input with gaps, such as a slice, goes to a copy, which is copied into the
-input. Graphs that write to other tensors with gaps, such as a result of ``torch.empty_strided``,
-are left to eager.
+gaps. A write to an input with gaps, such as a slice, or to a view of it goes to a copy, which is
+copied into the input. Graphs that write to other tensors with gaps, such as a result of
+``torch.empty_strided``, are left to eager.
 
 Where layouts were lost, operators such as ``contiguous`` would return the tensor itself instead of
 a copy, or the other way round, and later writes would change the wrong tensors.
@@ -15,7 +15,7 @@ a copy, or the other way round, and later writes would change the wrong tensors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.passes.graph_queries import is_in_order
 from magpy_like.compiler.passes.mutations.metadata_mutations import may_change_metadata
 from magpy_like.compiler.passes.mutations.overlapping_writes import (
     is_write,
@@ -31,6 +32,7 @@ from magpy_like.compiler.passes.mutations.overlapping_writes import (
 )
 from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.graph_operators.node_metadata import CUSTOM_WRITES
+from magpy_like.torch_compat.operators import operator_tags
 
 _RELAYOUT = frozenset(
     f"{name}_"
@@ -52,17 +54,22 @@ def keep_layouts_of_writes(gm: fx.GraphModule, example_inputs: Sequence[Any]) ->
         example_inputs: one tensor (real or fake) or number per placeholder.
 
     Raises:
-        Unsupported: random numbers are drawn into an input with gaps.
+        Unsupported: an input with gaps is written to in a way that no copy stands for: by random
+            numbers, or through an expanded view or one of another type.
     """
-    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
     nodes = list(gm.graph.nodes)
     last = max((k for k, node in enumerate(nodes) if _copies_by_layout(node)), default=0)
-    strided = {node: e for node, e in inputs.items() if last and _is_strided(e)}
-    kept = inputs.keys() - {node for node, e in strided.items() if not _is_contiguous(e)}
-    with_gaps = {node for node, e in strided.items() if not _is_dense(e)}
+    inputs = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
+    strided = {node: e for node, e in inputs if last and _is_strided(e)}
+    reordered = {node for node, e in strided.items() if not is_in_order(e)}
+    with_gaps = {node for node in reordered if not _is_dense(strided[node])}
     found = [_write_to_copies(node, with_gaps) for node in nodes[:last] if with_gaps]
-    methods = gm.graph.find_nodes(op="call_method")
-    relayouts = [n for n in methods if n.target in _RELAYOUT and n.args[0] not in kept]
+    relayouts = [
+        node
+        for node in gm.graph.find_nodes(op="call_method")
+        if node.target in _RELAYOUT
+        and (node.args[0].op != "placeholder" or node.args[0] in reordered)
+    ]
     for node in relayouts:
         with gm.graph.inserting_before(node):
             value = gm.graph.call_method(node.target[:-1], node.args, node.kwargs)
@@ -83,39 +90,47 @@ def _copies_by_layout(node: fx.Node) -> bool:
 _COPIES_BY_LAYOUT = frozenset(
     ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "to", "type", "type_as", "view_as")
 )
-_DRAWS = frozenset(
-    f"{name}_"
-    for name in (
-        "bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
-        "random", "rrelu", "uniform",
-    )
-)  # fmt: skip
-"""Methods in place whose numbers depend on the layout of the memory."""
 _NO_VALUES = frozenset(("requires_grad_", "detach_"))
 """Methods in place that write no elements."""
+_EXPANSIONS = frozenset(("broadcast_tensors", "broadcast_to", "expand", "expand_as"))
 
 
-def _write_to_copies(node: fx.Node, with_gaps: Collection[fx.Node]) -> bool:
-    """Let a call write to copies of inputs, which are then copied into these; True if it does."""
-    if not is_write(node):
+def _write_to_copies(node: fx.Node, with_gaps: Set[fx.Node]) -> bool:
+    """Let a call that writes to inputs, or to views of them, write to copies, which are then copied
+    into these; True if it does."""
+    if not is_write(node) or name_of(node) in _NO_VALUES:
         return False
-    if name_of(node) in _NO_VALUES or name_of(node) == "copy_" or "out" in node.kwargs:
-        return False  # the functional form of `copy_` keeps the strides, and `out=` becomes one
     if CUSTOM_WRITES in node.meta or may_change_metadata(node):
         return False
-    written = [n for n in dict.fromkeys(written_arguments(node)) if n in with_gaps]
-    if written and name_of(node) in _DRAWS:
+    aliases = {each: set(possible_aliases([each])) for each in written_arguments(node)}
+    written = [each for each, found in aliases.items() if found & with_gaps]
+    if any(map(_loses_gaps, set().union(*(aliases[each] for each in written)))):
+        raise Unsupported(
+            "a graph",
+            "it expands or reinterprets an input with gaps, and writes to it",
+        )
+    if name_of(node) == "copy_" or "out" in node.kwargs:
+        return False  # the functional form of `copy_` keeps the strides, and `out=` becomes one
+    if written and torch.Tag.nondeterministic_seeded in operator_tags(node.target):
+        # The numbers depend on the layout of the memory.
         raise Unsupported("a graph", "it draws numbers into an input with gaps")
+    returned = next(iter((*node.args, *node.kwargs.values())))
     for source in written:
         with node.graph.inserting_before(node):
             copy = node.graph.call_method("clone", (source,))
-        returns_it = node.args[:1] == (source,)
         node.replace_input_with(source, copy)
         with node.graph.inserting_after(node):
             new = node.graph.call_method("copy_", (source, copy))
-        if returns_it:
+        if returned is source:
             node.replace_all_uses_with(new)
     return bool(written)
+
+
+def _loses_gaps(view: fx.Node) -> bool:
+    """True for views from which functionalisation makes the viewed tensor anew, without its gaps:
+    expansions, and views as another type."""
+    arguments = (*view.args, *view.kwargs.values())
+    return name_of(view) in _EXPANSIONS or any(isinstance(a, torch.dtype) for a in arguments)
 
 
 def _is_strided(value: Any) -> bool:
@@ -161,16 +176,4 @@ def _is_dense(t: torch.Tensor) -> bool:
             return False
         left.remove(found[0])
         expected = expected * t.shape[found[0]]
-    return True
-
-
-def _is_contiguous(t: torch.Tensor) -> bool:
-    """True if the elements are known to lie in memory in the order of their indices."""
-    expected: int | torch.SymInt = 1
-    for d in reversed(range(t.dim())):
-        if statically_known_true(t.shape[d] == 1):
-            continue
-        if not statically_known_true(t.stride(d) == expected):
-            return False
-        expected = expected * t.shape[d]
     return True

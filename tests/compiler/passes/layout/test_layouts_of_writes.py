@@ -207,6 +207,42 @@ def test_written_inputs_are_copied_where_eager_mode_copies(write, make, copy):
         assert observe(fast) == observe(program)
 
 
+WRITES_TO_VIEWS = {
+    "chain": lambda x: x.mul_(2).add_(1),
+    "as another type": lambda x: x.view(torch.int32).bitwise_or_(1),
+    "detached": lambda x: x.detach().mul_(2),
+    "expanded": lambda x: x.expand(2, 3).mul_(2),
+    "keyword": lambda x: torch.nn.functional.relu(input=x, inplace=True),
+    "more dimensions": lambda x: x.unsqueeze(0).mul_(2),
+    "other sizes": lambda x: x.view(2, 1, 3).mul_(2),
+    "transposed": lambda x: x.t().mul_(2),
+    "whole": lambda x: x[...].mul_(2),
+    "copied into an expanded one": lambda x: x.expand(2, 3).copy_(torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("write", WRITES_TO_VIEWS.values(), ids=WRITES_TO_VIEWS)
+def test_inputs_written_through_views_are_copied_where_eager_mode_copies(write, make, copy):
+    def program(x):
+        written = write(x)
+        copied = copy(x)
+        copied += 1
+        written.add_(3)
+        return copied, x * 2
+
+    def observe(function):
+        x = make()
+        copied, doubled = function(x)
+        is_view = copied.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        return x.tolist(), copied.tolist(), doubled.tolist(), is_view
+
+    fast = magpy.compile(program)
+    for _ in range(2):
+        assert observe(fast) == observe(program)
+
+
 OUT_OF_ANOTHER_TYPE = {
     "sum": lambda x, out: torch.sum(x, 1, out=out),
     "mean": lambda x, out: torch.mean(x, 1, out=out),
