@@ -1,9 +1,9 @@
 """Classes that this package makes in place of a class of the program.
 
-A wrapper class is **no place of state**: what is set on it is set on the original, and so is what
-an inherited class method sets. It has no instances and no subclasses of its own for the program:
-its checks are the original's, calling it makes what the original makes, and a class that a program
-derives from it is derived from the original.
+A wrapper class is **no place of state**: attributes set on it, also by an inherited class method,
+are set on the original. It has no instances and no subclasses of its own for the program: its
+checks are those of the original, a call of it makes an instance of the original, and a class that a
+program derives from it is derived from the original.
 """
 
 from __future__ import annotations

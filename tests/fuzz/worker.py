@@ -35,8 +35,8 @@ def main(backend: str) -> None:
         verdict = run_natively(program) if backend == NATIVELY else check(program, backend)
         magpy.reset()
         gc.collect()
-        # What is left belongs to modules and caches: half a million objects, which the collection
-        # after each later program would go through.
+        # The remaining half a million objects belong to modules and caches. Each later collection
+        # would go through them.
         gc.freeze()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         found = {
