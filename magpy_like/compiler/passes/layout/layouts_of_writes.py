@@ -100,7 +100,8 @@ def _write_to_copies(node: fx.Node, with_gaps: Set[fx.Node]) -> bool:
     into these; True if it does."""
     if not is_write(node) or name_of(node) in _NO_VALUES:
         return False
-    if CUSTOM_WRITES in node.meta or may_change_metadata(node):
+    is_out = "out" in node.kwargs
+    if CUSTOM_WRITES in node.meta or (may_change_metadata(node) and not is_out):
         return False
     aliases = {each: set(possible_aliases([each])) for each in written_arguments(node)}
     written = [each for each, found in aliases.items() if found & with_gaps]
@@ -109,7 +110,7 @@ def _write_to_copies(node: fx.Node, with_gaps: Set[fx.Node]) -> bool:
             "a graph",
             "it expands or reinterprets an input with gaps, and writes to it",
         )
-    if name_of(node) == "copy_" or "out" in node.kwargs:
+    if name_of(node) == "copy_" or is_out:
         return False  # the functional form of `copy_` keeps the strides, and `out=` becomes one
     if written and torch.Tag.nondeterministic_seeded in operator_tags(node.target):
         # The numbers depend on the layout of the memory.

@@ -212,6 +212,7 @@ WRITES_TO_VIEWS = {
     "as another type": lambda x: x.view(torch.int32).bitwise_or_(1),
     "detached": lambda x: x.detach().mul_(2),
     "expanded": lambda x: x.expand(2, 3).mul_(2),
+    "into an expanded `out`": lambda x: torch.mul(x, 2, out=x.expand(2, 3)),
     "keyword": lambda x: torch.nn.functional.relu(input=x, inplace=True),
     "more dimensions": lambda x: x.unsqueeze(0).mul_(2),
     "other sizes": lambda x: x.view(2, 1, 3).mul_(2),
