@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 D = torch.{dtype}
+NOISE = 0  # relative, of random values
 """
 
 STATE = """
@@ -246,7 +247,7 @@ class Grown(torch.autograd.Function):
 MAKERS = """
 def random_values(seed, *size):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*size, generator=generator).to(D)
+    return torch.randn(*size, generator=generator).to(D) * (1 + NOISE)
 
 def leaf(seed, *size):
     found = random_values(seed, *size).requires_grad_(True)

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from tests.fuzz import sweep as sweeps
+from tests.fuzz import trials
 from tests.fuzz.fragments import Block, Fragment
 from tests.fuzz.generation import Call, Function, Program, generate
 from tests.fuzz.shrinking import shrink
@@ -78,7 +79,7 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_differences_are_found(kind, monkeypatch):
     """Each kind of difference, by a program that does something else at its next run."""
-    from tests.fuzz import observations, trials
+    from tests.fuzz import observations
 
     values = [True, False]
     original = trials.Loaded.load
@@ -236,3 +237,26 @@ def test_view_that_a_compiled_graph_returns_as_none_may_be_detached():
     body = "v = x.sin()[:]\nlog.append(str(v))\nv.detach_()"
     kinds = [check(program_of(body), backend).kind for backend in ("eager", "magpy")]
     assert kinds == ["same", "detached view"]
+
+
+def test_view_that_a_compiled_graph_returns_as_none_may_be_written_to():
+    body = "v = list((x * 2).unbind(0))[-1]\nlog.append(str(v))\nv.copy_(table['w'])"
+    program = program_of(body, arguments=["random_values(0, 4, 4)"] * 2)
+    program.calls[0].change = "table['w'] = leaf(5, 4)"
+    kinds = [check(program, backend).kind for backend in ("eager", "magpy")]
+    assert kinds == ["same", "written view"]
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype"),
+    [
+        ("x = (x.float() * 3).sum().double() ** 2", "float64"),
+        ("y = x * 2**50\nlog.append(bool((y != y.round()).any()))", "float32"),
+    ],
+)
+def test_values_that_rounding_decides_are_excluded(body, dtype):
+    """A computation in float32 amid float64, and a comparison that the last bit decides."""
+    program = program_of(body)
+    program.dtype = dtype
+    assert trials._is_ill_conditioned(program, 0)
+    assert not trials._is_ill_conditioned(program_of("x = x * 2"), 0)
