@@ -183,7 +183,7 @@ def _backward(names: dict[str, Any], roots: list[Any], exact: bool) -> Any:
         text = str(error)
         if any(known in text for known in _DOCUMENTED):
             raise Unsupported(text) from error
-        return (type(error), _without_node(text) if exact else _OVERWRITTEN in text)
+        return (type(error), _without_node(text) if exact else _is_refusal(text))
     return None
 
 
@@ -193,13 +193,17 @@ def _without_node(text: str) -> str:
     return re.sub(r"which is output \d+ of [\w:]+, ", "", text)
 
 
-_OVERWRITTEN = "modified by an inplace operation"
+def _is_refusal(text: str) -> bool:
+    return any(reason in text for reason in ("modified by an inplace operation", DETACHED))
+
+
+DETACHED = "saved tensor that has been detached in-place"
 _DOCUMENTED = ("no double backward through this", "a compiled backward pass cannot run for a batch")
 
 
 def saves_less(actual: Observation, expected: Observation) -> bool:
-    """True if eager mode alone refuses the backward pass, as a saved tensor was written to. A
-    compiled graph saves what its gradients need, as is documented."""
+    """True if eager mode alone refuses the backward pass, as a saved tensor was written to, or
+    detached. A compiled graph saves what its gradients need, as is documented."""
     refusal = expected.get("backward") == (RuntimeError, True)
     return refusal and not isinstance(actual.get("backward"), tuple)
 

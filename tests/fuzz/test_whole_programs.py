@@ -260,3 +260,11 @@ def test_values_that_rounding_decides_are_excluded(body, dtype):
     program.dtype = dtype
     assert trials._is_ill_conditioned(program, 0)
     assert not trials._is_ill_conditioned(program_of("x = x * 2"), 0)
+
+
+def test_saved_tensors_of_merged_branches_may_be_detached():
+    body = "y = x.tanh()\nif y.sum() > 9: x = x * 1\ny = y * x\nx.detach_()\nx = y"
+    arguments = ["leaf(0, 4) * 1"]
+    program = program_of(body, arguments=arguments, backward="first")
+    kinds = [check(program, backend).kind for backend in ("eager", "magpy")]
+    assert kinds == ["detached saved tensor", "same"]
