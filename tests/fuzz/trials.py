@@ -152,7 +152,7 @@ def _check(
             break
         if difference is not None:
             verdict.kind, verdict.call, verdict.detail = kind_of(difference), number, difference
-            if exact and difference.startswith("gradients"):
+            if exact and difference.startswith(("gradients", "backward")):
                 if find_difference(actual, expected, OTHER_ORDER[dtype]) is None:
                     verdict.kind = "rounding"
             refused = exact and difference.startswith("backward") and not actual["backward"]

@@ -249,23 +249,41 @@ def _check_operation(
     if operation in _SIGNATURE_READERS and args:
         attributes.read_signature(rec, args[0])
     if (rec.writes.data_replaced or rec.inspections.possible_aliases) and annotation.as_op_node:
-        _check_written_tensors(rec, annotation, args, kwargs)
-        if rec.writes.data_replaced and torch.is_grad_enabled() and operation not in _DETACHES:
-            for tensor in tensors_in((args, kwargs)):
-                rec.writes.check_form_at_use(tensor)
+        try:
+            _check_used_tensors(rec, annotation, operation, args, kwargs)
+        except Split as split:
+            if not rec.running.depth:
+                raise
+            # The operator around it does the same where it runs as it is.
+            cause = split.cause
+            raise EffectInsideOperator(cause.reason, cause.detail, cause.subject) from split
 
 
 _DETACHES = (torch.Tensor.data, torch.Tensor.detach, torch.detach)
 
 
+def _check_used_tensors(
+    rec: Recording,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Check the tensors that an operator is about to use.
+
+    Raises:
+        Split: it writes to one whose data the program has set, or with whose memory a branch may
+            return one; or it uses one whose data has another form now.
+    """
+    _check_written_tensors(rec, annotation, args, kwargs)
+    if rec.writes.data_replaced and torch.is_grad_enabled() and operation not in _DETACHES:
+        for tensor in tensors_in((args, kwargs)):
+            rec.writes.check_form_at_use(tensor)
+
+
 def _check_written_tensors(
     rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Check the tensors that an operator is about to write to.
-
-    Raises:
-        Split: the program has set the data of one, or a branch may return one with its memory.
-    """
     for position, value in inputs_of(args, kwargs):
         for tensor in tensors_in(value) if annotation.writes_to(position, args) else ():
             rec.writes.check_replaced_data(tensor)

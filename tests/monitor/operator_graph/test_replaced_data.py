@@ -258,6 +258,37 @@ def test_inner_gradients_count_uses_before_the_data_is_set(program, backend):
     torch.testing.assert_close(seen[1:], seen[:1] * 2)
 
 
+class Doubled(torch.autograd.Function):
+    """Doubles a tensor in place, or through a view of it."""
+
+    @staticmethod
+    def forward(ctx, x, through_view):
+        ctx.mark_dirty(x)
+        (x.view(-1) if through_view else x).mul_(2)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2, None
+
+
+def written_inside_a_custom_function(x):
+    x.data = x.detach() * 2
+    Doubled.apply(x, False)
+    return x
+
+
+def view_written_inside_a_custom_function(x):
+    x.data = x.detach() * 2
+    Doubled.apply(x, True)
+    return x
+
+
+def branch_written_inside_a_custom_function(x):
+    y = x if x.sum() > 0 else x.relu()
+    return Doubled.apply(y, True)
+
+
 def write_after_a_branch(x):
     x.data = x.detach() * 2
     y = x
@@ -284,8 +315,15 @@ def view_after_a_branch(x):
 
 
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
-@pytest.mark.parametrize("program", [write_after_a_branch, result_of_a_branch, view_after_a_branch])
-def test_tensor_that_a_branch_may_return_keeps_its_identity_and_version(program, backend):
+@pytest.mark.parametrize(
+    "program",
+    [
+        branch_written_inside_a_custom_function, result_of_a_branch, view_after_a_branch,
+        view_written_inside_a_custom_function, write_after_a_branch,
+        written_inside_a_custom_function,
+    ],
+)  # fmt: skip
+def test_tensor_keeps_its_identity_and_version(program, backend):
     fast = magpy.compile(program, backend=backend)
     for sign in (1, -1, 1, -1):
         x, y = torch.full((2, 2), sign)[1:].float(), torch.full((2, 2), sign)[1:].float()
@@ -294,3 +332,11 @@ def test_tensor_that_a_branch_may_return_keeps_its_identity_and_version(program,
         assert (y._version, found._version) == (x._version, expected._version)
         assert torch.equal(y, x)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_recorded_call_has_the_gradient_function_of_eager_mode(backend):
+    """A custom function writes to a tensor that a branch returns."""
+    fast = magpy.compile(branch_written_inside_a_custom_function, backend=backend)
+    found = fast(torch.ones(2, 2, requires_grad=True) * 1)
+    assert type(found.grad_fn).__name__ == "DoubledBackward"
