@@ -216,7 +216,22 @@ def _inactive_checkpoint(
     **kwargs: Any,
 ) -> Any:
     """``checkpoint`` without gradients: it only calls ``function``, as nothing runs backward."""
-    return function(*args, **kwargs)
+    if use_reentrant is False:
+        return function(*args, **kwargs)
+    with torch.no_grad():
+        result = function(*args, **kwargs)
+    values = []
+    # The results of a custom function without gradients, which a reentrant checkpoint is.
+    for value in result if isinstance(result, tuple) else (result,):
+        if isinstance(value, torch.Tensor):
+            for argument in args:
+                if value is argument:
+                    value = value.detach() if value.requires_grad else value.view_as(value)
+                    break
+            if value.requires_grad and not value._is_view():
+                value.detach_()
+        values.append(value)
+    return tuple(values) if isinstance(result, tuple) else values[0]
 
 
 def _generic_scan(

@@ -731,3 +731,43 @@ def test_recomputation_reads_the_state_of_eager_mode(make, backend, both_checkpo
         twins.call(leaf_inputs, backward=True)
     assert magpy.cache_info(twins.compiled).hits >= 2
     assert not [warning for warning in recwarn if warning.category is MagpyWarning]
+
+
+def _enables_gradients(x):
+    torch.set_grad_enabled(True)
+    return x * 2
+
+
+UNRECORDED_RESULTS = {
+    "the argument": lambda x: x,
+    "the argument, written to": lambda x: x.mul_(2),
+    "in a tuple": lambda x: (x, x.sin()),
+    "in a list": lambda x: [x],
+    "with gradients enabled": _enables_gradients,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", UNRECORDED_RESULTS.values(), ids=UNRECORDED_RESULTS)
+def test_results_of_reentrant_checkpoints_without_gradients(function, requires_grad, backend):
+    """torch returns detached views of arguments, and restores the mode after the function."""
+
+    def program(x):
+        with torch.no_grad():
+            result = reentrant(function, x)
+            return result, x * 2
+
+    def observe(call):
+        x = torch.arange(3.0, requires_grad=requires_grad) * 1
+        result, doubled = call(x)
+        memory = x.untyped_storage().data_ptr()
+        found = result if isinstance(result, tuple | list) else [result]
+        described = [(t, t is x, t.untyped_storage().data_ptr() == memory) for t in found]
+        return type(result), x._version, doubled, described
+
+    run = magpy.compile(program, backend=backend)
+    for _ in range(3):
+        assert_same(observe(run), observe(program))
+    info = magpy.cache_info(run)
+    assert info.hits + info.uncompiled == 2
