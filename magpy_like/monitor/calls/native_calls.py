@@ -260,6 +260,7 @@ def _check_operation(
 
 
 _DETACHES = (torch.Tensor.data, torch.Tensor.detach, torch.detach)
+_GIVES_TO_FUNCTION = "gives a tensor that a branch may return to a custom function"
 
 
 def _check_used_tensors(
@@ -271,11 +272,16 @@ def _check_used_tensors(
 ) -> None:
     """Check the tensors that an operator is about to use.
 
+    The code of a custom function may change its arguments in any way, while torch holds them.
+
     Raises:
         Split: it writes to one whose data the program has set, or with whose memory a branch may
             return one; or it uses one whose data has another form now.
     """
     _check_written_tensors(rec, annotation, args, kwargs)
+    if operation in custom_function_calls:
+        for tensor in tensors_in(args):
+            rec.inspections.check_write(tensor, _GIVES_TO_FUNCTION)
     if rec.writes.data_replaced and torch.is_grad_enabled() and operation not in _DETACHES:
         for tensor in tensors_in((args, kwargs)):
             rec.writes.check_form_at_use(tensor)

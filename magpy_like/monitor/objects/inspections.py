@@ -243,7 +243,11 @@ class Inspections:
         if any(check.tensor() is tensor for check in self.possible_aliases):
             raise Split(SplitReason.OBJECT_IDENTITY, f"{action} a tensor that a branch may return")
 
-    def check_write(self, tensor: torch.Tensor) -> None:
+    def check_write(
+        self,
+        tensor: torch.Tensor,
+        detail: str = "changes the memory of a tensor that a branch may return",
+    ) -> None:
         """Check that the program may write to the memory of a tensor.
 
         After a write, autograd refuses some views of the memory, such as the results of ``unbind``,
@@ -257,10 +261,7 @@ class Inspections:
         for check in self.possible_aliases:
             alias = check.tensor()
             if alias is tensor or (alias is not None and storage_of(alias) == storage != 0):
-                raise Split(
-                    SplitReason.OBJECT_IDENTITY,
-                    "changes the memory of a tensor that a branch may return",
-                )
+                raise Split(SplitReason.OBJECT_IDENTITY, detail)
 
     def check_class_is_fixed(self, tensor: torch.Tensor) -> None:
         """Check that the program may test the class of a tensor.
