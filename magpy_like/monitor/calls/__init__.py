@@ -17,6 +17,7 @@ In reading order:
 - ``special_methods``: look-ups of special methods by native code
 - ``python_operators``: operator instructions such as ``a + b``
 - ``operator_body``: references of operators in Python code to other objects than their arguments
+- ``backward_code``: dependences of a custom function's backward pass on other than its arguments
 - ``operator_closures``: functions among the arguments of an operator
 - ``warning_and_log_calls``: warnings and log records, which a mock repeats
 - ``polyfills``: Python functions in place of native code that hides tensor operators

@@ -26,6 +26,7 @@ from magpy_like.monitor.calls.argument_kinds import (
     is_python_instance,
     tensors_in,
 )
+from magpy_like.monitor.calls.backward_code import outside_dependence
 from magpy_like.monitor.calls.call_inputs import (
     CALLS_NO_METHODS,
     COMPARES_OBJECTS,
@@ -432,6 +433,9 @@ def _begin_operator(context: Context, call: NativeCall) -> Token:
             rec.graph.stays_whole = f"{describe(operation)} computes gradients inside"
         if operation in custom_function_calls:
             add_object_inputs(rec, call.args)
+            functions = (arg for arg in call.args[:1] if is_instance(arg, type))
+            for outside in filter(None, map(outside_dependence, functions)):
+                rec.running.as_is = f"the backward pass of {describe(call.args[0])} {outside}"
             if function_mode_count():
                 rec.running.as_is = f"{describe(operation)} runs backward under a default device"
     if operation in _FOLLOWED_OPERATORS:

@@ -1,0 +1,143 @@
+"""The code of a custom function's backward pass: what it depends on besides its arguments.
+
+A compiled graph calls ``backward`` once, while it is traced, and keeps the operators. That stands
+for every later call only if the code reads no variables and changes nothing outside. A function
+whose backward pass may do so runs as it is.
+
+The answer comes from the bytecode and is cautious: the code may use its arguments, modules, tensor
+operators and functions of the same kind.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import math
+import operator
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from magpy_like.annotation.lookup import lookup
+
+_CHANGES = {
+    "STORE_ATTR": "sets an attribute",
+    "DELETE_ATTR": "deletes an attribute",
+    "STORE_GLOBAL": "sets a global variable",
+    "DELETE_GLOBAL": "deletes a global variable",
+    "IMPORT_NAME": "imports a module",
+    "YIELD_VALUE": "is a generator",
+}
+_LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_PURE_BUILTINS = frozenset(
+    (
+        "abs", "all", "any", "bool", "divmod", "enumerate", "float", "int", "isinstance",
+        "issubclass", "len", "list", "max", "min", "pow", "range", "reversed", "round", "slice",
+        "sorted", "sum", "tuple", "type", "zip", "dict", "set", "str", "super",
+        "ValueError", "TypeError", "RuntimeError", "NotImplementedError", "AssertionError",
+    )
+)  # fmt: skip
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float, int, type(None))
+"""Types of attributes of modules of torch and Python that no program sets."""
+
+
+def outside_dependence(function: type) -> str | None:
+    """What the backward pass of a custom function reads or changes besides its arguments, as the
+    end of a sentence; None if nothing."""
+    backward = inspect.getattr_static(function, "backward", None)
+    backward = getattr(backward, "__func__", backward)
+    return next(_dependences(backward, {function}), None)
+
+
+def _dependences(value: Any, seen: set[Any]) -> Iterator[str]:
+    """What a value that the code calls, or a variable of it holds, depends on."""
+    value = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+    if isinstance(value, types.ModuleType):
+        return
+    if isinstance(value, types.FunctionType):
+        if _is_of_torch(value):
+            if lookup(value) is not None and not _is_known(value):
+                yield f"calls {value.__qualname__}"
+        elif value not in seen:
+            seen.add(value)
+            yield from _of_code(value.__code__, value, seen)
+    elif isinstance(value, type):
+        if issubclass(value, torch.autograd.Function):
+            for name in ("forward", "backward"):
+                part = inspect.getattr_static(value, name, None)
+                yield from _dependences(getattr(part, "__func__", part), seen)
+        elif value.__name__ not in _PURE_BUILTINS and not _is_of_torch(value):
+            yield f"uses the class {value.__qualname__}"
+    elif not _is_known(value):
+        called = getattr(value, "__qualname__", None)
+        yield f"calls {called}" if called else f"reads a {type(value).__qualname__}"
+
+
+def _of_code(code: types.CodeType, function: types.FunctionType, seen: set[Any]) -> Iterator[str]:
+    listing = list(dis.get_instructions(code))
+    for number, instruction in enumerate(listing):
+        name = instruction.opname
+        if name in _CHANGES:
+            yield _CHANGES[name]
+        elif name == "STORE_DEREF" and instruction.argval in code.co_freevars:
+            yield f"sets the variable {instruction.argval}"
+        elif name in _LOADS:
+            yield from _of_variable(listing, number, function, seen)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _of_code(constant, function, seen)
+
+
+def _of_variable(
+    listing: list[dis.Instruction], number: int, function: types.FunctionType, seen: set[Any]
+) -> Iterator[str]:
+    """The dependences of a variable that an instruction loads, and of the attributes of modules
+    that the next instructions look up in it."""
+    variable = listing[number].argval
+    if listing[number].opname == "LOAD_GLOBAL":
+        missing = getattr(builtins, variable, None)
+        value = function.__globals__.get(variable, missing)
+    else:
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+        if variable not in cells:
+            return  # a local variable of this function
+        try:
+            value = cells[variable].cell_contents
+        except ValueError:
+            value = None
+    for following in listing[number + 1 :]:
+        if following.opname not in _ATTRIBUTES:
+            break
+        if not isinstance(value, types.ModuleType):
+            if isinstance(value, type) and following.argval != "apply":
+                yield f"reads {value.__qualname__}.{following.argval}"
+            break
+        module, value = value, getattr(value, following.argval, None)
+        if isinstance(value, _CONSTANTS) and (module is math or _is_of_torch(module)):
+            return
+    yield from _dependences(value, seen)
+
+
+def _is_of_torch(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return name == "torch" or str(name).startswith("torch.")
+
+
+def _is_known(value: Any) -> bool:
+    """True for native functions whose results depend on their arguments alone."""
+    if not callable(value):
+        return False
+    module = getattr(value, "__module__", None)
+    if module == "builtins":
+        return value.__name__ in _PURE_BUILTINS
+    if module in ("math", "_operator", operator.__name__):
+        return True
+    found = lookup(value)
+    return found is not None and (
+        (found.as_op_node and not found.global_state)
+        or (found.pure_closure and not found.state_read)
+    )
