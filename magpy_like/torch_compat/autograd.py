@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import operator
+import types
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -10,11 +13,13 @@ __all__ = [
     "current_backward_node",
     "current_backward_pass",
     "custom_function_calls",
+    "custom_function_of",
     "gradient_hooks",
     "increment_version",
     "is_node_needed",
     "make_nonleaf",
     "next_node_number",
+    "registered_functions",
     "saved_tensor_hooks",
     "set_grad_enabled",
     "set_saved_tensor_hooks_tracing",
@@ -38,6 +43,28 @@ custom_function_calls = (
 )
 """``torch.autograd.Function.apply``, which is native from torch 2.14 on, and the native method that
 it calls before."""
+
+
+def custom_function_of(node: object) -> type | None:
+    """The custom function that has made an autograd node; None if another operator has."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return None
+    function: type = type(node)._forward_cls
+    return function
+
+
+def registered_functions(function: type) -> Iterator[Any]:
+    """The functions that ``torch.library.register_autograd`` has received, if torch made a custom
+    function from them."""
+    waiting: list[Any] = [function.backward]  # type: ignore[attr-defined]
+    while waiting:
+        value = waiting.pop()
+        if hasattr(value, "_setup_context_fn"):
+            yield from filter(None, (value._backward_fn, value._setup_context_fn))
+        elif isinstance(value, types.FunctionType) and value.__module__.startswith("torch."):
+            waiting += [cell.cell_contents for cell in value.__closure__ or ()]
+
+
 next_node_number = torch.autograd._get_sequence_nr
 """Sequence number of the next autograd node of this thread."""
 

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 
 from magpy_like.annotation.lookup import lookup
+from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.torch_compat.autograd import custom_function_of, registered_functions
 
 _CHANGES = {
     "STORE_ATTR": "sets an attribute",
@@ -43,6 +45,30 @@ _PURE_BUILTINS = frozenset(
 )  # fmt: skip
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float, int, type(None))
 """Types of attributes of modules of torch and Python that no program sets."""
+
+
+def kept_dependence(node: object) -> str | None:
+    """Likewise what the backward pass of an autograd node depends on, beyond the code of its custom
+    function: objects that the context keeps, and functions that the program has registered for an
+    operator of its own. None also for nodes of other operators."""
+    function = custom_function_of(node)
+    if function is None:
+        return None
+    registered = list(registered_functions(function))
+    if _is_of_torch(function) and not registered:
+        return None
+    for name, value in vars(node).items():
+        if not _is_value(value):
+            return f"has a {type(value).__qualname__} in `{name}` of its context"
+    seen: set[Any] = set()
+    return next((found for each in registered for found in _dependences(each, seen)), None)
+
+
+def _is_value(value: Any) -> bool:
+    """True for a tensor, and for what never changes."""
+    if isinstance(value, tuple):
+        return all(map(_is_value, value))
+    return is_plain(value) or isinstance(value, torch.Tensor | type)
 
 
 def outside_dependence(function: type) -> str | None:
@@ -135,6 +161,8 @@ def _is_known(value: Any) -> bool:
     if module == "builtins":
         return value.__name__ in _PURE_BUILTINS
     if module in ("math", "_operator", operator.__name__):
+        return True
+    if isinstance(value, torch.library.CustomOpDef):
         return True
     found = lookup(value)
     return found is not None and (

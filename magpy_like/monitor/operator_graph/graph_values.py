@@ -23,7 +23,8 @@ from magpy_like.graph_operators.node_metadata import (
     DIFFERENTIATES,
     TWIN,
 )
-from magpy_like.monitor.calls.argument_kinds import tensors_in
+from magpy_like.monitor.calls.argument_kinds import describe, tensors_in
+from magpy_like.monitor.calls.backward_code import kept_dependence
 from magpy_like.monitor.objects.variables import Variables
 from magpy_like.monitor.operator_graph.function_nodes import before_replacement, replace_data
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
@@ -36,6 +37,7 @@ from magpy_like.refgraph.plain_values import storage_of
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.autograd import custom_function_calls
+from magpy_like.torch_compat.operators import OpOverload, OpOverloadPacket
 from magpy_like.torch_interop.saved_tensor_hooks import without_saved_tensor_hooks
 
 
@@ -106,7 +108,25 @@ class GraphValues:
             self._note_custom_views(node, operation, args, result)
         if operation in custom_function_calls and torch.is_grad_enabled():
             self._note_custom_writes(node, args, result)
+        if operation in custom_function_calls or is_instance(
+            operation, OpOverload | OpOverloadPacket
+        ):
+            self._note_backward_code(node, operation, result)
         self._writes.note_operator(operation, args, kwargs, result)
+
+    def _note_backward_code(
+        self, node: fx.Node, operation: Callable[..., Any], result: Any
+    ) -> None:
+        """Let a custom function, or an operator of the program's own, run as it is if its backward
+        pass depends on outside objects."""
+        is_own = is_instance(operation, OpOverload | OpOverloadPacket)
+        if not is_own and operation not in custom_function_calls:
+            return
+        nodes = (t.grad_fn for t in tensors_in(result) if t.requires_grad)
+        reason = next(filter(None, map(kept_dependence, nodes)), None)
+        if reason is not None and AS_IS not in node.meta:
+            node.meta[AS_IS] = f"the backward pass of {describe(operation)} {reason}"
+            self.operators_as_is.append(node.meta[AS_IS])
 
     def _note_custom_views(
         self, node: fx.Node, operation: Callable[..., Any], args: tuple[Any, ...], result: Any

@@ -89,13 +89,11 @@ INDEPENDENT = {
 }
 
 
-def program_with(backward):
+def program_with(backward, forward=lambda ctx, x: x * 2):
     class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
+        """Has the given functions."""
 
-    Doubled.backward = staticmethod(backward)
+    Doubled.forward, Doubled.backward = staticmethod(forward), staticmethod(backward)
     return lambda x: Doubled.apply(x.sin()) + 1
 
 
@@ -124,9 +122,68 @@ def test_state_that_a_backward_pass_reads_or_changes(backward, backend):
     assert magpy.cache_info(run).hits > 0
 
 
-@pytest.mark.parametrize("backward", INDEPENDENT.values(), ids=INDEPENDENT)
-def test_backward_pass_of_its_arguments_alone_is_compiled(backward):
-    program = program_with(backward)
+def keep(value):
+    def forward(ctx, x):
+        ctx.kept = value() if callable(value) else value
+        return x * 2
+
+    return forward
+
+
+OBJECTS = {
+    "dictionary": (keep(lambda: STATE), lambda ctx, gradient: gradient * len(ctx.kept)),
+    "list": (keep(lambda: LOG), lambda ctx, gradient: (ctx.kept.append(1), gradient)[1]),
+    "class instance": (keep(Settings), lambda ctx, gradient: gradient * ctx.kept.scale),
+    "function": (keep(lambda: scaled), lambda ctx, gradient: ctx.kept(gradient)),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(("forward", "backward"), OBJECTS.values(), ids=OBJECTS)
+def test_objects_that_the_context_keeps(forward, backward, backend):
+    program = program_with(backward, forward)
+    run = magpy.compile(program, backend=backend)
+    assert_same(observe(run), observe(program))
+    assert magpy.cache_info(run).hits > 0
+
+
+@torch.library.custom_op("magpy_backward_code::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("magpy_backward_code::triple", mutates_args=())
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+for operator in (double, triple):
+    operator.register_fake(torch.empty_like)
+double.register_autograd(log, setup_context=lambda ctx, inputs, output: LOG.append(0))
+triple.register_autograd(lambda ctx, gradient: triple(gradient))
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("operator", [double, torch.ops.magpy_backward_code.double])
+def test_backward_passes_registered_for_operators(operator, backend):
+    def program(x):
+        return operator(x.sin()) + 1
+
+    run = magpy.compile(program, backend=backend)
+    assert_same(observe(run), observe(program))
+    assert magpy.cache_info(run).hits > 0
+
+
+COMPILED = {
+    **{name: program_with(backward) for name, backward in INDEPENDENT.items()},
+    "kept number": program_with(lambda ctx, gradient: gradient * ctx.kept, keep(2.0)),
+    "kept tuple": program_with(lambda ctx, gradient: gradient * ctx.kept[1], keep((1, 3.0))),
+    "registered": lambda x: triple(x.sin()) + 1,
+}
+
+
+@pytest.mark.parametrize("program", COMPILED.values(), ids=COMPILED)
+def test_backward_pass_of_its_arguments_alone_is_compiled(program):
     run = magpy.compile(program)
     assert_same(observe(run), observe(program))
     graphs = magpy.explain(run, torch.ones(3)).graphs
