@@ -16,7 +16,7 @@ import inspect
 import math
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,10 +47,14 @@ _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float, int, type(N
 """Types of attributes of modules of torch and Python that no program sets."""
 
 
-def kept_dependence(node: object) -> str | None:
+def kept_dependence(node: object, is_external: Callable[[Any], bool]) -> str | None:
     """Likewise what the backward pass of an autograd node depends on, beyond the code of its custom
     function: objects that the context keeps, and functions that the program has registered for an
-    operator of its own. None also for nodes of other operators."""
+    operator of its own. None also for nodes of other operators.
+
+    Args:
+        is_external: whether an object is from outside the record.
+    """
     function = custom_function_of(node)
     if function is None:
         return None
@@ -58,16 +62,19 @@ def kept_dependence(node: object) -> str | None:
     if _is_of_torch(function) and not registered:
         return None
     for name, value in vars(node).items():
-        if not _is_value(value):
+        if not _is_value(value, is_external):
             return f"has a {type(value).__qualname__} in `{name}` of its context"
     seen: set[Any] = set()
     return next((found for each in registered for found in _dependences(each, seen)), None)
 
 
-def _is_value(value: Any) -> bool:
-    """True for a tensor, and for what never changes."""
+def _is_value(value: Any, is_external: Callable[[Any], bool]) -> bool:
+    """True for a tensor, what never changes, and containers of the function's own."""
+    if type(value) in (list, dict) and not is_external(value):
+        parts = value if type(value) is list else [*value, *value.values()]
+        return all(_is_value(part, is_external) for part in parts)
     if isinstance(value, tuple):
-        return all(map(_is_value, value))
+        return all(_is_value(part, is_external) for part in value)
     return is_plain(value) or isinstance(value, torch.Tensor | type)
 
 
@@ -140,7 +147,10 @@ def _of_variable(
             break
         if not isinstance(value, types.ModuleType):
             if isinstance(value, type) and following.argval != "apply":
-                yield f"reads {value.__qualname__}.{following.argval}"
+                found = inspect.getattr_static(value, following.argval, None)
+                if not isinstance(found, staticmethod):
+                    yield f"reads {value.__qualname__}.{following.argval}"
+                value = getattr(found, "__func__", value)
             break
         module, value = value, getattr(value, following.argval, None)
         if isinstance(value, _CONSTANTS) and (module is math or _is_of_torch(module)):

@@ -122,8 +122,12 @@ class GraphValues:
         is_own = is_instance(operation, OpOverload | OpOverloadPacket)
         if not is_own and operation not in custom_function_calls:
             return
-        nodes = (t.grad_fn for t in tensors_in(result) if t.requires_grad)
-        reason = next(filter(None, map(kept_dependence, nodes)), None)
+
+        def is_external(value: Any) -> bool:
+            return self._variables.node(value) is not None
+
+        nodes = [t.grad_fn for t in tensors_in(result) if t.requires_grad]
+        reason = next(filter(None, (kept_dependence(each, is_external) for each in nodes)), None)
         if reason is not None and AS_IS not in node.meta:
             node.meta[AS_IS] = f"the backward pass of {describe(operation)} {reason}"
             self.operators_as_is.append(node.meta[AS_IS])

@@ -177,6 +177,7 @@ def test_backward_passes_registered_for_operators(operator, backend):
 COMPILED = {
     **{name: program_with(backward) for name, backward in INDEPENDENT.items()},
     "kept number": program_with(lambda ctx, gradient: gradient * ctx.kept, keep(2.0)),
+    "kept list": program_with(lambda ctx, gradient: gradient * ctx.kept[1], keep(lambda: [1, 3.0])),
     "kept tuple": program_with(lambda ctx, gradient: gradient * ctx.kept[1], keep((1, 3.0))),
     "registered": lambda x: triple(x.sin()) + 1,
 }
