@@ -27,6 +27,7 @@ from magpy_like.graph_operators.checkpoint_batch_norm import (
     functions_of_inputs,
     update_on_recompute,
 )
+from magpy_like.torch_compat.autograd import custom_function_of
 from magpy_like.torch_compat.operators import OperatorBase, OpOverloadPacket
 from magpy_like.torch_compat.tracing.symbolic_expressions import (
     PythonReferenceAnalysis,
@@ -165,10 +166,8 @@ def _skip_functions(functions: set[Any]) -> None:
 
 
 def _is_custom_function(node: Any) -> bool:
-    if not isinstance(node, torch.autograd.function.BackwardCFunction):
-        return False
-    home: str = type(node)._forward_cls.__module__
-    return home.split(".")[0] not in ("magpy_like", "torch")
+    function = custom_function_of(node)
+    return function is not None and function.__module__.split(".")[0] not in ("magpy_like", "torch")
 
 
 class _SkippableFunction:

@@ -1,4 +1,4 @@
-"""The code of a custom function's backward pass: what it depends on besides its arguments.
+"""Dependences of a custom function's backward pass on anything but its arguments.
 
 A compiled graph calls ``backward`` once, while it is traced, and keeps the operators. That stands
 for every later call only if the code reads no variables and changes nothing outside. A function
@@ -47,10 +47,19 @@ _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float, int, type(N
 """Types of attributes of modules of torch and Python that no program sets."""
 
 
+def outside_dependence(function: object) -> str | None:
+    """The first variable or effect outside the backward pass of a custom function, as the end of a
+    sentence; None if there is none, or no class is given."""
+    if not isinstance(function, type):
+        return None
+    backward = inspect.getattr_static(function, "backward", None)
+    backward = getattr(backward, "__func__", backward)
+    return next(_dependences(backward, {function}), None)
+
+
 def kept_dependence(node: object, is_external: Callable[[Any], bool]) -> str | None:
-    """Likewise what the backward pass of an autograd node depends on, beyond the code of its custom
-    function: objects that the context keeps, and functions that the program has registered for an
-    operator of its own. None also for nodes of other operators.
+    """The same for an autograd node: objects that its context keeps, and variables or effects of
+    the functions that a program has registered for its own operator. None for other nodes.
 
     Args:
         is_external: whether an object is from outside the record.
@@ -76,14 +85,6 @@ def _is_value(value: Any, is_external: Callable[[Any], bool]) -> bool:
     if isinstance(value, tuple):
         return all(_is_value(part, is_external) for part in value)
     return is_plain(value) or isinstance(value, torch.Tensor | type)
-
-
-def outside_dependence(function: type) -> str | None:
-    """What the backward pass of a custom function reads or changes besides its arguments, as the
-    end of a sentence; None if nothing."""
-    backward = inspect.getattr_static(function, "backward", None)
-    backward = getattr(backward, "__func__", backward)
-    return next(_dependences(backward, {function}), None)
 
 
 def _dependences(value: Any, seen: set[Any]) -> Iterator[str]:

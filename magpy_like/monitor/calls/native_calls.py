@@ -433,8 +433,8 @@ def _begin_operator(context: Context, call: NativeCall) -> Token:
             rec.graph.stays_whole = f"{describe(operation)} computes gradients inside"
         if operation in custom_function_calls:
             add_object_inputs(rec, call.args)
-            functions = (arg for arg in call.args[:1] if is_instance(arg, type))
-            for outside in filter(None, map(outside_dependence, functions)):
+            outside = outside_dependence(call.args[0]) if call.args else None
+            if outside is not None:
                 rec.running.as_is = f"the backward pass of {describe(call.args[0])} {outside}"
             if function_mode_count():
                 rec.running.as_is = f"{describe(operation)} runs backward under a default device"

@@ -108,10 +108,7 @@ class GraphValues:
             self._note_custom_views(node, operation, args, result)
         if operation in custom_function_calls and torch.is_grad_enabled():
             self._note_custom_writes(node, args, result)
-        if operation in custom_function_calls or is_instance(
-            operation, OpOverload | OpOverloadPacket
-        ):
-            self._note_backward_code(node, operation, result)
+        self._note_backward_code(node, operation, result)
         self._writes.note_operator(operation, args, kwargs, result)
 
     def _note_backward_code(
