@@ -194,6 +194,7 @@ class _AotCompilation:
 
     def _partition(self, joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         forward_outputs = kwargs["num_fwd_outputs"]
+        _check_gradients(joint, forward_outputs)
         forbid_recomputation_from_visible_memory(joint, forward_outputs)
         keep_integers_exact(joint)
         use_channels_last(joint)
@@ -240,6 +241,20 @@ def _compile_backward(
         functools.partial(compile_with_shared_gradients, interpret),
     )
     return resolve_conj_and_neg(deferred.wrap_backward(call), gradients)
+
+
+def _check_gradients(joint: fx.GraphModule, forward_outputs: int) -> None:
+    """Check that some input gets a gradient.
+
+    Custom functions may return None for all of them. AOTAutograd detaches inputs without a
+    gradient, and results of detached inputs alone would not require one.
+
+    Raises:
+        Unsupported: none gets one.
+    """
+    gradients = joint.graph.output_node().args[0][forward_outputs:]
+    if all(gradient is None for gradient in gradients):
+        raise Unsupported("a graph", "its results require gradients, and no input gets one")
 
 
 _aten = torch.ops.aten

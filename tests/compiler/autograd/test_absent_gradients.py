@@ -283,6 +283,18 @@ def test_all_incoming_gradients_may_be_absent():
     assert x.grad is None
 
 
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.filterwarnings("ignore:.*no input gets one:magpy_like.MagpyWarning")
+def test_results_require_a_gradient_although_a_custom_function_passes_none_on(is_leaf):
+    fast = magpy.compile(lambda x: _NoGradient.apply(x) + 1)
+    for _ in range(3):
+        (leaf,) = leaves((3,))
+        result = fast(leaf if is_leaf else leaf.sin())
+        assert result.requires_grad
+        result.sum().backward()
+        assert leaf.grad is None
+
+
 def test_gradients_equal_eager_beyond_the_variant_limit():
     def function(*xs):
         return [x.exp() * xs[0] for x in xs]
