@@ -11,6 +11,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression, is_computable_at_entry
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_interop.outdated_bases import without_outdated_base
 
 
 def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
@@ -79,7 +80,7 @@ def _at_entry(rec: Recording, source: int) -> Any:
         same = same.detach().requires_grad_(requires_grad)
     if before is not None and before.why(same) == "requires_grad":
         same = same.detach().requires_grad_(not requires_grad)
-    return same
+    return without_outdated_base(same)
 
 
 def _is_tensor(value: Any) -> bool:

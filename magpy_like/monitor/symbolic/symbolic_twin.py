@@ -55,6 +55,7 @@ from magpy_like.torch_compat.tracing.fake_tensors import (
     FakeTensorMode,
     enable_python_dispatcher,
 )
+from magpy_like.torch_interop.outdated_bases import without_outdated_base
 from magpy_like.torch_interop.own_fake_modes import new_fake_mode
 from magpy_like.torch_interop.symbols import SymbolName
 
@@ -262,7 +263,7 @@ class SymbolicTwin:
     def static_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A twin with constant sizes."""
         with self._unobserved(), torch.inference_mode(False):
-            return self.mode.from_tensor(tensor, static_shapes=True)
+            return self.mode.from_tensor(without_outdated_base(tensor), static_shapes=True)
 
     def add_placeholder(self, node: fx.Node, tensor: torch.Tensor, shadow_id: int) -> None:
         """Set the twin of a placeholder."""

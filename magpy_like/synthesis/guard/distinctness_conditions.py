@@ -22,6 +22,7 @@ from magpy_like.synthesis.guard.guard_checks import (
     share_no_memory,
 )
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
+from magpy_like.torch_interop.outdated_bases import has_outdated_base
 
 
 class Distinctness:
@@ -133,6 +134,9 @@ class Distinctness:
         )
         if any(shared):
             self._rec.graph.runs_as_is = "changes tensors that share memory with others"
+        elif any(has_outdated_base(n.variable) for n in nodes):
+            # Autograd counts and records a write to one view as one to all views of a base.
+            self._rec.graph.runs_as_is = "changes tensors beside a view whose data was replaced"
         check = self._source.constant(memory_of, "memory_of")
         expected = self._source.constant(memory, "memory")
         test = f"{check}({', '.join(map(writer.name, nodes))}) == {expected}"
