@@ -211,9 +211,11 @@ def silent_fake_tensor_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def graphs_count_writes() -> Iterator[None]:
+def graphs_count_writes(check: Callable[[Any], None]) -> Iterator[None]:
     """Keep wrappers that AOTAutograd makes in this thread from counting writes to inputs, and from
     giving tensors attributes that only Dynamo reads.
+
+    ``check`` is called with the metadata of each graph, and may raise.
 
     A wrapper counts the writes that a graph makes, for compilers whose kernels do not count them;
     those of ``magpy_like.compiler`` do. It marks the sizes of results that may vary, for the next
@@ -228,6 +230,7 @@ def graphs_count_writes() -> Iterator[None]:
     def derive_fields(metadata: Any) -> None:
         derive(metadata)
         if threading.get_ident() == own:
+            check(metadata)
             metadata.mutated_graph_handled_indices_seen_by_autograd = []
             if TracingContext.try_get() is None:
                 metadata.dynamic_outputs = False

@@ -76,7 +76,7 @@ def test_garbage_collection_is_enabled_again_only_if_it_was(enabled):
 
 
 def test_wrappers_count_writes_again_afterwards_and_in_other_threads():
-    derived = []
+    derived, checked = [], []
 
     class Metadata(ViewAndMutationMeta):
         def __init__(self):
@@ -94,13 +94,14 @@ def test_wrappers_count_writes_again_afterwards_and_in_other_threads():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ViewAndMutationMeta, "__post_init__", derive)
-        with graphs_count_writes():
+        with graphs_count_writes(checked.append):
             note()
             other = threading.Thread(target=note)
             other.start()
             other.join()
         note()
     assert derived == [[], [0], [0]]
+    assert [type(metadata) for metadata in checked] == [Metadata]
     assert ViewAndMutationMeta.__post_init__ is original
 
 

@@ -10,8 +10,8 @@ from magpy_like.monitor.operator_graph.tensor_writes import tensor_form
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression, is_computable_at_entry
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
+from magpy_like.monitor.torch_state.outdated_bases import without_outdated_base
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.torch_interop.outdated_bases import without_outdated_base
 
 
 def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:

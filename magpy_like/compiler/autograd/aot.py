@@ -134,7 +134,7 @@ class _AotCompilation:
         keep_error_checks()
         with (
             lazy_unobserved_graphs(),
-            graphs_count_writes(),
+            graphs_count_writes(_check_mutations),
             gradients_own_elements(has_overlap),
             dropout_of_all_draws_nothing(),
         ):
@@ -241,6 +241,21 @@ def _compile_backward(
         functools.partial(compile_with_shared_gradients, interpret),
     )
     return resolve_conj_and_neg(deferred.wrap_backward(call), gradients)
+
+
+def _check_mutations(metadata: Any) -> None:
+    """Check, by AOTAutograd's metadata, that no input is both written to and resized or transposed.
+
+    Its wrapper copies the new value to the input, whose memory the value may not fit, or leaves out
+    the change of dimensions.
+
+    Raises:
+        Unsupported: one is.
+    """
+    if any(info.mutates_data and info.mutates_metadata for info in metadata.input_info):
+        raise Unsupported(
+            "a graph", "it resizes or transposes an argument in place, and writes to it"
+        )
 
 
 def _check_gradients(joint: fx.GraphModule, forward_outputs: int) -> None:

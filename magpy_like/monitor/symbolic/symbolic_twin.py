@@ -40,6 +40,7 @@ from magpy_like.monitor.symbolic.memory_layouts import (
     neighbours,
 )
 from magpy_like.monitor.symbolic.shape_environment import Sizes
+from magpy_like.monitor.torch_state.outdated_bases import without_outdated_base
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
@@ -55,7 +56,6 @@ from magpy_like.torch_compat.tracing.fake_tensors import (
     FakeTensorMode,
     enable_python_dispatcher,
 )
-from magpy_like.torch_interop.outdated_bases import without_outdated_base
 from magpy_like.torch_interop.own_fake_modes import new_fake_mode
 from magpy_like.torch_interop.symbols import SymbolName
 

@@ -6,5 +6,6 @@
 ``autograd_nodes``: hooks and reads of the autograd graph
 ``tensor_attributes``: attributes of tensors
 ``tensor_metadata``: metadata that the guard checks on demand
+``outdated_bases``: views whose data, or whose base's data, was replaced
 ``tensor_counters``: counters that a program keeps in tensors
 """

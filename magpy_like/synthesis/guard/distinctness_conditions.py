@@ -10,6 +10,7 @@ import torch
 
 from magpy_like.config import config
 from magpy_like.monitor.objects.iterators import PEEKABLE, are_independent
+from magpy_like.monitor.torch_state.outdated_bases import has_outdated_base
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, is_leaf_or_view_of_one, storage_of
@@ -22,7 +23,6 @@ from magpy_like.synthesis.guard.guard_checks import (
     share_no_memory,
 )
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
-from magpy_like.torch_interop.outdated_bases import has_outdated_base
 
 
 class Distinctness:

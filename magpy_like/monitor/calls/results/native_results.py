@@ -21,6 +21,7 @@ from magpy_like.annotation.schema import InputProperty, OutputProperty
 from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tensors_in
 from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
 from magpy_like.monitor.objects import class_creation, object_addresses
+from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.region_entry import COMPILING_QUERIES, is_code_of_torch
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import is_number
@@ -141,11 +142,21 @@ def finish_operator(context: Context, done: NativeCall, result: Any) -> None:
     """Record the result of an operator, which may be inside another one."""
     running = context.recording.running
     running.leave()
+    _note_inner_change_of_dimensions(running, done)
     _note_casts(context, done, result)
     _record_operator(context, done, result)
     if not running.depth:
         running.inputs = {}
     context.account()  # the recording may itself copy a constant tensor
+
+
+def _note_inner_change_of_dimensions(running: RunningOperator, done: NativeCall) -> None:
+    """Keep an operator as it is whose own code changes the dimensions of an argument in place:
+    AOTAutograd loses later changes of that argument."""
+    if not running.depth or not done.args or id(done.args[0]) not in running.inputs:
+        return
+    if torch.Tag.inplace_view in operator_tags(done.operation):
+        running.as_is = f"{describe(done.operation)} changes an argument inside an operator"
 
 
 def _note_casts(context: Context, done: NativeCall, result: Any) -> None:

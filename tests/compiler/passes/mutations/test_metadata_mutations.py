@@ -291,3 +291,85 @@ def test_restored_dimensions_of_size_one_stay_those_of_the_argument():
     for size, number in ((5, 0), (1, 1), (1, 1), (1, 2)):
         x = torch.ones(size)
         assert fast(x, number).shape == x.shape == (size,)
+
+
+class Grown(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+class WrittenThroughView(Grown):
+    @staticmethod
+    def forward(ctx, x):
+        x.detach().mul_(2)
+        return x * 1
+
+
+class Unsqueezed(Grown):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.unsqueeze_(0)
+
+
+class SqueezedAndWritten(Grown):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.squeeze_().mul_(2)
+
+
+@torch.library.custom_op("metadata_mutations::double", mutates_args=("x",))
+def double(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+@double.register_fake
+def _(x):
+    return None
+
+
+def standardized(x):
+    torch.nn.functional.batch_norm(torch.ones(3, 3), x.view(-1), torch.ones(3), training=True)
+
+
+CHANGES = {
+    "squeeze_": lambda x: x.squeeze_(),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "t_": lambda x: x.t_(),
+    "restored": lambda x: x.unsqueeze_(0).squeeze_(0),
+}
+
+
+@pytest.mark.parametrize("first", ["write", "change"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(
+    "write",
+    [
+        Grown.apply, WrittenThroughView.apply, Unsqueezed.apply, SqueezedAndWritten.apply,
+        double, standardized,
+    ],
+    ids=["custom", "through view", "unsqueezed", "squeezed and written", "operator", "running"],
+)  # fmt: skip
+def test_changes_beside_writes_inside_operators_are_those_of_eager_mode(write, change, first):
+    def program(x):
+        for step in (write, change) if first == "write" else (change, write):
+            step(x)
+        return x.sum(), x * 2
+
+    def observe(call):
+        x = torch.arange(3.0)[None]
+        try:
+            results = call(x)
+        except RuntimeError as error:  # `t_` of three dimensions
+            results = (type(error),)
+        return str([*results, x, x._version, tuple(x.shape), x.is_contiguous()])
+
+    fast, expected = magpy.compile(program), observe(program)
+    assert [observe(fast) for _ in range(3)] == [expected] * 3
