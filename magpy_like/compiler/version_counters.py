@@ -33,7 +33,7 @@ def find_further_writes(gm: fx.GraphModule) -> Numbers:
     inputs = [
         (k, node)
         for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if INPUT_WRITES in node.meta
+        if node.meta.get(INPUT_WRITES)
     ]
     return _ascending(
         (k, node.meta[INPUT_WRITES] - (INPUT_UNCHANGED not in node.meta)) for k, node in inputs

@@ -66,6 +66,8 @@ def note_writes(part: fx.GraphModule, inputs: Sequence[Any]) -> None:
             node.meta[INPUT_WRITES] = count
             if not changed:
                 node.meta[INPUT_UNCHANGED] = True
+        elif changed:
+            node.meta[INPUT_WRITES] = 0
     if any(found.results):
         output.meta[RESULT_VERSIONS] = tuple(found.results)
 

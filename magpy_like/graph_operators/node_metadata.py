@@ -63,7 +63,8 @@ CUSTOM_WRITES = _declare(
 INPUT_WRITES = _declare(
     "input_writes",
     int,
-    "How many writes to an input the program counts in its version; present if there is one.",
+    "How many writes to an input the program counts in its version; present if there is one. Of an "
+    "input of a part, 0 if all writes are uncounted, such as those to ``tensor.data``.",
 )
 INPUT_UNCHANGED = _declare(
     "input_unchanged",

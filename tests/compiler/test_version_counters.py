@@ -319,6 +319,46 @@ def test_part_counts_writes_through_a_detached_view_of_another_part():
         assert fast(torch.tensor([-2.0, 4, 6]))._version == 2
 
 
+class Viewed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def data_of_the_view(x, y):
+    y.data.add_(1)
+
+
+def data_of_the_base(x, y):
+    x.data.add_(1)
+
+
+def data_and_view(x, y):
+    y.data.mul_(3)
+    y.detach().add_(1)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("write", [data_of_the_view, data_of_the_base, data_and_view])
+def test_part_leaves_uncounted_what_eager_mode_does(write, gradients):
+    """A custom function that returns a view is a part of its own."""
+
+    def program(x):
+        x = x * 2
+        y = Viewed.apply(x)
+        write(x, y)
+        return x, y
+
+    fast, leaf = magpy.compile(program), torch.ones(3, requires_grad=gradients)
+    expected = [tensor._version for tensor in program(leaf)]
+    for _ in range(3):
+        assert [tensor._version for tensor in fast(leaf)] == expected
+
+
 def saved_by_a_part(x):
     y = x * 2 if x.sum() > 5 else x * W
     y.add_(1)

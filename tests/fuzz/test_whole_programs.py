@@ -247,6 +247,12 @@ def test_view_that_a_compiled_graph_returns_as_none_may_be_written_to():
     assert kinds == ["same", "written view"]
 
 
+def test_writes_of_a_loop_may_be_counted_once():
+    body = "x = x * 2\nfor n in range(x.shape[0] % 4):\n    x.add_(1)\nreturn [x]"
+    program = program_of(body, arguments=["random_values(0, 4)"] + ["random_values(0, 3)"] * 2)
+    assert check(program, "eager").kind == "loop counted once"
+
+
 @pytest.mark.parametrize(
     ("body", "dtype"),
     [
