@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import fx
 
+import magpy_like as magpy
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.compiler_errors import CompileError, MagpyWarning, Unsupported, _warned
 from magpy_like.disk_cache import cache_location, claims
@@ -143,3 +144,25 @@ def test_unwritable_cache_directory_warns_and_compiles(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="cannot be written"):
         fast = compiled(lambda x: x.exp() * 5.5, X, strict=True)
     torch.testing.assert_close(fast(X), X.exp() * 5.5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2).index_put((torch.tensor([0]),), torch.tensor(5.0)).view(torch.int32) + 1,
+        lambda x: (x * 2).view(torch.int32).index_fill(0, torch.tensor([0]), 7).view(torch.float32),
+        lambda x: x.view(torch.int32).cumsum(0).view(torch.int16).sum(0),
+        lambda x: torch.view_as_real(torch.complex(x, x).index_fill(0, torch.tensor([1]), 3)) + 1,
+        lambda x: (
+            (x * 2).index_add(0, torch.tensor([1]), torch.ones(1, 4)).view(torch.int32).sum(0)
+        ),
+    ],
+)
+def test_aten_calls_receive_arguments_in_eager_layout(function):
+    """Loops store scattered elements row by row, and eager mode in the layout of the argument."""
+    x = torch.arange(16.0).view(4, 4).t()
+    fast = magpy.compile(function)
+    for _ in range(3):
+        found, expected = fast(x), function(x)
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()

@@ -385,7 +385,7 @@ class Graph:
         for box in mutated:
             if isinstance(box, Box):
                 self.realize_readers(box.realize().buffer)
-        args, kwargs = _extern_arguments((args, kwargs))
+        args, kwargs = self._extern_arguments((args, kwargs), mutated)
         mutates = [
             s.buffer for s in loop_ir.strided_leaves(mutated_arguments(schema, args, kwargs))
         ]
@@ -414,6 +414,26 @@ class Graph:
         )  # fmt: skip
         self.operations.append(operation)
         return results if multiple else results[0]
+
+    def _extern_arguments(self, arguments: Any, mutated: Sequence[Any]) -> Any:
+        """Arguments of an ATen call: every box realized, with eager's strides unless it is written
+        to. The strides of many results follow from them."""
+        nodes = self.origin.all_input_nodes if self.origin is not None else []
+        values = {id(self._env[node]): node.meta.get("val") for node in nodes}
+
+        def realized(tree: Any) -> Any:
+            if isinstance(tree, Box):
+                value = values.get(id(tree))
+                if isinstance(value, torch.Tensor) and not any(tree is box for box in mutated):
+                    return self._with_strides(tree, value)
+                return tree.realize()
+            if isinstance(tree, (tuple, list)):
+                return type(tree)(map(realized, tree))
+            if isinstance(tree, dict):
+                return {key: realized(each) for key, each in tree.items()}
+            return tree
+
+        return realized(arguments)
 
     def used_results(self, target: Any) -> set[Any] | None:
         """The used results of the operator being lowered; None if unknown."""
@@ -500,19 +520,33 @@ class Graph:
                 self.outputs.append(box)
 
     def with_eager_strides(self, box: Box, value: torch.Tensor) -> Strided:
-        """The box as memory with exactly eager's strides."""
-        window = box.realize()
-        size, stride = box.size, [expr(s) for s in value.stride()]
+        """The box as memory with exactly eager's strides, those of ``value``, to be returned.
+
+        Constants belong to the graph: a caller that writes to its result must not reach them.
+        """
+        window = self._with_strides(box, value)
+        if self.buffers[window.buffer].kind == "constant" and 0 not in box.size:
+            return self._stored_like(box, value)
+        return window
+
+    def _with_strides(self, box: Box, value: torch.Tensor) -> Strided:
+        """The box as memory with the strides of ``value``; if it has no elements, with any."""
+        window, stride = box.realize(), [expr(s) for s in value.stride()]
         same = all(
             self.is_known(sympy.Eq(a, b)) or n == 1
-            for a, b, n in zip(window.stride, stride, size, strict=True)
+            for a, b, n in zip(window.stride, stride, box.size, strict=True)
         )
-        # Constants belong to the graph: a caller that writes to its result must not reach them.
-        if (same and self.buffers[window.buffer].kind != "constant") or 0 in size:
-            return Strided(window.buffer, size, stride if same else window.stride, window.offset)
+        if same or 0 in box.size:
+            used = stride if same else window.stride
+            return Strided(window.buffer, box.size, used, window.offset)
+        return self._stored_like(box, value)
+
+    def _stored_like(self, box: Box, value: torch.Tensor) -> Strided:
+        """A copy of the box with the strides of ``value``."""
+        size, stride = box.size, [expr(s) for s in value.stride()]
         # Expanded elements are stored once and shown repeatedly.
         expanded = [d for d, (n, step) in enumerate(zip(size, stride, strict=True))
-                 if step == 0 and n != 1]  # fmt: skip
+                    if step == 0 and n != 1]  # fmt: skip
         once = [sympy.S.One if d in expanded else n for d, n in enumerate(size)]
         buffer = self.new_buffer(box.dtype, box.device, once, stride)
         buffer.dense = not expanded and dense_stride(value) is not None
@@ -556,17 +590,6 @@ def _base_of(result: Any) -> Computed | str | None:
     if isinstance(result.data, Strided):
         return result.data.buffer
     return result.data if isinstance(result.data, Computed) else None
-
-
-def _extern_arguments(tree: Any) -> Any:
-    """Arguments of an ATen call: every box realized."""
-    if isinstance(tree, Box):
-        return tree.realize()
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(_extern_arguments(t) for t in tree)
-    if isinstance(tree, dict):
-        return {k: _extern_arguments(v) for k, v in tree.items()}
-    return tree
 
 
 def _is_loopable(node: fx.Node) -> bool:
