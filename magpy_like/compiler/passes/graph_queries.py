@@ -62,8 +62,15 @@ def is_in_order(tensor: torch.Tensor) -> bool:
     return True
 
 
+_BY_STORAGE = (
+    aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default,
+)  # fmt: skip
+"""Operators whose offset counts from the beginning of the storage."""
+
+
 def is_interchangeable(a: Any, b: Any) -> bool:
-    """True if ``b`` can replace ``a``: equal dtype, device, sizes, strides, conj and neg bits."""
+    """True if ``b`` can replace ``a``: equal dtype, device, sizes, strides, conj and neg bits; and
+    equal offsets in memory, if the graph addresses elements by them."""
     x, y = tensor(a), tensor(b)
     return (
         x is not None
@@ -74,7 +81,12 @@ def is_interchangeable(a: Any, b: Any) -> bool:
         and x.is_neg() == y.is_neg()
         and have_same_sizes(x.shape, y.shape)
         and have_same_sizes(x.stride(), y.stride())
+        and (is_known_equal(x.storage_offset(), y.storage_offset()) or not _reads_by_offset(a))
     )
+
+
+def _reads_by_offset(node: Node) -> bool:
+    return any(node.graph.find_nodes(op="call_function", target=t) for t in _BY_STORAGE)
 
 
 def is_literal(node: Node, held: torch.Tensor) -> bool:

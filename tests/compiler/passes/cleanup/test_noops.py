@@ -119,6 +119,21 @@ def test_copy_of_a_view_of_a_copy_does_not_alias_the_argument():
     assert gm(x).data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize("copy", [lambda x: x.clone(), lambda x: x * 1, lambda x: x.view(16) - 0])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.as_strided((2, 2), (4, 1), 1) + 1,
+        lambda x: torch.as_strided_copy(x, (2, 2), (4, 1), 1),
+        lambda x: torch.as_strided_scatter(x, torch.zeros(2, 2), (2, 2), (4, 1), 1) + 1,
+    ],
+)
+def test_copy_that_is_addressed_by_its_storage_is_kept(program, copy):
+    x = torch.arange(20.0)[4:].view(4, 4)
+    graph = optimised_graph(lambda x: program(copy(x)), x)
+    assert torch.equal(graph(x), program(copy(x)))
+
+
 def test_returned_view_is_kept():
     gm = optimised_graph(lambda x: (x, x.view(2, 3)), FLOAT)
     assert operator_names(gm) == ["view"]
