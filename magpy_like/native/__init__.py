@@ -24,6 +24,7 @@ headers that follow.
 ``torch_state.h``: torch's modes, ``StateCheck``.
 ``fetched_attributes.h``: attributes of variables that a guard has fetched.
 ``partial_call.h``: calls with known arguments, ``PartialCall``.
+``shared_memory.h``: memory that tensors share.
 ``expected_objects.h``: objects that stand for values, and versions of dictionaries.
 ``inline_values.h``: values of attributes in the object itself.
 ``interrupts.cpp``, ``interrupts.h``: interruptions during own work wait for its end.

@@ -8,6 +8,7 @@
 #include "torch_state.h"
 #include "fetched_attributes.h"
 #include "partial_call.h"
+#include "shared_memory.h"
 
 namespace {
 
@@ -20,6 +21,8 @@ PyMethodDef module_methods[] = {
      "True if a mode, a transform, torch.jit.trace or hooks on saved tensors may see this thread's operators,\n"
      "torch.compiler.set_stance forces eager mode, or a profiler records this thread."},
     {"eager_is_forced", eager_is_forced, METH_NOARGS, "True if torch.compiler.set_stance forces eager mode."},
+    {"memory_of", (PyCFunction)(void *)memory_of, METH_FASTCALL,
+     "(*tensors): for each, the index of the first one in the same memory, and the distance from it in bytes."},
     {"calibrate", tensor_objects::calibrate, METH_VARARGS,
      "(tensor, tensor._cdata): find the layout of tensor objects."},
     {nullptr, nullptr, 0, nullptr}};

@@ -29,7 +29,7 @@ _NAMES = {
     ),
     "guards": (
         "ABSENT", "ANY_VALUE", "PartialCall", "StateCheck", "TensorCheck", "Watch", "attribute",
-        "eager_is_forced", "is_unusual", "lacks",
+        "eager_is_forced", "is_unusual", "lacks", "memory_of",
     ),
     "keys": ("dict_of", "ordered_keys", "stored_hashes"),
     "dispatch": ("dispatch_counter", "start_counting", "stop_counting"),

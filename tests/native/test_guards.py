@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magpy_like.native import ABSENT, PartialCall, Watch, is_unusual
+from magpy_like.native import ABSENT, PartialCall, Watch, is_unusual, memory_of
 
 
 class Instance:
@@ -384,3 +384,26 @@ def test_each_observer_of_operators_is_noticed():
 def test_hooks_on_saved_tensors_see_nothing_without_gradients():
     with saved_tensors_hooks(lambda x: x, lambda x: x), torch.no_grad():
         assert not is_unusual()
+
+
+def test_tensors_in_the_same_memory_are_found():
+    x, y = torch.arange(8.0), torch.arange(8.0)
+    part = torch.from_numpy(x.numpy()[3:])
+    assert memory_of(x, y, x[1:], part, torch.from_dlpack(x)) == (0, 0, 1, 0, 0, 4, 0, 12, 0, 0)
+    assert memory_of(part, x) == (0, 0, 0, -12)
+    first, last = torch.from_numpy(x.numpy()[:3]), torch.from_numpy(x.numpy()[5:])
+    assert memory_of(first, last) == (0, 0, 1, 0)
+    assert memory_of(last, x, first) == (0, 0, 0, -20, 0, -20)
+
+
+def test_tensors_without_memory_share_none():
+    empty, other = torch.empty(0), torch.empty(0)
+    meta, another = (torch.empty(3, device="meta") for _ in range(2))
+    assert memory_of(empty, other, meta, another)[::2] == (0, 1, 2, 3)
+    assert memory_of(meta[1:], meta)[::2] == (0, 0)
+    assert memory_of() == ()
+
+
+def test_memory_of_what_is_no_tensor_is_an_error():
+    with pytest.raises(TypeError, match="tensors"):
+        memory_of(torch.ones(1), None)

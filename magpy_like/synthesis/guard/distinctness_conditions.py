@@ -11,15 +11,15 @@ import torch
 from magpy_like.config import config
 from magpy_like.monitor.objects.iterators import PEEKABLE, are_independent
 from magpy_like.monitor.torch_state.outdated_bases import has_outdated_base
+from magpy_like.native import memory_of
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.plain_values import is_identity, is_leaf_or_view_of_one, storage_of
+from magpy_like.refgraph.plain_values import is_identity, is_leaf_or_view_of_one
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.guard.guard_checks import (
     are_no_leaves,
-    memory_of,
     share_no_memory,
 )
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
@@ -149,9 +149,10 @@ class Distinctness:
 
         Those that share memory with them in the recorded run join ``nodes``.
         """
-        memory = {storage_of(n.variable) for n in written}
-        nodes += [n for n in others if storage_of(n.variable) in memory]
-        fixed = tuple(n.variable for n in others if storage_of(n.variable) not in memory)
+        first = memory_of(*(n.variable for n in (*written, *others)))[::2]
+        shares = [index < len(written) for index in first[len(written) :]]
+        nodes += [n for n, share in zip(others, shares, strict=True) if share]
+        fixed = tuple(n.variable for n, share in zip(others, shares, strict=True) if not share)
         if fixed:
             names = ", ".join(map(self._writer.name, written))
             arguments = f"({names},), {self._source.constant(fixed, 'fixed')}"

@@ -12,7 +12,7 @@ import torch
 from magpy_like.monitor.objects.access_paths import follow
 from magpy_like.monitor.objects.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
-from magpy_like.native import ANY_VALUE
+from magpy_like.native import ANY_VALUE, memory_of
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import (
@@ -20,7 +20,6 @@ from magpy_like.refgraph.plain_values import (
     is_leaf_or_view_of_one,
     is_plain,
     is_same_value,
-    storage_of,
 )
 
 
@@ -101,19 +100,8 @@ def is_missing(owner: Any, relation: Relation) -> bool:
 
 
 def share_no_memory(changed: tuple[torch.Tensor, ...], fixed: tuple[torch.Tensor, ...]) -> bool:
-    memory = {storage_of(tensor) for tensor in changed}
-    return not any(storage_of(tensor) in memory for tensor in fixed)
-
-
-def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """For each tensor, the index of the first one in the same storage, and the offset from it."""
-    first: dict[int, tuple[int, int]] = {}
-    positions: list[int] = []
-    for i, t in enumerate(tensors):
-        offset = t.storage_offset()
-        index, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
-        positions += (index, offset - start)
-    return tuple(positions)
+    first_in_memory = memory_of(*changed, *fixed)[::2]
+    return min(first_in_memory[len(changed) :]) >= len(changed)
 
 
 def are_no_leaves(*tensors: torch.Tensor) -> bool:
