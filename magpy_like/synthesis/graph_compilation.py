@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -20,7 +21,7 @@ from magpy_like.monitor.torch_state.default_device import without_default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.plain_values import storage_of, tensor_version
+from magpy_like.refgraph.plain_values import memory_span, storage_of, tensor_version
 from magpy_like.split_points import BranchRefused, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.example_inputs import example_inputs
@@ -75,6 +76,7 @@ def compile_graph(
         raise Split(
             SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"
         )
+    _check_tensors_of_arrays(rec, mock, outputs)
     if rec.writes.replaced_and_written:
         raise Split(SplitReason.TENSOR_INTERNALS, WRITE_TO_REPLACED_DATA)
     if rec.writes.data_replaced:
@@ -124,6 +126,39 @@ def _write_conditions_on_memory(
     if changed:
         guard.distinctness.write_shared_memory(inputs, changed)
         guard.distinctness.write_writability(changed)
+
+
+def _check_tensors_of_arrays(rec: Recording, mock: MockBuilder, outputs: Sequence[fx.Node]) -> None:
+    """Raises Split if a tensor outlives the record in the memory of a NumPy array that others see:
+    the graph has a copy of the array."""
+
+    def is_seen(array: np.ndarray[Any, Any]) -> bool:
+        chain = [array]
+        while is_instance(chain[-1].base, np.ndarray):
+            chain.append(chain[-1].base)
+        is_own = chain[-1].base is None and rec.variables.is_new_object(chain[-1])
+        return not is_own or any(map(mock.values.is_named, chain))
+
+    seen = [_bounds(array) for array, _ in rec.operators.shared_arrays if is_seen(array)]
+    if not seen:
+        return
+    for tensor, node in rec.operators.nodes.live_tensors():
+        if node in outputs:
+            start, size = memory_span(tensor)
+            if any(start < high and low < start + size for low, high in seen):
+                raise Split(
+                    SplitReason.NUMPY_MEMORY, "keeps a tensor in the memory of a NumPy array"
+                )
+
+
+def _bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """The addresses of an array's first byte, and after its last; tensors take no array with
+    negative strides."""
+    start, extent = array.ctypes.data, 0
+    if array.size:
+        extent = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
+        extent += array.itemsize
+    return start, start + extent
 
 
 def _check_views_of_replaced_data(rec: Recording, outputs: Sequence[fx.Node]) -> None:
