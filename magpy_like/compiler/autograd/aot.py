@@ -7,6 +7,8 @@ package inspect and rewrite it before and after the min-cut partition (PyTorch 2
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +41,7 @@ from magpy_like.compiler.passes.alias_analysis import Aliases
 from magpy_like.compiler.passes.graph_queries import (
     draws_random_numbers,
     have_same_sizes,
+    insert,
     is_in_order,
     is_view,
 )
@@ -212,7 +215,9 @@ class _AotCompilation:
         self._absent.inspect_joint_graph(joint)
         self._deferred.rewrite_joint_graph(joint, forward_outputs)
         self._statistics.inspect_joint_graph(joint, forward_outputs)
+        pairs = _results_apart(joint, forward_outputs)
         forward, backward = _partition(joint, *args, **kwargs)
+        _keep_apart(forward, pairs)
         avoid_duplicate_saves(forward, backward, forward_outputs)
         clone_before_mutation(forward, backward)
         if self._absent.several:
@@ -322,6 +327,32 @@ def _is_drawn_anew(node: fx.Node) -> bool:
     if node.target is _aten.normal_functional.default:
         return not have_same_sizes(node.args[0].meta["val"].stride(), node.meta["val"].stride())
     return False
+
+
+def _results_apart(joint: fx.GraphModule, count: int) -> set[tuple[int, int]]:
+    """The pairs of the first ``count`` results that operators with several results make, each in
+    memory of its own."""
+    made, roots = joint.graph.output_node().args[0], Aliases(joint.graph).roots
+    found = [
+        k
+        for k, node in enumerate(made[:count])
+        if isinstance(node, fx.Node) and node.target is operator.getitem
+    ]
+    pairs = itertools.combinations(found, 2)
+    return {(a, b) for a, b in pairs if roots[made[a]].isdisjoint(roots[made[b]])}
+
+
+def _keep_apart(forward: fx.GraphModule, pairs: set[tuple[int, int]]) -> None:
+    """Copy the second result of each of these pairs if both are in one memory now: the partitioner
+    has merged equal operators, and a caller may write to one of the results."""
+    output = forward.graph.output_node()
+    results, roots = list(output.args[0]), Aliases(forward.graph).roots
+    merged = {b for a, b in pairs if not roots[results[a]].isdisjoint(roots[results[b]])}
+    for k in merged:
+        results[k] = insert(forward.graph, _aten.clone.default, results[k], like=output)
+    if merged:
+        output.args = (tuple(results),)
+        forward.recompile()
 
 
 def _returns_saved_memory(forward: fx.GraphModule, count: int) -> bool:

@@ -199,3 +199,22 @@ def test_view_that_is_filled_with_a_constant_stays_a_view_of_the_argument(fill, 
             shares = view.untyped_storage()._cdata == x.untyped_storage()._cdata
             assert shares is (1 in size)
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch._foreach_add([x], 1)[0],
+        lambda x: torch._foreach_exp([x, x])[1],
+        lambda x: x.sort(0)[0],
+        lambda x: torch.var_mean(x, 1)[1],
+    ],
+)
+def test_equal_results_of_operators_with_several_have_memory_of_their_own(make, requires_grad):
+    fast = magpy.compile(lambda x: (make(x), make(x)))
+    for _ in range(3):
+        first, second = fast(torch.randn(4, 4, requires_grad=requires_grad))
+        before = second.detach().clone()
+        first.detach().zero_()
+        assert torch.equal(second, before)
