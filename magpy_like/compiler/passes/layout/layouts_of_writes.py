@@ -43,12 +43,16 @@ _RELAYOUT = frozenset(
     )
 )  # fmt: skip
 """Methods in place whose functional form returns a contiguous result for any argument."""
+_SCATTERS = frozenset(("index_add_", "index_copy_", "scatter_", "scatter_add_"))
+"""Those of them that may store their rows in an input itself, as in a cache: see
+:mod:`~magpy_like.compiler.lowering.scatters_in_place`."""
 
 
 def keep_layouts_of_writes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Rewrite such calls, in place; True if there are any.
 
-    Inputs are concerned only if a later call copies by the layout.
+    Inputs with gaps, and inputs that take rows, are concerned only if a later call copies by the
+    layout.
 
     Args:
         example_inputs: one tensor (real or fake) or number per placeholder.
@@ -60,15 +64,19 @@ def keep_layouts_of_writes(gm: fx.GraphModule, example_inputs: Sequence[Any]) ->
     nodes = list(gm.graph.nodes)
     last = max((k for k, node in enumerate(nodes) if _copies_by_layout(node)), default=0)
     inputs = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
-    strided = {node: e for node, e in inputs if last and _is_strided(e)}
+    strided = {node: e for node, e in inputs if _is_strided(e)}
+    kept = frozenset() if last else _SCATTERS
     reordered = {node for node, e in strided.items() if not is_in_order(e)}
-    with_gaps = {node for node in reordered if not _is_dense(strided[node])}
+    with_gaps = {node for node in reordered if last and not _is_dense(strided[node])}
     found = [_write_to_copies(node, with_gaps) for node in nodes[:last] if with_gaps]
     relayouts = [
         node
         for node in gm.graph.find_nodes(op="call_method")
         if node.target in _RELAYOUT
-        and (node.args[0].op != "placeholder" or node.args[0] in reordered)
+        and (
+            node.args[0].op != "placeholder"
+            or (node.args[0] in reordered and node.target not in kept)
+        )
     ]
     for node in relayouts:
         with gm.graph.inserting_before(node):

@@ -244,6 +244,22 @@ def test_inputs_written_through_views_are_copied_where_eager_mode_copies(write, 
         assert observe(fast) == observe(program)
 
 
+ROW_WRITES = ("index_add", "index_copy", "scatter", "scatter_add")
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if name not in ROW_WRITES])
+def test_results_computed_from_a_written_argument_have_its_layout(name):
+    def program(x):
+        WRITES[name](x)
+        return x * 2
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        found, expected = (program(seeded(3, 4).t()) for program in (fast, program))
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
 OUT_OF_ANOTHER_TYPE = {
     "sum": lambda x, out: torch.sum(x, 1, out=out),
     "mean": lambda x, out: torch.mean(x, 1, out=out),
