@@ -4,8 +4,10 @@ Functionalisation computes the new value of such a view, and scatters it back to
 expanded view it adds up the differences, for windows (``unfold``) it adds up the elements. Eager
 writes to one memory location, so such graphs are left to eager.
 
-So are writes to lists whose tensors overlap, such as ``torch._foreach_add_([x, x], 1)``: eager
-writes to one tensor after the other, and functionalisation computes all of them from old values.
+So are writes to conjugate or negative views (``x.conj().add_(1)``): functionalisation would return
+a conjugate for their base. So are writes to lists whose tensors overlap, such as
+``torch._foreach_add_([x, x], 1)``: eager writes to one tensor after the other, and
+functionalisation computes all of them from old values.
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ def _windows(nodes: list[Node]) -> list[Node]:
 
 
 def _check_overlap(written: list[Any], aliases: list[Any], windows: list[Any]) -> None:
+    if any(t.is_conj() or t.is_neg() for t in _tensors(written)):
+        raise Unsupported("a graph", "it writes to a conjugate or negative view")
     storages = {_storage(t) for t in _tensors(written)}
     for views, is_rejected in ((aliases, has_overlap), (windows, lambda _: True)):
         if any(_storage(t) in storages and is_rejected(t) for t in _tensors(views)):

@@ -124,3 +124,25 @@ def test_writes_to_lists_in_separate_memory_are_compiled():
         return x, y, torch.cat([x, x], out=torch.empty(6))
 
     same(function, torch.arange(1.0, 4), torch.arange(3.0, 6))
+
+
+@pytest.mark.filterwarnings("ignore:.*conjugate or negative view:magpy_like.MagpyWarning")
+@pytest.mark.parametrize("is_argument", [True, False])
+@pytest.mark.parametrize(
+    "view",
+    [torch.conj, torch._neg_view, lambda x: x.mH, lambda x: x.conj().imag],
+    ids=["conjugate", "negative", "adjoint", "imaginary"],
+)
+def test_writes_to_conjugate_and_negative_views_leave_their_base_plain(view, is_argument):
+    def function(x):
+        x = x if is_argument else x * 1
+        seen = view(x)
+        seen.mul_(2)
+        return x, seen
+
+    fast = magpy.compile(function)
+    for _ in range(3):
+        actual, expected = (torch.arange(4.0).view(2, 2) * (1 + 2j) for _ in range(2))
+        for found, eager in zip((*fast(actual), actual), (*function(expected), expected)):
+            assert torch.equal(found, eager)
+            assert (found.is_conj(), found.is_neg()) == (eager.is_conj(), eager.is_neg())
