@@ -118,6 +118,14 @@ def callable_name(target: Any) -> str:
 _name_of = type.__dict__["__qualname__"].__get__
 
 
+def array_owner(array: np.ndarray[Any, Any]) -> Any:
+    """The object whose memory an array is in: the array itself unless it is a view."""
+    owner: Any = array
+    while (base := getattr(owner, "base", None)) is not None:
+        owner = base
+    return owner
+
+
 def array_metadata(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """dtype, shape, strides (in bytes) and flags of a NumPy array."""
     return array.dtype, array.shape, array.strides, array.flags.num

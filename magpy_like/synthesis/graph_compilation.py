@@ -21,7 +21,12 @@ from magpy_like.monitor.torch_state.default_device import without_default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.plain_values import memory_span, storage_of, tensor_version
+from magpy_like.refgraph.plain_values import (
+    array_owner,
+    memory_span,
+    storage_of,
+    tensor_version,
+)
 from magpy_like.split_points import BranchRefused, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.example_inputs import example_inputs
@@ -133,11 +138,9 @@ def _check_tensors_of_arrays(rec: Recording, mock: MockBuilder, outputs: Sequenc
     the graph has a copy of the array."""
 
     def is_seen(array: np.ndarray[Any, Any]) -> bool:
-        chain = [array]
-        while is_instance(chain[-1].base, np.ndarray):
-            chain.append(chain[-1].base)
-        is_own = chain[-1].base is None and rec.variables.is_new_object(chain[-1])
-        return not is_own or any(map(mock.values.is_named, chain))
+        owner = array_owner(array)
+        is_own = rec.variables.is_new_object(owner)
+        return not is_own or mock.values.instances.makes_memory_of(owner)
 
     seen = [_bounds(array) for array, _ in rec.operators.shared_arrays if is_seen(array)]
     if not seen:

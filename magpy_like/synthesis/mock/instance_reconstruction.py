@@ -15,7 +15,12 @@ from torch.autograd.profiler import record_function
 from magpy_like.monitor.objects.containers import hashes_in_python, items_of
 from magpy_like.native import NULL, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import HEAP_TYPE, proxied_mapping, slot_names
+from magpy_like.refgraph.plain_values import (
+    HEAP_TYPE,
+    array_owner,
+    proxied_mapping,
+    slot_names,
+)
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.mock.exception_reconstruction import native_arguments
@@ -34,6 +39,7 @@ class Instances:
 
     def __init__(self, values: Reconstruction) -> None:
         self._values, self._rec, self._source = values, values.rec, values.source
+        self._array_owners: dict[int, Any] = {}
 
     def make_instance(self, value: Any) -> str:
         """Create an instance and fill it: contents, attributes, exception state, slots.
@@ -150,7 +156,19 @@ class Instances:
     def make_array(self, array: np.ndarray[Any, Any]) -> str:
         if not self._rec.variables.is_new_object(array) or array.dtype.hasobject:
             raise Split(SplitReason.UNKNOWN_ORIGIN, "leaves a NumPy array of unknown origin")
+        owner = array_owner(array)
+        if not array.flags.writeable:
+            raise Split(SplitReason.NUMPY_MEMORY, "leaves a NumPy array that cannot be written to")
+        if not self._rec.variables.is_new_object(owner):
+            raise Split(SplitReason.NUMPY_MEMORY, "leaves a NumPy array in the memory of another")
+        if self.makes_memory_of(owner):
+            raise Split(SplitReason.NUMPY_MEMORY, "leaves NumPy arrays that share their memory")
+        self._array_owners[id(owner)] = owner
         return self._values.bind(array, f"{self._source.constant(array.copy(), 'array')}.copy()")
+
+    def makes_memory_of(self, owner: Any) -> bool:
+        """True if the mock creates an array in the memory of this one."""
+        return id(owner) in self._array_owners
 
     def make_proxy(self, proxy: types.MappingProxyType[Any, Any]) -> str:
         if not self._rec.variables.is_new_object(proxy):

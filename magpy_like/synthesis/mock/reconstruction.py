@@ -157,10 +157,6 @@ class Reconstruction:
         """
         vars(self).clear()
 
-    def is_named(self, value: Any) -> bool:
-        """True if the mock creates or fetches an object."""
-        return id(value) in self._names
-
     def remember(self, value: Any, name: str) -> str:
         """Name an object; returns the name."""
         self._names[id(value)] = (value, name)
