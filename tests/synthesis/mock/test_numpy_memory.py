@@ -1,4 +1,4 @@
-"""Tensors and NumPy arrays that a program leaves are in the memory in which eager mode leaves them."""
+"""Tensors and NumPy arrays that a program leaves are in the memory where eager mode leaves them."""
 
 import numpy as np
 import pytest
