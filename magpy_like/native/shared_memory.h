@@ -13,17 +13,21 @@
 #include "tensor_objects.h"
 
 // The memory of one tensor's storage. A storage without memory, as of a tensor without data, is a
-// place of its own.
+// place of its own; so is a tensor that refuses access to its storage.
 struct Span {
-  const c10::StorageImpl *storage;
+  const void *storage;
   const char *begin, *end;
   Py_ssize_t first;  // index of the first tensor in the same memory
 };
 
 inline Span span_of(const c10::TensorImpl *impl, Py_ssize_t index) {
-  if (!impl->has_storage() || !impl->storage()) return {(const c10::StorageImpl *)impl, nullptr, nullptr, index};
-  const c10::StorageImpl *storage = impl->storage().unsafeGetStorageImpl();
-  const char *begin = (const char *)storage->data();
+  const c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (!storage) return {impl, nullptr, nullptr, index};
+  const char *begin = nullptr;
+  try {
+    begin = (const char *)storage->data();
+  } catch (...) {  // torch's errors: there is no memory to share
+  }
   return {storage, begin, begin ? begin + storage->nbytes() : nullptr, index};
 }
 
@@ -40,8 +44,8 @@ inline PyObject *memory_of(PyObject *, PyObject *const *tensors, Py_ssize_t coun
     if (!tensor_objects::is_tensor(tensors[i])) return PyErr_Format(PyExc_TypeError, "expected tensors");
     const c10::TensorImpl *impl = tensor_objects::tensor_impl(tensors[i]);
     spans.push_back(span_of(impl, i));
-    bool placed = impl->has_storage() && spans.back().begin;
-    addresses.push_back(spans.back().begin + (placed ? impl->itemsize() * impl->storage_offset() : 0));
+    const char *begin = spans.back().begin;
+    addresses.push_back(begin ? begin + impl->itemsize() * impl->storage_offset() : nullptr);
   }
   // Sorted by address, a run of overlapping spans is one place.
   order = spans;

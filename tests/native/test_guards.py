@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -402,6 +403,17 @@ def test_tensors_without_memory_share_none():
     assert memory_of(empty, other, meta, another)[::2] == (0, 1, 2, 3)
     assert memory_of(meta[1:], meta)[::2] == (0, 0)
     assert memory_of() == ()
+
+
+def test_tensors_that_refuse_access_to_their_storage_share_none():
+    with FakeTensorMode() as mode:
+        fake, other = torch.empty(3), mode.from_tensor(torch.ones(3))
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    found = []
+    torch.vmap(lambda x: found.append(memory_of(x, fake, other, nested)[::2]) or x)(
+        torch.ones(2, 3)
+    )
+    assert found == [(0, 1, 2, 3)]
 
 
 def test_memory_of_what_is_no_tensor_is_an_error():
