@@ -124,3 +124,28 @@ def attempt(action: Callable[[], Any]) -> Any:
         return action()
     except RuntimeError as error:
         return str(error)[:60]
+
+
+class Grown(torch.autograd.Function):
+    """Its gradient is not that of the operator by which it writes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+class Reversed(torch.autograd.Function):
+    """Returns a view of its argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g

@@ -7,16 +7,7 @@ import magpy_like as magpy
 from magpy_like.graph_operators.custom_functions import REASON
 from magpy_like.graph_operators.node_metadata import AS_IS
 from magpy_like.torch_compat import pytree
-
-
-class Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        return -g
+from tests.compiler.programs import Reversed
 
 
 class Same(torch.autograd.Function):

@@ -7,20 +7,7 @@ import magpy_like as magpy
 from magpy_like.graph_operators.custom_functions import SHARED_REASON, WRITES_REASON
 from magpy_like.graph_operators.node_metadata import AS_IS
 from magpy_like.torch_compat import pytree
-from tests.compiler.programs import attempt
-
-
-class Grown(torch.autograd.Function):
-    """Its gradient is not that of the operator by which it writes."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 3
+from tests.compiler.programs import Grown, attempt
 
 
 class GrownWithSetup(torch.autograd.Function):

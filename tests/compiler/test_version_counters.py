@@ -16,6 +16,7 @@ from magpy_like.compiler.version_counters import (
 )
 from magpy_like.graph_operators.node_metadata import INPUT_WRITES
 from magpy_like.torch_compat import pytree
+from tests.compiler.programs import Reversed
 
 W = torch.linspace(0.5, 2, 3).requires_grad_()
 
@@ -319,16 +320,6 @@ def test_part_counts_writes_through_a_detached_view_of_another_part():
         assert fast(torch.tensor([-2.0, 4, 6]))._version == 2
 
 
-class Viewed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return -gradient
-
-
 def data_of_the_view(x, y):
     y.data.add_(1)
 
@@ -349,7 +340,7 @@ def test_part_leaves_uncounted_what_eager_mode_does(write, gradients):
 
     def program(x):
         x = x * 2
-        y = Viewed.apply(x)
+        y = Reversed.apply(x)
         write(x, y)
         return x, y
 

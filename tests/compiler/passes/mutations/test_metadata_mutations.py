@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from tests.compiler.programs import seeded
+from tests.compiler.programs import Grown, seeded
 
 
 def transposed_twice(x):
@@ -291,17 +291,6 @@ def test_restored_dimensions_of_size_one_stay_those_of_the_argument():
     for size, number in ((5, 0), (1, 1), (1, 1), (1, 2)):
         x = torch.ones(size)
         assert fast(x, number).shape == x.shape == (size,)
-
-
-class Grown(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
 
 
 class WrittenThroughView(Grown):
