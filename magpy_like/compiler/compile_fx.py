@@ -51,6 +51,7 @@ from magpy_like.compiler.version_counters import (
     count_further_writes,
     find_further_writes,
     find_result_versions,
+    find_uncounted_inputs,
     set_result_versions,
 )
 from magpy_like.disk_cache import cpp_compiler
@@ -249,7 +250,7 @@ def _compile_captured(
         return show_regions(views.alone(), regions_of(captured))
 
     def count_as_eager(call: Callable[..., Any]) -> Callable[..., Any]:
-        call = keep_versions(call, find_uncounted(whole))
+        call = keep_versions(call, [*find_uncounted(whole), *find_uncounted_inputs(captured)])
         call = set_result_versions(call, find_result_versions(captured))
         call = count_further_writes(call, find_further_writes(captured))
         return passes.leave_detached_views_to_eager(call, captured, interpreted(captured))

@@ -19,7 +19,6 @@ from torch import fx
 from magpy_like.compiler.autograd.overwritten_saved_values import Effect, memory_effect
 from magpy_like.graph_operators.checkpoint_batch_norm import update_on_recompute
 from magpy_like.graph_operators.control_operators import is_control, name_of
-from magpy_like.graph_operators.node_metadata import INPUT_WRITES
 from magpy_like.torch_compat.autograd import set_version
 
 _OPERATORS = {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
@@ -29,15 +28,14 @@ _TRAINING = 5
 
 
 def find_uncounted(gm: fx.GraphModule) -> list[int]:
-    """The indices of inputs that a captured graph writes to without counting: as running statistics
-    only, by themselves or through tensors that share their memory, or as the program notes."""
+    """The indices of inputs that a captured graph writes to as running statistics only, by
+    themselves or through tensors that share their memory."""
     statistics = [n for node in gm.graph.nodes for n in _statistics(node)]
     sources = _find_sources(statistics)
     return [
         k
         for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if node.meta.get(INPUT_WRITES) == 0
-        or (node in sources and all(_counts_no_write(user, node) for user in node.users))
+        if node in sources and all(_counts_no_write(user, node) for user in node.users)
     ]
 
 

@@ -40,6 +40,12 @@ def find_further_writes(gm: fx.GraphModule) -> Numbers:
     )
 
 
+def find_uncounted_inputs(gm: fx.GraphModule) -> list[int]:
+    """The indices of inputs that the program writes to without counting, as through ``x.data``."""
+    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return [k for k, node in inputs if node.meta.get(INPUT_WRITES) == 0]
+
+
 def find_result_versions(gm: fx.GraphModule) -> Numbers:
     """The indices of results that the program has written to, with their versions."""
     return _ascending(enumerate(gm.graph.output_node().meta.get(RESULT_VERSIONS, ())))
