@@ -332,12 +332,15 @@ def _is_drawn_anew(node: fx.Node) -> bool:
 def _results_apart(joint: fx.GraphModule, count: int) -> set[tuple[int, int]]:
     """The pairs of the first ``count`` results that operators with several results make, each in
     memory of its own."""
-    made, roots = joint.graph.output_node().args[0], Aliases(joint.graph).roots
+    made = joint.graph.output_node().args[0]
     found = [
         k
         for k, node in enumerate(made[:count])
         if isinstance(node, fx.Node) and node.target is operator.getitem
     ]
+    if len(found) < 2:
+        return set()
+    roots = Aliases(joint.graph).roots
     pairs = itertools.combinations(found, 2)
     return {(a, b) for a, b in pairs if roots[made[a]].isdisjoint(roots[made[b]])}
 
@@ -345,6 +348,8 @@ def _results_apart(joint: fx.GraphModule, count: int) -> set[tuple[int, int]]:
 def _keep_apart(forward: fx.GraphModule, pairs: set[tuple[int, int]]) -> None:
     """Copy the second result of each of these pairs if both are in one memory now: the partitioner
     has merged equal operators, and a caller may write to one of the results."""
+    if not pairs:
+        return
     output = forward.graph.output_node()
     results, roots = list(output.args[0]), Aliases(forward.graph).roots
     merged = {b for a, b in pairs if not roots[results[a]].isdisjoint(roots[results[b]])}

@@ -67,7 +67,7 @@ def keep_layouts_of_writes(gm: fx.GraphModule, example_inputs: Sequence[Any]) ->
     strided = {node: e for node, e in inputs if _is_strided(e)}
     kept = frozenset() if last else _SCATTERS
     reordered = {node for node, e in strided.items() if not is_in_order(e)}
-    with_gaps = {node for node in reordered if last and not _is_dense(strided[node])}
+    with_gaps = {node for node in reordered if not _is_dense(strided[node])}
     found = [_write_to_copies(node, with_gaps) for node in nodes[:last] if with_gaps]
     relayouts = [
         node
