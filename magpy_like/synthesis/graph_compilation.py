@@ -142,26 +142,17 @@ def _check_tensors_of_arrays(rec: Recording, mock: MockBuilder, outputs: Sequenc
         is_own = rec.variables.is_new_object(owner)
         return not is_own or mock.values.instances.makes_memory_of(owner)
 
-    seen = [_bounds(array) for array, _ in rec.operators.shared_arrays if is_seen(array)]
+    # The storage of a tensor made of an array begins with the array.
+    seen = {array.ctypes.data for array, _ in rec.operators.shared_arrays if is_seen(array)}
     if not seen:
         return
     for tensor, node in rec.operators.nodes.live_tensors():
         if node in outputs:
             start, size = memory_span(tensor)
-            if any(start < high and low < start + size for low, high in seen):
+            if size and start in seen:
                 raise Split(
                     SplitReason.NUMPY_MEMORY, "keeps a tensor in the memory of a NumPy array"
                 )
-
-
-def _bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """The addresses of an array's first byte, and after its last; tensors take no array with
-    negative strides."""
-    start, extent = array.ctypes.data, 0
-    if array.size:
-        extent = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
-        extent += array.itemsize
-    return start, start + extent
 
 
 def _check_views_of_replaced_data(rec: Recording, outputs: Sequence[fx.Node]) -> None:

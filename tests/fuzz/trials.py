@@ -196,9 +196,9 @@ def _count(verdict: Verdict, compiled: Any) -> None:
 
 
 def _excuse(verdict: Verdict, program: Program, loaded: Loaded, backend: str) -> None:
-    """Change the verdict if eager does not reproduce itself, or rounds as much itself, or reads
-    what it is writing, or depends on whether something reads autograd's state; or if a loop counts
-    its writes once, as is documented."""
+    """Change the verdict if eager does not reproduce itself, rounds as much itself, reads memory
+    that it writes, or depends on a reader of autograd's state; and for the documented single count
+    of a loop's writes."""
     first, second = loaded.load(), loaded.load()
     for number in range(verdict.call + 1):
         pair = [observe(m, m.program, number, exact=True) for m in (first, second)]
