@@ -22,6 +22,7 @@ class RepeatedLookUp(NamedTuple):
 
     look_up: LookUp
     arguments: tuple[Any, ...]
+    result: Any
 
 
 class ProcessState:

@@ -187,7 +187,7 @@ def finish_cached(
         return finish_pure(context, done, result)
     note_call(done.operation, done.args, done.kwargs, result)
     look_up, parts, lifted = context.lifted.look_ups.lift(function, operands, result)
-    context.recording.state.cached_calls.append(RepeatedLookUp(look_up, parts))
+    context.recording.state.cached_calls.append(RepeatedLookUp(look_up, parts, lifted))
     context.recording.variables.add_new(lifted)
     return lifted
 

@@ -11,6 +11,7 @@
 - ``distinctness_conditions``: conditions on distinct objects and on shared memory
 - ``inner_gradients``: conditions on histories and hooks of tensors, for inner gradients
 - ``process_state_conditions``: conditions on torch's modes and on other process-wide state
+- ``look_up_aliasing``: which containers in results of cached functions are one object
 - ``abstract_classes``: answers of abstract classes about others
 - ``guard_checks``: functions that generated guards call
 - ``expected_values``: sizes and numbers of the recorded run, for the analysis of misses

@@ -84,6 +84,7 @@ class Kind(enum.StrEnum):
     ABSENT_IDENTITY_KEY_IN_FIXED = "absence: key compared by identity, in a fixed object"
     # Aliasing and distinctness.
     ALIAS = "aliasing: same object under two names"
+    ALIASING_OF_ENTRIES = "aliasing: entries of functions' caches"
     DISTINCT = "distinctness: two fetched variables"
     DISTINCT_FROM_FIXED = "distinctness: a fetched variable and a fixed object"
     NOT_A_FIXED_OBJECT = "distinctness: a fetched variable and all fixed objects"

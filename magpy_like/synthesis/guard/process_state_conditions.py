@@ -12,7 +12,11 @@ from typing import Any
 import torch
 
 from magpy_like.monitor.process_state import Query, RepeatedLookUp
-from magpy_like.monitor.symbolic.numbers.cached_look_ups import are_same_look_ups, begin_look_ups
+from magpy_like.monitor.symbolic.numbers.cached_look_ups import (
+    CONTAINERS,
+    are_same_look_ups,
+    begin_look_ups,
+)
 from magpy_like.monitor.torch_state.default_device import default_devices
 from magpy_like.native import StateCheck
 from magpy_like.native.instance_checks import is_instance
@@ -25,6 +29,7 @@ from magpy_like.synthesis.guard.abstract_classes import StillDenied
 from magpy_like.synthesis.guard.conditions import Condition, Kind
 from magpy_like.synthesis.guard.guard_checks import is_same, returns
 from magpy_like.synthesis.guard.guard_writer import GuardWriter
+from magpy_like.synthesis.guard.look_up_aliasing import SameAliasing, containers_in
 
 _COVERED = {
     torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
@@ -141,6 +146,27 @@ class ProcessState:
         for test, description in tests:
             self._writer.check(Kind.CACHED_CALL, f"{begin}{test}", description)
             begin = ""
+        self._same_aliasing()
+
+    def _same_aliasing(self) -> None:
+        """What look-ups by lifted numbers return is one object where it was."""
+        calls = list(enumerate(self._rec.state.cached_calls))
+        looked_up = {k: call for k, call in calls if is_instance(call, RepeatedLookUp)}
+        if not looked_up:
+            return
+        variables = [n for n in self._writer.guarded.order if n.type in CONTAINERS]
+        fetched = [n for n in variables if n.node_id in self._writer.variables]
+        fixed = [n.variable for n in variables if self._writer.guarded.is_fixed(n)]
+        fixed += containers_in(call[-1] for k, call in calls if k not in looked_up)
+        check = SameAliasing(
+            [call.result for call in looked_up.values()], list(looked_up),
+            tuple(n.variable for n in fetched), fixed,
+        )  # fmt: skip
+        if check:
+            names = ", ".join(map(self._writer.name, fetched))
+            test = f"{self._source.constant(check, 'same_aliasing')}({names})"
+            words = "results of functions with a cache are one object where they were"
+            self._writer.check(Kind.ALIASING_OF_ENTRIES, test, words)
 
     def _repeated(self, calls: Sequence[Query]) -> list[tuple[str, str]]:
         """The test that these calls return the same, with its description; none without calls."""

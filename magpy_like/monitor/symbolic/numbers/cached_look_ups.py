@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 VARYING = object()
 """In the form of a result: a number that may differ at the next call."""
-_CONTAINERS = (tuple, list, dict)
+CONTAINERS = (tuple, list, dict)
+"""The types of containers whose numbers are lifted."""
 Path = tuple[Any, ...]
 _KEPT_CALLS = 8
 _MOST_NESTED = 8
@@ -72,6 +73,11 @@ def begin_look_ups() -> bool:
     """Begin the look-ups of one guard, which is a condition that always holds."""
     _of_thread.position = 0
     return True
+
+
+def made_look_ups() -> list[Any]:
+    """The results of the look-ups that the guard has made, in order."""
+    return [result for _, result in _of_thread.made[: _of_thread.position]]
 
 
 def are_same_look_ups(calls: Sequence[tuple[functools.partial[Any], Any]]) -> bool:
@@ -217,7 +223,7 @@ def depends_on_look_up(expression: Any) -> bool:
 
 def can_be_looked_up(result: Any, depth: int = _MOST_NESTED) -> bool:
     """True for plain values, and for nested lists, dictionaries and tuples of them."""
-    if type(result) not in _CONTAINERS:
+    if type(result) not in CONTAINERS:
         return is_plain(result)
     keys = result if type(result) is dict else ()
     if not depth or not all(map(is_plain, keys)):
@@ -289,7 +295,7 @@ def _items(container: Any) -> list[tuple[Any, Any]]:
 
 
 def _containers_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    if type(value) in _CONTAINERS:
+    if type(value) in CONTAINERS:
         yield path, value
         for key, part in _items(value):
             yield from _containers_in(part, (*path, key))
@@ -309,7 +315,7 @@ def _numbers_in(value: Any) -> dict[Path, Any]:
 def _form(value: Any, varying: set[Path], path: Path) -> Any:
     if path in varying:
         return VARYING, type(value)
-    if type(value) not in _CONTAINERS:
+    if type(value) not in CONTAINERS:
         return value, type(value)
     parts = {key: _form(part, varying, (*path, key)) for key, part in _items(value)}
     return parts, type(value)
@@ -321,7 +327,7 @@ def _text(form: Any) -> str:
         return str(kind.__name__)
     if kind is dict:
         return f"{{{', '.join(f'{key!r}: {_text(part)}' for key, part in expected.items())}}}"
-    if kind in _CONTAINERS:
+    if kind in CONTAINERS:
         parts = ", ".join(map(_text, expected.values()))
         return f"[{parts}]" if kind is list else f"({parts})"
     return repr(expected)
@@ -334,7 +340,7 @@ def _has_form(value: Any, form: Any) -> bool:
         return False
     if expected is VARYING:
         return True
-    if kind not in _CONTAINERS:
+    if kind not in CONTAINERS:
         return repr(value) == repr(expected)
     items = _items(value)
     return len(items) == len(expected) and all(

@@ -127,6 +127,67 @@ def test_change_of_what_a_cache_holds_is_seen_by_later_calls():
     run(make, [((n,),) for n in (2, 3, 4, 4, 4, 2, 3)])
 
 
+def two_plans(read):
+    """A program that reads two plans by numbers, which may be one entry, and one that it keeps."""
+
+    def make():
+        @cached()
+        def plan(n):
+            return n * 2, [n, n // 2], "plan"
+
+        kept = {}
+
+        def program(x, n, m):
+            if not kept:
+                kept["first"] = plan(1)
+            return x + 1, read(plan, kept["first"], n, m)
+
+        program.cache = plan
+        return program
+
+    return make
+
+
+def changes_kept(plan, kept, n, m):
+    found = plan(n)[1]
+    kept[1].append(found[0])
+    length = len(found)
+    del kept[1][-1]
+    return length
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda plan, kept, n, m: (plan(n)[0], plan(1)[0]),
+        lambda plan, kept, n, m: (plan(1)[1], plan(n)[1][0])[0][0],
+        lambda plan, kept, n, m: [(a[0], b[1][0]) for a, b in [(plan(n), plan(m))]],
+        lambda plan, kept, n, m: (plan(n), plan(m)[1], plan(1)),
+        lambda plan, kept, n, m: (plan(n) is plan(m), plan(n)[1] is plan(1)[1]),
+        lambda plan, kept, n, m: plan(n) in [plan(m)] or plan(m)[1] is kept[1],
+        lambda plan, kept, n, m: (plan(n)[0], kept[0], kept[1][0]),
+        lambda plan, kept, n, m: (kept[1], plan(n)[0])[0][0],
+        changes_kept,
+    ],
+    ids=[
+        "number_then_known", "known_list_then_number", "two_numbers", "returned", "identity",
+        "identity_with_a_variable", "read_from_a_variable", "variable_read_later", "changed",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [(2, 3), (4, 5), (1, 1), (1, 1), (2, 3), (3, 3), (5, 1), (1, 2), (2, 2)],
+        [(1, 1), (2, 1), (3, 3), (3, 4), (1, 5), (1, 1), (4, 4), (5, 6)],
+        [(5, 4), (1, 5), (1, 7), (1, 8), (6, 2), (3, 2), (2, 1)],
+    ],
+    ids=["apart_first", "together_first", "apart_by_one"],
+)
+def test_look_ups_of_one_entry_and_of_two_are_told_apart(backend, read, numbers):
+    run(two_plans(read), [((2,), *pair) for pair in numbers], backend)
+
+
 def test_old_entry_serves_until_the_cache_is_cleared():
     def make():
         factor = 2

@@ -105,6 +105,18 @@ def cached_call() -> Calls:
     return varied_state(lambda x: x * cached(1), change)
 
 
+@relies_on(Kind.ALIASING_OF_ENTRIES)
+def entry_of_a_varying_number() -> Calls:
+    @functools.lru_cache
+    def cached(n: int) -> list[int]:
+        return [n]
+
+    def program(x, n):
+        return x * cached(n)[0] + cached(1)[0]
+
+    return program, [lambda n=n: (ones(), n) for n in (3, 1, 1, 5)]
+
+
 # Speculated values -------------------------------------------------------------------------------
 
 
