@@ -233,29 +233,32 @@ def _writes_to_what_it_reads(loaded: Loaded, call: int) -> bool:
 
 
 def _is_ill_conditioned(program: Program, call: int) -> bool:
-    """True if eager itself is far from the program's values in float64, some of whose roundings
-    decide comparisons: random values whose last bits differ tell.
+    """True if eager itself is far from the program's values in float64, in one of its calls up to
+    ``call``. Some of these roundings decide comparisons: random values whose last bits differ tell.
 
     Two results as far from these values, to either side, are twice as far from each other.
     """
     text, plain_type = program.text(), f"D = torch.{program.dtype}"
     precise = text.replace(plain_type, "D = torch.float64", 1).replace(".float()", ".double()")
     noisy = [precise.replace("NOISE = 0", f"NOISE = {k} * 2**-52", 1) for k in range(8)]
-    plain = _observe_last(text, call)
+    plain = _observe_calls(text, call + 1)
     tolerance = {name: value / 2 for name, value in TOLERANCE[program.dtype].items()}
     return any(
-        find_difference(plain, _observe_last(other, call), tolerance) is not None for other in noisy
+        find_difference(mine, precise, tolerance) is not None
+        for other in noisy
+        for mine, precise in zip(plain, _observe_calls(other, call + 1), strict=True)
     )
 
 
-def _observe_last(text: str, call: int) -> Observation:
-    """What the last of some calls of a program does in eager mode, with values in float64."""
+def _observe_calls(text: str, calls: int) -> list[Observation]:
+    """What some calls of a program do in eager mode, with values in float64."""
     loaded = Loaded(text)
     try:
         module = loaded.load()
-        for number in range(call + 1):
-            observation = observe(module, module.program, number, exact=True)
-        return _as_double(observation)
+        return [
+            _as_double(observe(module, module.program, number, exact=True))
+            for number in range(calls)
+        ]
     finally:
         loaded.remove()
 
@@ -268,7 +271,7 @@ def _as_double(observation: dict[str, Any]) -> dict[str, Any]:
     order = [
         observation[k] for k in ("result", "arguments", "globals", "gradients") if k in observation
     ]
-    tensors = [t.detach() for t in tensors_in(order)]
+    tensors = [t.detach().clone() for t in tensors_in(order)]  # later calls may write to them
     values = [t.double() if t.is_floating_point() else t for t in tensors]
     log = observation["globals"]["log"]
     logged = [len(log), *(value for value in log if isinstance(value, int))]
