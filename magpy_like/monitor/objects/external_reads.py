@@ -182,7 +182,14 @@ class ExternalReads:
             self._refs.read_absent(source, relation)
 
     def record_cached(self, value: Any) -> None:
-        """Record a cached result: the same object at every call from now on."""
+        """Record a cached result: the same object at every call from now on.
+
+        A variable with an access path of its own may be another object then.
+        """
+        node = self._variables.node(value)
+        if node is not None:
+            node.facts.add(Fact.IDENTITY)
+            return
         node = self._variables.constant(value)
         if is_instance(value, torch.Tensor):
             self._expect(node, value, False)

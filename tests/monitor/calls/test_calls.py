@@ -491,6 +491,56 @@ def test_cached_functions_are_recorded():
     check(program, lambda: (tensor(1), 3), other=[lambda: (tensor(1), 4)])
 
 
+class Counter:
+    def __init__(self, value):
+        self.value = value
+
+
+ENTRIES = {
+    "instances": [Counter(k) for k in range(4)],
+    "tuples": [(k, [k]) for k in range(4)],
+    "lists": [[k] for k in range(4)],
+    "tensors": [torch.full((2,), float(k)) for k in range(4)],
+}
+
+
+@pytest.mark.parametrize("numbers", [(2, 3, 1, 1, 2), (1, 2, 1, 3), (1, 1, 2, 2)])
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_argument_that_is_an_entry_of_a_cache_may_be_another_object_later(kind, numbers):
+    def make():
+        @functools.lru_cache
+        def entry(n):
+            return ENTRIES[kind][n]
+
+        def program(x, given):
+            return x * 2, given, entry(1), given is entry(1)
+
+        return program
+
+    twins = Twins(make)
+    for n in numbers:
+        twins.call(lambda n=n: (tensor(1), ENTRIES[kind][n]))
+    assert magpy.cache_info(twins.compiled).hits
+
+
+@pytest.mark.parametrize("numbers", [(2, 3, 1, 1, 2), (1, 2, 1, 3), (1, 1, 2, 2)])
+def test_writes_to_an_argument_that_is_an_entry_of_a_cache_are_read_there(numbers):
+    def make():
+        entry = functools.lru_cache(ENTRIES["instances"].__getitem__)
+
+        def program(x, given):
+            given.value += 1
+            found = entry(1).value
+            given.value -= 1
+            return x * found
+
+        return program
+
+    twins = Twins(make)
+    for n in numbers:
+        twins.call(lambda n=n: (tensor(1), ENTRIES["instances"][n]))
+
+
 def test_caches_hold_the_entries_of_eager_mode_for_varying_numbers():
     """A guard queries a cache last: a record for another number must not fill it."""
 

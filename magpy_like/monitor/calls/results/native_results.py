@@ -78,7 +78,7 @@ def finish_pure(context: Context, done: NativeCall, result: Any) -> None:
                 context.recording.variables.constant(result)
     if relation is not None and relation.kind is RelationKind.CONSTANT:
         context.account()
-        if not is_plain(result) and context.recording.variables.node(result) is None:
+        if not is_plain(result):
             context.recording.reads.record_cached(result)
     if done.operation in _REGISTRY_QUERIES and not result:
         abstract, queried = done.args
