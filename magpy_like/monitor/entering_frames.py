@@ -19,7 +19,6 @@ import torch
 import torch.utils.weak
 from torch.autograd.function import FunctionCtx
 
-from magpy_like.annotation import RelationKind
 from magpy_like.bytecode.instruction_facts import CALLS, operand_count, resume_offset
 from magpy_like.monitor.call_operands import call_operands, spread_callee_depth
 from magpy_like.monitor.calls import compiled_callees, polyfills, special_methods
@@ -29,7 +28,6 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state.default_device import MODE_CODE
 from magpy_like.native import NULL, frame_function, frame_locals, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph import Relation
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.tracing.fake_tensors import ATTRIBUTES_IN_PYTHON
@@ -146,15 +144,9 @@ class Entering:
             return
         if rec.variables.is_new_object(function):
             return
-        node = rec.variables.node(function) or rec.variables.constant(function)
         self._entered.add(id(function))
         self._keep.append(function)
-        for i, cell in enumerate(function.__closure__ or ()):
-            rec.reads.record(node, Relation(RelationKind.CLOSURE, i), cell)
-        for i, value in enumerate(function.__defaults__ or ()):
-            rec.reads.record(node, Relation(RelationKind.DEFAULT, i), value)
-        for name, value in (function.__kwdefaults__ or {}).items():
-            rec.reads.record(node, Relation(RelationKind.DEFAULT, name), value)
+        rec.reads.record_function(function)
 
     def _enter_method(
         self, context: Context, frame: types.FrameType, function: types.FunctionType

@@ -5,7 +5,7 @@ for every later call only if the code reads no variables and changes nothing out
 whose backward pass may do so runs as it is.
 
 The answer comes from the bytecode and is cautious: the code may use its arguments, modules, tensor
-operators and functions of the same kind.
+operators and functions of the same kind. The guard checks that these are still the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,14 +47,36 @@ _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float, int, type(N
 """Types of attributes of modules of torch and Python that no program sets."""
 
 
-def outside_dependence(function: object) -> str | None:
+class Reference(NamedTuple):
+    """A function whose code was examined, the contents of a cell, or a name in a module, a class
+    or a dictionary of global variables."""
+
+    owner: Any
+    name: str = ""
+
+
+class Examination:
+    """What the code that was examined refers to."""
+
+    def __init__(self) -> None:
+        self.references: list[Reference] = []
+        self._seen: set[types.FunctionType] = set()
+
+    def is_first(self, function: types.FunctionType) -> bool:
+        """Note a function; true if it has not been examined before."""
+        if function in self._seen:
+            return False
+        self._seen.add(function)
+        self.references.append(Reference(function))
+        return True
+
+
+def outside_dependence(function: object, examination: Examination) -> str | None:
     """The first variable or effect outside the backward pass of a custom function, as the end of a
     sentence; None if there is none, or no class is given."""
     if not isinstance(function, type):
         return None
-    backward = inspect.getattr_static(function, "backward", None)
-    backward = getattr(backward, "__func__", backward)
-    return next(_dependences(backward, {function}), None)
+    return next(_of_method(function, "backward", examination), None)
 
 
 def kept_dependence(node: object, is_external: Callable[[Any], bool]) -> str | None:
@@ -73,8 +95,17 @@ def kept_dependence(node: object, is_external: Callable[[Any], bool]) -> str | N
     for name, value in vars(node).items():
         if not _is_value(value, is_external):
             return f"has a {type(value).__qualname__} in `{name}` of its context"
-    seen: set[Any] = set()
-    return next((found for each in registered for found in _dependences(each, seen)), None)
+    examination = Examination()
+    return next((d for each in registered for d in _dependences(each, examination)), None)
+
+
+def references_of_operator(node: object) -> list[Reference]:
+    """What the functions refer to that a program has registered for its own operator, from whose
+    result the autograd node comes."""
+    function, examination = custom_function_of(node), Examination()
+    for registered in () if function is None else registered_functions(function):
+        next(_dependences(registered, examination), None)
+    return examination.references
 
 
 def _is_value(value: Any, is_external: Callable[[Any], bool]) -> bool:
@@ -87,23 +118,28 @@ def _is_value(value: Any, is_external: Callable[[Any], bool]) -> bool:
     return is_plain(value) or isinstance(value, torch.Tensor | type)
 
 
-def _dependences(value: Any, seen: set[Any]) -> Iterator[str]:
+def _of_method(cls: type, name: str, examination: Examination) -> Iterator[str]:
+    """The dependences of a static method of a custom function."""
+    examination.references.append(Reference(cls, name))
+    method = inspect.getattr_static(cls, name, None)
+    return _dependences(getattr(method, "__func__", method), examination)
+
+
+def _dependences(value: Any, examination: Examination) -> Iterator[str]:
     """What a value that the code calls, or a variable of it holds, depends on."""
-    value = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+    value = _without_wrappers_of_torch(value)
     if isinstance(value, types.ModuleType):
         return
     if isinstance(value, types.FunctionType):
         if _is_of_torch(value):
             if lookup(value) is not None and not _is_known(value):
                 yield f"calls {value.__qualname__}"
-        elif value not in seen:
-            seen.add(value)
-            yield from _of_code(value.__code__, value, seen)
+        elif examination.is_first(value):
+            yield from _of_code(value.__code__, value, examination)
     elif isinstance(value, type):
         if issubclass(value, torch.autograd.Function):
-            for name in ("forward", "backward"):
-                part = inspect.getattr_static(value, name, None)
-                yield from _dependences(getattr(part, "__func__", part), seen)
+            yield from _of_method(value, "forward", examination)
+            yield from _of_method(value, "backward", examination)
         elif value.__name__ not in _PURE_BUILTINS and not _is_of_torch(value):
             yield f"uses the class {value.__qualname__}"
     elif not _is_known(value):
@@ -111,7 +147,18 @@ def _dependences(value: Any, seen: set[Any]) -> Iterator[str]:
         yield f"calls {called}" if called else f"reads a {type(value).__qualname__}"
 
 
-def _of_code(code: types.CodeType, function: types.FunctionType, seen: set[Any]) -> Iterator[str]:
+def _without_wrappers_of_torch(value: Any) -> Any:
+    """The function that decorators of torch, such as ``once_differentiable``, have wrapped."""
+    while isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
+        if not str(value.__globals__.get("__name__")).startswith("torch."):
+            break
+        value = value.__wrapped__
+    return value
+
+
+def _of_code(
+    code: types.CodeType, function: types.FunctionType, examination: Examination
+) -> Iterator[str]:
     listing = list(dis.get_instructions(code))
     for number, instruction in enumerate(listing):
         name = instruction.opname
@@ -120,14 +167,17 @@ def _of_code(code: types.CodeType, function: types.FunctionType, seen: set[Any])
         elif name == "STORE_DEREF" and instruction.argval in code.co_freevars:
             yield f"sets the variable {instruction.argval}"
         elif name in _LOADS:
-            yield from _of_variable(listing, number, function, seen)
+            yield from _of_variable(listing, number, function, examination)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _of_code(constant, function, seen)
+            yield from _of_code(constant, function, examination)
 
 
 def _of_variable(
-    listing: list[dis.Instruction], number: int, function: types.FunctionType, seen: set[Any]
+    listing: list[dis.Instruction],
+    number: int,
+    function: types.FunctionType,
+    examination: Examination,
 ) -> Iterator[str]:
     """The dependences of a variable that an instruction loads, and of the attributes of modules
     that the next instructions look up in it."""
@@ -135,10 +185,12 @@ def _of_variable(
     if listing[number].opname == "LOAD_GLOBAL":
         missing = getattr(builtins, variable, None)
         value = function.__globals__.get(variable, missing)
+        examination.references.append(Reference(function.__globals__, variable))
     else:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
         if variable not in cells:
             return  # a local variable of this function
+        examination.references.append(Reference(cells[variable]))
         try:
             value = cells[variable].cell_contents
         except ValueError:
@@ -148,15 +200,17 @@ def _of_variable(
             break
         if not isinstance(value, types.ModuleType):
             if isinstance(value, type) and following.argval != "apply":
+                examination.references.append(Reference(value, following.argval))
                 found = inspect.getattr_static(value, following.argval, None)
                 if not isinstance(found, staticmethod):
                     yield f"reads {value.__qualname__}.{following.argval}"
                 value = getattr(found, "__func__", value)
             break
+        examination.references.append(Reference(value, following.argval))
         module, value = value, getattr(value, following.argval, None)
         if isinstance(value, _CONSTANTS) and (module is math or _is_of_torch(module)):
             return
-    yield from _dependences(value, seen)
+    yield from _dependences(value, examination)
 
 
 def _is_of_torch(value: Any) -> bool:

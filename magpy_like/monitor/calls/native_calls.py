@@ -26,7 +26,7 @@ from magpy_like.monitor.calls.argument_kinds import (
     is_python_instance,
     tensors_in,
 )
-from magpy_like.monitor.calls.backward_code import outside_dependence
+from magpy_like.monitor.calls.backward_code import Examination, outside_dependence
 from magpy_like.monitor.calls.call_inputs import (
     CALLS_NO_METHODS,
     COMPARES_OBJECTS,
@@ -40,7 +40,7 @@ from magpy_like.monitor.calls.lifted_calls import (
     finish_fold,
     finish_list_call,
 )
-from magpy_like.monitor.calls.operator_body import add_object_inputs
+from magpy_like.monitor.calls.operator_body import add_object_inputs, record_references
 from magpy_like.monitor.calls.operator_closures import Closure, close_over
 from magpy_like.monitor.calls.read_calls import inputs_of, record_read_call
 from magpy_like.monitor.calls.results.native_results import (
@@ -433,9 +433,12 @@ def _begin_operator(context: Context, call: NativeCall) -> Token:
             rec.graph.stays_whole = f"{describe(operation)} computes gradients inside"
         if operation in custom_function_calls:
             add_object_inputs(rec, call.args)
-            outside = outside_dependence(call.args[0]) if call.args else None
+            examination = Examination()
+            outside = outside_dependence(call.args[0], examination) if call.args else None
             if outside is not None:
                 rec.running.as_is = f"the backward pass of {describe(call.args[0])} {outside}"
+            else:
+                record_references(rec, examination.references)
             if function_mode_count():
                 rec.running.as_is = f"{describe(operation)} runs backward under a default device"
     if operation in _FOLLOWED_OPERATORS:

@@ -7,7 +7,7 @@ not reported.
 from __future__ import annotations
 
 import opcode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from magpy_like.annotation import RelationKind
 from magpy_like.bytecode.instruction_stream import parts_of
@@ -35,7 +35,7 @@ def read_global(context: Context, step: Step) -> Token:
     """``LOAD_GLOBAL``: a name of the module, or else of the built-ins."""
     frame = step.frame
     names = frame.f_globals
-    _read_name(context, step.name, names, frame.f_builtins)
+    context.recording.reads.record_global(names, step.name, frame.f_builtins)
     relation = Relation(RelationKind.GLOBAL, step.name)
     found = names.get(step.name)
     if not is_number_or_flag(found):
@@ -45,30 +45,11 @@ def read_global(context: Context, step: Step) -> Token:
     )
 
 
-def _read_name(
-    context: Context, name: str, names: dict[str, Any], builtins: dict[str, Any]
-) -> None:
-    entry = (id(names), name)
-    rec = context.recording
-    is_recorded = entry in context.recording.reads.globals_read and not rec.running.depth
-    if is_recorded and not is_number_or_flag(names.get(name)):
-        return
-    context.recording.reads.globals_read.add(entry)
-    node = rec.variables.constant(names)
-    relation = Relation(RelationKind.GLOBAL, name)
-    if name in names:
-        rec.reads.record(node, relation, names[name])
-    elif relation not in node.written:
-        rec.reads.record_absent(node, relation)
-        if name in builtins:
-            rec.reads.record(rec.variables.constant(builtins), relation, builtins[name])
-
-
 def read_name(context: Context, step: Step) -> Token:
     """``LOAD_NAME`` in a class body: a name of the new namespace first."""
     frame = step.frame
     if step.name not in frame.f_locals:
-        _read_name(context, step.name, frame.f_globals, frame.f_builtins)
+        context.recording.reads.record_global(frame.f_globals, step.name, frame.f_builtins)
     return None
 
 

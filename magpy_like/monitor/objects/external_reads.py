@@ -33,6 +33,7 @@ from magpy_like.monitor.operator_graph.running_operator import RunningOperator
 from magpy_like.monitor.operator_graph.tensor_sizes import TensorSizes
 from magpy_like.monitor.operator_graph.tensor_writes import TensorWrites
 from magpy_like.monitor.replayed_effects import Effects
+from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.native import TensorCheck, instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import (
@@ -194,6 +195,31 @@ class ExternalReads:
         if is_instance(value, torch.Tensor):
             self._expect(node, value, False)
             self.cached.append(value)
+
+    def record_global(self, names: dict[str, Any], name: str, builtins: dict[str, Any]) -> None:
+        """Record a read of a name of a module, or else of the built-ins."""
+        entry = (id(names), name)
+        is_recorded = entry in self.globals_read and not self._running.depth
+        if is_recorded and not is_number_or_flag(names.get(name)):
+            return
+        self.globals_read.add(entry)
+        node, relation = self._variables.constant(names), Relation(RelationKind.GLOBAL, name)
+        if name in names:
+            self.record(node, relation, names[name])
+        elif relation not in node.written:
+            self.record_absent(node, relation)
+            if name in builtins:
+                self.record(self._variables.constant(builtins), relation, builtins[name])
+
+    def record_function(self, function: types.FunctionType) -> None:
+        """Record the cells and default values of a function whose code runs."""
+        node = self._variables.node(function) or self._variables.constant(function)
+        for i, cell in enumerate(function.__closure__ or ()):
+            self.record(node, Relation(RelationKind.CLOSURE, i), cell)
+        for i, value in enumerate(function.__defaults__ or ()):
+            self.record(node, Relation(RelationKind.DEFAULT, i), value)
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self.record(node, Relation(RelationKind.DEFAULT, name), value)
 
     def record_drawn(self, value: Any) -> None:
         """Record a random object, which the mock creates before the operator graph runs."""

@@ -1,5 +1,6 @@
 """Custom functions are compiled only if their backward passes depend on their arguments alone."""
 
+import functools
 import math
 import random
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 import magpy_like as magpy
 from magpy_like.graph_operators.node_metadata import AS_IS
 from tests.compare import assert_same
+from tests.programs import load
 
 LOG, BUFFER, STATE = [], torch.zeros(3), {"count": 0, "scale": 2.0}
 SCALE = 2.0
@@ -64,10 +66,21 @@ def closure():
     return backward
 
 
+def times_scale(function):
+    @functools.wraps(function)
+    def wrapped(ctx, gradient):
+        LOG.append(2)
+        return function(ctx, gradient) * SCALE
+
+    return wrapped
+
+
 DEPENDENT = {
     "appends": lambda: log,
     "class attribute": lambda: lambda ctx, gradient: gradient * Settings.scale,
     "closure": closure,
+    "decorated": lambda: times_scale(lambda ctx, gradient: gradient * 3),
+    "decorated, once differentiable": lambda: once_differentiable(times_scale(log)),
     "gradient mode": lambda: lambda ctx, gradient: gradient * (1 + torch.is_grad_enabled()),
     "in a function": lambda: read_in_inner_function,
     "once differentiable": lambda: once_differentiable(log),
@@ -190,3 +203,158 @@ def test_backward_pass_of_its_arguments_alone_is_compiled(program):
     graphs = magpy.explain(run, torch.ones(3)).graphs
     assert graphs
     assert not any(AS_IS in node.meta for graph in graphs for node in graph.graph.nodes)
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+def itself(kept):
+    return kept
+
+
+def value_of(kept):
+    return kept.value
+
+
+KEPT = {
+    "global": (lambda given: SCALE, itself),
+    "attribute": (lambda given: Settings.scale, itself),
+    "computed": (lambda given: SCALE * 2 + 1, itself),
+    "entry": (lambda given: STATE["scale"], itself),
+    "list": (lambda given: [SCALE, 1], lambda kept: kept[0]),
+    "text": (lambda given: f"{SCALE}", lambda kept: float(kept)),
+    "attribute of an argument": (value_of, itself),
+    "argument": (itself, value_of),
+}
+"""Functions that read what a context keeps, and the number in it."""
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("name", KEPT)
+def test_numbers_that_differ_between_calls_reach_the_backward_pass(name, backend):
+    read, use = KEPT[name]
+    make = Holder if "argument" in name else bool
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, given):
+            ctx.kept = read(given)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * use(ctx.kept), None
+
+    def program(x, number):
+        return Scaled.apply(x.sin(), make(number)) + 1
+
+    def gradients(call):
+        global SCALE
+        found = []
+        for number in (2.0, 2.0, 3.0, 4.0, 5.0):
+            SCALE = STATE["scale"] = Settings.scale = number
+            x = torch.ones(3, requires_grad=True)
+            call(x, number).sum().backward()
+            found.append(x.grad)
+        return found
+
+    assert_same(gradients(magpy.compile(program, backend=backend)), gradients(program))
+
+
+TEXT = """
+import torch
+
+def helper(gradient, factor=3):
+    return gradient * factor
+
+def outer(gradient):
+    return helper(gradient) + 1
+
+class Methods:
+    @staticmethod
+    def helper(gradient):
+        return gradient * 3
+
+class Other(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return {backward}
+
+def program(x):
+    return Doubled.apply(x) + 1
+
+def change():
+    global helper
+    {change}
+"""
+REPLACED = {
+    "function": ("helper(gradient)", "helper = lambda gradient: gradient * 5"),
+    "code": ("helper(gradient)", "helper.__code__ = (lambda gradient, factor: gradient).__code__"),
+    "default": ("helper(gradient)", "helper.__defaults__ = (5,)"),
+    "inner function": ("outer(gradient)", "helper = lambda gradient: gradient * 5"),
+    "method": (
+        "Methods.helper(gradient)",
+        "Methods.helper = staticmethod(lambda gradient: gradient * 5)",
+    ),
+    "other custom function": (
+        "Other.apply(gradient)",
+        "Other.forward = staticmethod(lambda ctx, x: x * 5)",
+    ),
+    "backward pass": (
+        "gradient",
+        "Doubled.backward = staticmethod(lambda ctx, gradient: gradient * 5)",
+    ),
+    "attribute of a module": ("torch.square(gradient)", "torch.square = torch.neg"),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize(("backward", "change"), REPLACED.values(), ids=REPLACED)
+def test_functions_of_a_backward_pass_that_are_replaced(backward, change, backend, monkeypatch):
+    monkeypatch.setattr(torch, "square", torch.square)  # restored at the end
+    square, found = torch.square, []
+    for compiled in (False, True):
+        program = load(TEXT.format(backward=backward, change=change))()
+        call = magpy.compile(program, backend=backend) if compiled else program
+        for number in range(4):
+            x = torch.full((3,), 2.0, requires_grad=True)
+            call(x).sum().backward()
+            found.append(x.grad)
+            if number == 1:
+                program.__globals__["change"]()
+        torch.square = square
+    assert_same(found[4:], found[:4])
+    assert not torch.equal(found[1], found[2])
+
+
+def test_functions_that_a_registered_backward_pass_calls_may_be_replaced(monkeypatch):
+    @torch.library.custom_op("magpy_backward_code::quadruple", mutates_args=())
+    def quadruple(x: torch.Tensor) -> torch.Tensor:
+        return x * 4
+
+    quadruple.register_fake(torch.empty_like)
+    quadruple.register_autograd(lambda ctx, gradient: clamped(gradient))
+    run = magpy.compile(lambda x: quadruple(x) * 3)
+    found = []
+    for _ in range(3):
+        x = torch.ones(3, requires_grad=True)
+        run(x).sum().backward()
+        found.append(x.grad)
+        if len(found) == 2:
+            monkeypatch.setitem(globals(), "clamped", lambda gradient: gradient * 2)
+    assert_same(found, [torch.full((3,), value) for value in (1.0, 1.0, 6.0)])

@@ -19,6 +19,8 @@ from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.annotation.data_dependent_sizes import declared_shape
 from magpy_like.annotation.schema import InputProperty, OutputProperty
 from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tensors_in
+from magpy_like.monitor.calls.backward_code import references_of_operator
+from magpy_like.monitor.calls.operator_body import record_references
 from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
 from magpy_like.monitor.objects import class_creation, object_addresses
 from magpy_like.monitor.operator_graph.running_operator import RunningOperator
@@ -32,7 +34,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function
 from magpy_like.split_points import UnguardableRead
 from magpy_like.split_reasons import SplitReason
-from magpy_like.torch_compat.operators import operator_tags
+from magpy_like.torch_compat.operators import OpOverload, OpOverloadPacket, operator_tags
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -198,6 +200,9 @@ def _record_operator(context: Context, done: NativeCall, result: Any) -> None:
     if annotation.global_state or holds_tensor(result):
         shape = declared_shape(annotation, done.operation)
         context.recording.graph.add_operator(done.operation, done.args, done.kwargs, result, shape)
+        if is_instance(done.operation, OpOverload | OpOverloadPacket):
+            for node in [t.grad_fn for t in tensors_in(result) if t.requires_grad]:
+                record_references(context.recording, references_of_operator(node))
     elif on_tensors and result is None:
         context.recording.graph.add_operator(done.operation, done.args, done.kwargs, result)
     elif on_tensors and (done.operation in _REPEAT_OPERATORS or not _is_metadata(result)):

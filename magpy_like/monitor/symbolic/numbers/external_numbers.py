@@ -30,7 +30,12 @@ class ExternalNumbers:
         self._entry_values: dict[int, EntryValue] = {}
 
     def lift(self, node: ShadowNode, value: Any) -> Any:
-        """A new object for the number of an external variable."""
+        """A new object for the number of an external variable.
+
+        An operator that reads it runs uncompiled: its code reads the number of each call.
+        """
+        if self._rec.running.depth:
+            self._rec.running.as_is = "an operator reads a number that differs between calls"
         number = self._identities.lift(value, *self._entry_value(node, value))
         self._originals.note(number, value)
         return number
