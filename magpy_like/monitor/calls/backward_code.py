@@ -1,8 +1,10 @@
 """Dependences of a custom function's backward pass on anything but its arguments.
 
 A compiled graph calls ``backward`` once, while it is traced, and keeps the operators. That stands
-for every later call only if the code reads no variables and changes nothing outside. A function
-whose backward pass may do so runs as it is.
+for every later call only if the code reads no variables and changes nothing outside. Its tensors
+are stand-ins then: values, sizes and element types are those of a call, but layouts, classes and
+places in autograd's graph are not. A function whose backward pass may depend on such things runs as
+it is.
 
 The answer comes from the bytecode and is cautious: the code may use its arguments, modules, tensor
 operators and functions of the same kind. The guard checks that these are still the same.
@@ -16,14 +18,17 @@ import inspect
 import math
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from magpy_like.annotation.lookup import lookup
-from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.bytecode.foreign_writes import foreign_write
+from magpy_like.refgraph.plain_values import is_plain, storage_of
 from magpy_like.torch_compat.autograd import custom_function_of, registered_functions
+from magpy_like.torch_compat.operators import OpOverloadPacket
 
 _CHANGES = {
     "STORE_ATTR": "sets an attribute",
@@ -37,12 +42,23 @@ _LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _PURE_BUILTINS = frozenset(
     (
-        "abs", "all", "any", "bool", "divmod", "enumerate", "float", "int", "isinstance",
-        "issubclass", "len", "list", "max", "min", "pow", "range", "reversed", "round", "slice",
-        "sorted", "sum", "tuple", "type", "zip", "dict", "set", "str", "super",
+        "abs", "all", "any", "bool", "divmod", "enumerate", "float", "int", "len", "list", "max",
+        "min", "pow", "range", "reversed", "round", "slice", "sorted", "sum", "tuple", "zip",
+        "dict", "set", "str",
         "ValueError", "TypeError", "RuntimeError", "NotImplementedError", "AssertionError",
     )
 )  # fmt: skip
+_FACTS = frozenset(
+    (
+        "T", "H", "mT", "mH", "data", "device", "dim", "dtype", "element_size", "imag",
+        "is_complex", "is_floating_point", "layout", "ndim", "ndimension", "nelement", "numel",
+        "real", "shape", "size",
+    )
+)  # fmt: skip
+"""Attributes and methods of tensors, other than operators, in which a stand-in is as its tensor."""
+_OTHERWISE = frozenset(("is_leaf", "grad_fn", "grad", "retains_grad", "_backward_hooks"))
+"""Attributes of tensors that stand-ins do not have as their tensors do."""
+_OF_CONTEXT = ("needs_input_grad", "saved_tensors")
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float, int, type(None))
 """Types of attributes of modules of torch and Python that no program sets."""
 
@@ -76,15 +92,31 @@ def outside_dependence(function: object, examination: Examination) -> str | None
     sentence; None if there is none, or no class is given."""
     if not isinstance(function, type):
         return None
-    return next(_of_method(function, "backward", examination), None)
+    return next(
+        chain(_of_method(function, "backward", examination), _of_forward_pass(function)), None
+    )
 
 
-def kept_dependence(node: object, is_external: Callable[[Any], bool]) -> str | None:
+def _of_forward_pass(function: type) -> Iterator[str]:
+    """The dependences of a forward pass, which stand-ins run, on what they have otherwise; the
+    monitor sees all others."""
+    for name in ("forward", "setup_context"):
+        method = inspect.getattr_static(function, name, None)
+        code = getattr(getattr(method, "__func__", method), "__code__", None)
+        for found in _OTHERWISE.intersection(() if code is None else code.co_names):
+            yield f"has a forward pass that reads `{found}` of a tensor"
+
+
+def kept_dependence(
+    node: object, is_external: Callable[[Any], bool], shared: Collection[int]
+) -> str | None:
     """The same for an autograd node: objects that its context keeps, and variables or effects of
     the functions that a program has registered for its own operator. None for other nodes.
 
     Args:
         is_external: whether an object is from outside the record.
+        shared: the storages of the function's arguments and results. Autograd does not notice
+            writes to them through an attribute.
     """
     function = custom_function_of(node)
     if function is None:
@@ -93,7 +125,8 @@ def kept_dependence(node: object, is_external: Callable[[Any], bool]) -> str | N
     if _is_of_torch(function) and not registered:
         return None
     for name, value in vars(node).items():
-        if not _is_value(value, is_external):
+        is_own = isinstance(value, torch.Tensor) and storage_of(value) not in shared
+        if not is_own and not _is_value(value, is_external):
             return f"has a {type(value).__qualname__} in `{name}` of its context"
     examination = Examination()
     return next((d for each in registered for d in _dependences(each, examination)), None)
@@ -109,13 +142,13 @@ def references_of_operator(node: object) -> list[Reference]:
 
 
 def _is_value(value: Any, is_external: Callable[[Any], bool]) -> bool:
-    """True for a tensor, what never changes, and containers of the function's own."""
+    """True for what never changes, and for containers of the function's own."""
     if type(value) in (list, dict) and not is_external(value):
         parts = value if type(value) is list else [*value, *value.values()]
         return all(_is_value(part, is_external) for part in parts)
     if isinstance(value, tuple):
         return all(_is_value(part, is_external) for part in value)
-    return is_plain(value) or isinstance(value, torch.Tensor | type)
+    return is_plain(value) or isinstance(value, type)
 
 
 def _of_method(cls: type, name: str, examination: Examination) -> Iterator[str]:
@@ -135,6 +168,9 @@ def _dependences(value: Any, examination: Examination) -> Iterator[str]:
             if lookup(value) is not None and not _is_known(value):
                 yield f"calls {value.__qualname__}"
         elif examination.is_first(value):
+            for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+                if not is_plain(default):
+                    yield f"has a {type(default).__qualname__} as a default argument"
             yield from _of_code(value.__code__, value, examination)
     elif isinstance(value, type):
         if issubclass(value, torch.autograd.Function):
@@ -159,11 +195,15 @@ def _without_wrappers_of_torch(value: Any) -> Any:
 def _of_code(
     code: types.CodeType, function: types.FunctionType, examination: Examination
 ) -> Iterator[str]:
+    if (write := foreign_write(code)) is not None:
+        yield write
     listing = list(dis.get_instructions(code))
     for number, instruction in enumerate(listing):
         name = instruction.opname
         if name in _CHANGES:
             yield _CHANGES[name]
+        elif name in _ATTRIBUTES:
+            yield from _of_attribute(listing, number, code)
         elif name == "STORE_DEREF" and instruction.argval in code.co_freevars:
             yield f"sets the variable {instruction.argval}"
         elif name in _LOADS:
@@ -171,6 +211,30 @@ def _of_code(
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _of_code(constant, function, examination)
+
+
+def _of_attribute(
+    listing: list[dis.Instruction], number: int, code: types.CodeType
+) -> Iterator[str]:
+    """The dependence on an attribute that a stand-in of a tensor has otherwise than the tensor, or
+    that leads from a context to the function's class."""
+    name, owner = listing[number].argval, listing[number - 1]
+    variable = owner.argval[-1] if type(owner.argval) is tuple else owner.argval
+    is_context = owner.opname.startswith("LOAD_FAST") and variable == next(iter(code.co_varnames))
+    if is_context and code.co_name == "backward":
+        if name not in _OF_CONTEXT and (hasattr(_Context, name) or name.startswith("_")):
+            yield f"reads `{name}` of its context"
+    elif name in _FACTS or name in _OF_CONTEXT:
+        return
+    elif hasattr(torch.Tensor, name):
+        found = lookup(getattr(torch.Tensor, name))
+        if name == "contiguous" or found is None or not found.as_op_node or found.global_state:
+            yield f"reads `{name}` of a tensor"
+    elif hasattr(_Context, name) or name.startswith("_"):
+        yield f"reads `{name}`"
+
+
+_Context = torch.autograd.function.BackwardCFunction
 
 
 def _of_variable(
@@ -205,6 +269,10 @@ def _of_variable(
                 if not isinstance(found, staticmethod):
                     yield f"reads {value.__qualname__}.{following.argval}"
                 value = getattr(found, "__func__", value)
+            elif isinstance(value, OpOverloadPacket):
+                value = getattr(value, following.argval)
+            elif not isinstance(value, type):
+                yield f"reads `{following.argval}` of a {type(value).__qualname__}"
             break
         examination.references.append(Reference(value, following.argval))
         module, value = value, getattr(value, following.argval, None)

@@ -441,6 +441,8 @@ def _begin_operator(context: Context, call: NativeCall) -> Token:
                 record_references(rec, examination.references)
             if function_mode_count():
                 rec.running.as_is = f"{describe(operation)} runs backward under a default device"
+            elif any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+                rec.running.as_is = f"{describe(operation)} runs backward outside autocast"
     if operation in _FOLLOWED_OPERATORS:
         return finish_operator, call
     return context.suspension.until(finish_operator, call)

@@ -99,6 +99,9 @@ class GraphValues:
             node = self._operators.add_operator(
                 operation, args, kwargs, result, self.value, shape, not self._running.is_dynamic
             )
+        for tensor in tensors_in(result):
+            if type(tensor).__module__.partition(".")[0] != "torch":
+                self.runs_as_is = f"an operator returns a {type(tensor).__qualname__}"
         if self._running.as_is:
             node.meta[AS_IS] = self._running.as_is
             self.operators_as_is.append(self._running.as_is)
@@ -108,11 +111,11 @@ class GraphValues:
             self._note_custom_views(node, operation, args, result)
         if operation in custom_function_calls and torch.is_grad_enabled():
             self._note_custom_writes(node, args, result)
-        self._note_backward_code(node, operation, result)
+        self._note_backward_code(node, operation, args, result)
         self._writes.note_operator(operation, args, kwargs, result)
 
     def _note_backward_code(
-        self, node: fx.Node, operation: Callable[..., Any], result: Any
+        self, node: fx.Node, operation: Callable[..., Any], args: tuple[Any, ...], result: Any
     ) -> None:
         """Let a custom function, or an operator of the program's own, run as it is if its backward
         pass depends on outside objects."""
@@ -124,7 +127,9 @@ class GraphValues:
             return self._variables.node(value) is not None
 
         nodes = [t.grad_fn for t in tensors_in(result) if t.requires_grad]
-        reason = next(filter(None, (kept_dependence(each, is_external) for each in nodes)), None)
+        shared = {storage_of(t) for t in tensors_in((args, result))}
+        reasons = (kept_dependence(each, is_external, shared) for each in nodes)
+        reason = next(filter(None, reasons), None)
         if reason is not None and AS_IS not in node.meta:
             node.meta[AS_IS] = f"the backward pass of {describe(operation)} {reason}"
             self.operators_as_is.append(node.meta[AS_IS])

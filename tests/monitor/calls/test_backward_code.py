@@ -91,6 +91,15 @@ DEPENDENT = {
     "writes to a tensor": lambda: write,
 }
 """Functions that make backward passes."""
+
+
+def zeroed(ctx, gradient):
+    copy = gradient.clone()
+    copy[gradient > 0] = 0
+    copy += 1
+    return copy.mul_(2)
+
+
 INDEPENDENT = {
     "builtins": lambda ctx, gradient: gradient * float(len(gradient.shape)),
     "functional": lambda ctx, gradient: F.relu(gradient),
@@ -98,6 +107,7 @@ INDEPENDENT = {
     "mathematics": lambda ctx, gradient: gradient * math.sqrt(2) * math.pi,
     "method": lambda ctx, gradient: gradient.neg(),
     "once differentiable": once_differentiable(lambda ctx, gradient: clamped(gradient)),
+    "writes to a copy": zeroed,
     "operator": lambda ctx, gradient: torch.where(gradient > 0, gradient.to(torch.float32), 0),
 }
 
@@ -358,3 +368,153 @@ def test_functions_that_a_registered_backward_pass_calls_may_be_replaced(monkeyp
         if len(found) == 2:
             monkeypatch.setitem(globals(), "clamped", lambda gradient: gradient * 2)
     assert_same(found, [torch.full((3,), value) for value in (1.0, 1.0, 6.0)])
+
+
+def count_in_entry(ctx, gradient):
+    ctx.kept[0] += 1
+    return gradient * ctx.kept[0]
+
+
+FACTOR = [1]
+OF_ONE_CALL = {
+    "leaf": lambda ctx, gradient: gradient * (2 if ctx.saved_tensors[0].is_leaf else 3),
+    "node": lambda ctx, gradient: gradient * (2 if ctx.saved_tensors[0].grad_fn is None else 3),
+    "class": lambda ctx, gradient: (
+        gradient * (2 if isinstance(ctx.saved_tensors[0], torch.nn.Parameter) else 3)
+    ),
+    "layout": lambda ctx, gradient: gradient * (2 if gradient.is_contiguous() else 3),
+    "strides": lambda ctx, gradient: gradient * (2 + sum(gradient.stride())),
+    "contiguous": lambda ctx, gradient: gradient.contiguous(),
+    "list": lambda ctx, gradient: (ctx.kept.append(1), gradient * len(ctx.kept))[1],
+    "entry": count_in_entry,
+    "class attribute": lambda ctx, gradient: gradient * ctx._forward_cls.scale,
+    "attribute of a function": lambda ctx, gradient: gradient * clamped.scale,
+    "default argument": lambda ctx, gradient, factor=FACTOR: gradient * factor[0],
+}
+"""Backward passes that depend on more than the values of tensors."""
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("backward", OF_ONE_CALL.values(), ids=OF_ONE_CALL)
+def test_backward_passes_see_the_tensors_and_objects_of_their_call(backward, backend):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.kept = [1]
+            return x * 2
+
+    Doubled.backward = staticmethod(backward)
+
+    def gradients(call):
+        found = []
+        for number in (2, 2, 3):
+            FACTOR[0] = clamped.scale = Doubled.scale = number
+            x = torch.nn.Parameter(torch.ones(2, 3))
+            total = call(x).sum()
+            found += [torch.autograd.grad(total, x, retain_graph=True) for _ in range(2)]
+        return found
+
+    run = magpy.compile(Doubled.apply, backend=backend)
+    program = magpy.compile(lambda x: Doubled.apply(x), backend=backend)
+    expected = gradients(Doubled.apply)
+    assert_same(gradients(run), expected)
+    assert_same(gradients(program), expected)
+    assert magpy.cache_info(program).hits
+
+
+def check_gradients(forward, backward, use, backend="magpy"):
+    """Compares what ``use`` computes with the function of these two passes, call by call."""
+
+    class Made(torch.autograd.Function):
+        """Has the given functions."""
+
+    Made.forward, Made.backward = staticmethod(forward), staticmethod(backward)
+
+    def program(*args):
+        return Made.apply(*args)
+
+    run = magpy.compile(program, backend=backend)
+    for _ in range(3):
+        assert_same(use(run), use(program))
+    assert magpy.cache_info(run).hits
+
+
+def test_backward_passes_run_outside_the_autocast_of_the_caller():
+    def use(call):
+        x = torch.ones(2, 2, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = call(x)
+        result.backward(torch.eye(2))
+        return x.grad
+
+    check_gradients(
+        lambda ctx, x: x * 1, lambda ctx, gradient: gradient @ torch.full((2, 2), 257.0), use
+    )
+
+
+def test_tensors_in_containers_of_a_context_have_gradients():
+    def forward(ctx, x, w):
+        ctx.kept = (w,)
+        return x * w
+
+    def use(call):
+        x, w = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(call(x, w).sum(), x, create_graph=True)
+        (gradient.sum() + x.sum()).backward()
+        return gradient, w.grad
+
+    check_gradients(forward, lambda ctx, gradient: (gradient * ctx.kept[0].sin(), None), use)
+
+
+def test_attributes_of_a_context_may_be_written_to_before_the_backward_pass():
+    def forward(ctx, x, w):
+        ctx.w = w
+        return x * 2
+
+    def use(call):
+        x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+        total = call(x, w).sum()
+        w.add_(1)
+        total.backward()
+        return x.grad
+
+    check_gradients(forward, lambda ctx, gradient: (gradient * ctx.w, None), use)
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_global_tensor_that_a_custom_function_returns_has_a_history_of_each_call(backend):
+    class Constant(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return kept[0]
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    def program(x):
+        return Constant.apply(x)
+
+    run = magpy.compile(program, backend=backend)
+    found = []
+    for call in (program, run):
+        kept = [torch.ones(2)]
+        for _ in range(3):
+            x = torch.ones(2, requires_grad=True)
+            call(x).sum().backward()
+            found.append(x.grad)
+    assert_same(found[3:], found[:3])
+
+
+class Tagged(torch.Tensor):
+    """A class of tensors without functions of its own."""
+
+
+def test_results_keep_the_class_of_tensors():
+    run = magpy.compile(lambda x: [x.as_subclass(Tagged) * 2, x + 1])
+    doubled = magpy.compile(lambda x: x * 2)
+    for _ in range(3):
+        assert list(map(type, run(torch.ones(2)))) == [Tagged, torch.Tensor]
+        assert type(doubled(torch.ones(2))) is torch.Tensor
+        assert type(doubled(torch.ones(2).as_subclass(Tagged))) is Tagged

@@ -34,10 +34,12 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function
 from magpy_like.split_points import UnguardableRead
 from magpy_like.split_reasons import SplitReason
+from magpy_like.torch_compat.autograd import custom_function_calls
 from magpy_like.torch_compat.operators import OpOverload, OpOverloadPacket, operator_tags
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
+    from magpy_like.monitor.recording import Recording
 
     Token = tuple[Callable[..., Any], Any]
 
@@ -185,6 +187,8 @@ def _record_operator(context: Context, done: NativeCall, result: Any) -> None:
                 SplitReason.TENSOR_SUBCLASS,
                 f"creates a {type(tensor).__qualname__}, which has a __torch_function__",
             )
+    if done.operation in custom_function_calls:
+        _check_results_of_custom_function(context.recording, done.args, result)
     for position, value in inputs_of(done.args, done.kwargs):
         if annotation.writes_to(position, done.args):
             to_elements = torch.Tag.inplace_view not in operator_tags(done.operation)
@@ -213,6 +217,22 @@ def _record_operator(context: Context, done: NativeCall, result: Any) -> None:
     elif not on_tensors:
         context.lifted.specialize((done.args, tuple(done.kwargs.values())))
         finish_pure(context, done, result)
+
+
+def _check_results_of_custom_function(rec: Recording, args: tuple[Any, ...], result: Any) -> None:
+    """Check that a custom function returns no external tensor but its arguments.
+
+    Raises:
+        UnguardableRead: it does; the tensor has another history after each call.
+    """
+    arguments = list(tensors_in(args))
+    for tensor in tensors_in(result):
+        is_argument = any(tensor is each for each in arguments)
+        if not is_argument and rec.variables.node(tensor) is not None:
+            raise UnguardableRead(
+                SplitReason.FUNCTION_OPERAND,
+                "returns an external tensor from a custom function that does not receive it",
+            )
 
 
 _REPEAT_OPERATORS = (operator.mul, operator.imul)
