@@ -58,7 +58,10 @@ _FACTS = frozenset(
 """Attributes and methods of tensors, other than operators, in which a stand-in is as its tensor."""
 _OTHERWISE = frozenset(("is_leaf", "grad_fn", "grad", "retains_grad", "_backward_hooks"))
 """Attributes of tensors that stand-ins do not have as their tensors do."""
-_OF_CONTEXT = ("needs_input_grad", "saved_tensors")
+_OF_CONTEXT = (
+    "mark_dirty", "mark_non_differentiable", "needs_input_grad", "save_for_backward",
+    "saved_tensors", "set_materialize_grads",
+)  # fmt: skip
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float, int, type(None))
 """Types of attributes of modules of torch and Python that no program sets."""
 
