@@ -6,10 +6,14 @@ or flag that varies between calls is lifted by its read.
 
 from __future__ import annotations
 
+import inspect
 import types
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.nn.modules import module as nn_module
 
 from magpy_like.annotation import RelationKind
 from magpy_like.config import config
@@ -19,9 +23,10 @@ from magpy_like.monitor.objects.iterators import is_native_iterator
 from magpy_like.monitor.symbolic.expressions import distinct_copy
 from magpy_like.monitor.symbolic.variation import argument_path
 from magpy_like.monitor.symbolic.varying_reads import can_vary
-from magpy_like.native import frame_locals, lookup_in_type
+from magpy_like.native import frame_locals, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.torch_compat.recognized_functions import MODULE_CALLS
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -53,6 +58,7 @@ class ProgramArguments:
         others."""
         self.waiting = {}
         target, bound = self.target, 0
+        context.recording.keyword_order = _ordered_keywords(target, frame.f_code, self.kwargs)
         if is_instance(target, types.MethodType):
             context.recording.variables.constant(target.__self__)
             target, bound = target.__func__, 1
@@ -145,3 +151,31 @@ def _with_identity(context: Context, key: int | str, value: Any) -> Any:
     number = distinct_copy(value)
     context.originals.note(number, value)
     return number
+
+
+def _ordered_keywords(
+    target: Any, code: types.CodeType, keywords: Iterable[str]
+) -> tuple[str, ...]:
+    """The keywords that the compiled function receives in a dictionary, whose order it may read.
+
+    A module without hooks passes all keywords on to ``forward``.
+    """
+    if code is MODULE_CALLS[0].__code__ and not _has_forward_hooks(target):
+        forward = lookup_in_type(type(target), "forward")
+        if is_instance(forward, types.FunctionType) and "forward" not in instance_dict(target):
+            code = forward.__code__
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return ()
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    named = parameters[code.co_posonlyargcount :]
+    return tuple(name for name in keywords if name not in named)
+
+
+def _has_forward_hooks(module: torch.nn.Module) -> bool:
+    """True if hooks may receive the keywords of a module's call."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or nn_module._global_forward_hooks
+        or nn_module._global_forward_pre_hooks
+    )

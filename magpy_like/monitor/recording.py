@@ -105,6 +105,9 @@ class Recording:
         self.classes = ClassReads()
         self.autograd = AutogradReads()
         self.state = ProcessState(self.lifted)
+        self.keyword_order: tuple[str, ...] = ()
+        """The keywords in the ``**`` parameter of the compiled function, as the call orders
+        them."""
         self.checkpointed: CheckpointRun | None = None
         """The innermost checkpointed call that is running."""
         self.split: SplitPoint | None = None

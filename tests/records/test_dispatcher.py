@@ -42,6 +42,49 @@ def test_record_that_matched_last_is_tried_first():
     assert dispatcher(fast).records == (older, newest)
 
 
+def any_keywords(x, **keywords):
+    return x * 2, list(keywords)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x, *, a=0, b=0):
+        return x * a + b
+
+
+class Named(torch.nn.Module):
+    def forward(self, x, *, a=0, **others):
+        return x * a, dict(others)
+
+
+@pytest.mark.parametrize("target", [any_keywords, Named()], ids=["function", "module"])
+def test_order_of_keywords_in_a_dictionary_is_that_of_the_call(target):
+    fast = magpy.compile(target, backend="eager")
+    x = tensor(1)
+    for names in ("abc", "abc", "cba", "abc", "cba"):
+        keywords = dict.fromkeys(names, 1)
+        assert str(fast(x, **keywords)) == str(target(x, **keywords))
+    assert magpy.cache_info(fast)[:3] == (3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "target", [lambda x, a, b: x * a + b, Scaled(), Named()], ids=["function", "module", "mixed"]
+)
+def test_keywords_of_parameters_match_in_any_order(target):
+    fast = magpy.compile(target, backend="eager")
+    fast(tensor(1), a=1, b=2)
+    fast(tensor(1), b=2, a=1)
+    assert magpy.cache_info(fast)[:3] == (1, 1, 1)
+
+
+def test_hook_of_a_module_receives_the_keywords_in_the_order_of_the_call():
+    module, seen = Scaled(), []
+    module.register_forward_pre_hook(lambda m, a, k: seen.append(list(k)), with_kwargs=True)
+    fast = magpy.compile(module, backend="eager")
+    for names in ("ab", "ab", "ba"):
+        fast(tensor(1), **dict.fromkeys(names, 1))
+    assert seen == [["a", "b"], ["a", "b"], ["b", "a"]]
+
+
 def test_program_without_operators_has_a_record_without_a_graph():
     fast = magpy.compile(lambda n: [n, n + 1], backend="eager", dynamic=False)
     assert [fast(1), fast(1), fast(2)] == [[1, 2], [1, 2], [2, 3]]

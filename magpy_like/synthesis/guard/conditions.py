@@ -16,6 +16,7 @@ class Kind(enum.StrEnum):
     # Arguments and process-wide state.
     POSITIONAL_ARGUMENTS = "arguments: their number, no keywords"
     KEYWORD_ARGUMENTS = "arguments: their number and keywords"
+    KEYWORD_ORDER = "arguments: order of the keywords in a ** parameter"
     TORCH_MODES = "state: torch's modes"
     DEFAULT_DEVICE = "state: default device"
     STATE_READ = "state: result of a call on known arguments"

@@ -103,6 +103,15 @@ class GuardBuilder:
                 f"len(args) == {count} and not kwargs",
                 f"{count} positional arguments, no keywords",
             )
+        ordered = self._rec.keyword_order
+        if len(ordered) > 1:  # one keyword, or a parameter's own, has no order for the program
+            others = sorted(set(self._keywords) - set(ordered))
+            found = f"[k for k in kwargs if k not in {others}]" if others else "list(kwargs)"
+            self.writer.check(
+                Kind.KEYWORD_ORDER,
+                f"{found} == {list(ordered)}",
+                f"keywords in the order {', '.join(ordered)}",
+            )
 
     def _node(self, node: ShadowNode) -> None:
         """Write the conditions on the edges to a variable, its contents, and absent relations."""

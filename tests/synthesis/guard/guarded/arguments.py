@@ -45,6 +45,18 @@ def different_keywords() -> Calls:
     ]
 
 
+@relies_on(Kind.KEYWORD_ORDER, after_split=False)
+def order_of_keywords() -> Calls:
+    def program(x, *, c=0, **others):
+        return x * c, list(others)
+
+    return program, [
+        lambda: ((ones(),), {"a": 1, "c": 2, "b": 1}),
+        lambda: ((ones(),), {"a": 1, "b": 1, "c": 2}),
+        lambda: ((ones(),), {"b": 1, "c": 2, "a": 1}),
+    ]
+
+
 @relies_on(Kind.VALUE_EQUALITY, Kind.VALUE)
 def number() -> Calls:
     return varied_argument(lambda x, n: x * n if n != 1 else x, lambda: 0, lambda: 1)
