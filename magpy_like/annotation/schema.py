@@ -62,7 +62,7 @@ class RelationKind(enum.Enum):
     ARGUMENT = "argument"  # the output is one of the inputs, chosen by the operation
     SELF = "self"  # the output is the input
     COPY = "copy"  # the output is new and contains the same elements
-    MAPPING = "mapping"  # the mapping of a mapping proxy
+    MAPPING = "mapping"  # the mapping of a mapping proxy, or of a view of a dictionary
     CONTEXT = "context"  # the value of a context variable
     CLOSURE = "closure"
     DEFAULT = "default argument"

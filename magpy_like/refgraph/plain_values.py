@@ -79,8 +79,9 @@ IDENTITY_TYPES: tuple[type, ...] = (
 """Types whose instances are compared by identity."""
 
 
-def proxied_mapping(proxy: types.MappingProxyType[Any, Any]) -> Any:
-    """The mapping of a proxy, to which Python itself offers no access."""
+def proxied_mapping(proxy: Any) -> Any:
+    """The mapping of a mapping proxy or a view of a dictionary, to which Python itself offers no
+    access."""
     return gc.get_referents(proxy)[0]
 
 

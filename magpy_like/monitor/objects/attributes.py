@@ -21,6 +21,7 @@ from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.calls.compiled_callees import read_original
 from magpy_like.monitor.objects.class_lookup import location_of_class_number, read_class, read_super
 from magpy_like.monitor.objects.class_lookup import location_of_store as location_of_class_store
+from magpy_like.monitor.objects.containers import DICT_VIEWS
 from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL, instance_dict, lookup_in_type
@@ -243,6 +244,8 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
             read_slot(rec, value, name, found)
         elif name == "__dict__":
             read_dictionary(rec, value)
+        elif name == "mapping" and is_instance(value, DICT_VIEWS):
+            rec.inspections.shown_mapping(value)  # the result is a new proxy of it
         elif kind not in _GETTER_KINDS or not _is_followed(found):
             _read_natively(rec, value, name, kind)
         return

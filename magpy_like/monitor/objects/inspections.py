@@ -15,6 +15,7 @@ import torch
 from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.containers import (
     CONTAINERS,
+    DICT_VIEWS,
     any_hashes_in_python,
     arguments_of,
     elements,
@@ -64,6 +65,8 @@ class Inspections:
             return
         if is_instance(value, types.MappingProxyType) and read is not ValueRead.TYPE:
             value = self.unwrap_proxy(value)
+        elif is_instance(value, DICT_VIEWS) and read is ValueRead.LENGTH:
+            value = self.shown_mapping(value)
         node = self._variables.node(value)
         if node is None:
             if read in (ValueRead.ALL, ValueRead.PAIRS):
@@ -92,8 +95,10 @@ class Inspections:
 
     def unwrap_proxy(self, value: Any) -> Any:
         """The mapping that a mapping proxy shows; any other value itself."""
-        if not is_instance(value, types.MappingProxyType):
-            return value
+        return self.shown_mapping(value) if is_instance(value, types.MappingProxyType) else value
+
+    def shown_mapping(self, value: Any) -> Any:
+        """The mapping that a mapping proxy or a view of a dictionary shows."""
         mapping, node = proxied_mapping(value), self._variables.node(value)
         if node is not None:
             self._reads.record(node, Relation(RelationKind.MAPPING), mapping)
