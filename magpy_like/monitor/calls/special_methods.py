@@ -121,10 +121,14 @@ def read_compared_special_methods(rec: Recording) -> None:
 
 
 def read_class_checks(rec: Recording, operation: Any, args: tuple[Any, ...]) -> None:
-    """Record the look-ups of ``callable``, ``isinstance`` and ``issubclass``."""
+    """Record the look-ups of ``callable``, ``isinstance`` and ``issubclass``, and the bases of the
+    tested class."""
     if operation is callable and args:
         class_lookup.read_class(rec, type(args[0]), "__call__")
     elif operation in (isinstance, issubclass) and len(args) == 2:
+        tested = type(args[0]) if operation is isinstance else args[0]
+        if is_instance(tested, type):
+            class_lookup.read_mro(rec, tested)
         for cls in args[1] if type(args[1]) is tuple else args[1:]:
             class_lookup.read_class(
                 rec, type(cls), f"__{'instance' if operation is isinstance else 'subclass'}check__"

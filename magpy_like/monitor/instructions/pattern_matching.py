@@ -1,18 +1,20 @@
-"""``match`` statements: each pattern inspects its subject no deeper than Python does."""
+"""``match`` statements: each pattern inspects its subject no deeper than Python does. ``except``
+clauses, which match the class of an exception."""
 
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import ValueRead
-from magpy_like.monitor.calls import read_calls
+from magpy_like.monitor.calls import read_calls, special_methods
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
+    from magpy_like.monitor.recording import Recording
 
 
 def inspect_length(context: Context, step: Step) -> Token:
@@ -40,6 +42,7 @@ def match_keys(context: Context, step: Step) -> Token:
 def match_class(context: Context, step: Step) -> Token:
     """``case Class(positional, keyword=…)``."""
     subject, cls, keywords = step.stack[-3:]
+    special_methods.read_class_checks(context.recording, isinstance, (subject, cls))
     if is_instance(subject, cls):
         if step.oparg:
             attributes.read_attribute(context.recording, cls, "__match_args__")
@@ -47,3 +50,17 @@ def match_class(context: Context, step: Step) -> Token:
         for name in (*positional, *keywords):
             attributes.read_attribute(context.recording, subject, name)
     return None
+
+
+def match_exception(context: Context, step: Step) -> Token:
+    """``except Class`` and ``except* Class``."""
+    _read_bases(context.recording, step.stack[-2])
+    return None
+
+
+def _read_bases(rec: Recording, exception: Any) -> None:
+    """Record the bases of the class of an exception, and of those in a group."""
+    class_lookup.read_mro(rec, type(exception))
+    if is_instance(exception, BaseExceptionGroup):
+        for part in BaseExceptionGroup.exceptions.__get__(exception):
+            _read_bases(rec, part)

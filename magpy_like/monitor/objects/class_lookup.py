@@ -89,10 +89,17 @@ def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -
             else:
                 rec.reads.record_absent(node, relation)
         if (is_defined and (i or base is not cls)) or (not is_defined and base is bases[-1]):
-            node, relation = rec.variables.constant(cls), Relation(RelationKind.SLOT, MRO)
-            rec.reads.record(node, relation, _mro_of(cls))
+            read_mro(rec, cls)
         if is_defined:
             return
+
+
+def read_mro(rec: Recording, cls: type) -> None:
+    """Record a read of the classes that a class inherits from: ``__bases__`` can be set."""
+    for base in _mro_of(cls) if rec.variables.is_new_object(cls) else (cls,):
+        if base.__flags__ & HEAP_TYPE and not rec.variables.is_new_object(base):
+            node, relation = rec.variables.constant(base), Relation(RelationKind.SLOT, MRO)
+            rec.reads.record(node, relation, _mro_of(base))
 
 
 def location_of_class_number(
