@@ -19,6 +19,7 @@ import torch
 
 from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.calls.compiled_callees import read_original
+from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.class_lookup import location_of_class_number, read_class, read_super
 from magpy_like.monitor.objects.class_lookup import location_of_store as location_of_class_store
 from magpy_like.monitor.objects.containers import DICT_VIEWS
@@ -123,8 +124,11 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
             rec.inspections.unwrap_proxy(proxy)
             return
         of_metaclass = read_class(rec, cls, name)  # before the class's own when it is a property
-        if read_class(rec, value, name) is NULL and of_metaclass is NULL:
+        found = read_class(rec, value, name)
+        if found is NULL and of_metaclass is NULL:
             read_class(rec, cls, "__getattr__")
+        class_lookup.read_descriptor_methods(rec, of_metaclass)
+        class_lookup.read_descriptor_methods(rec, found)
         of_heap = value.__flags__ & HEAP_TYPE and not rec.variables.is_new_object(value)
         if of_heap and name in _CLASS_SLOTS and type(of_metaclass) is types.GetSetDescriptorType:
             rec.reads.record(
@@ -239,7 +243,7 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
     found = read_class(rec, cls, name)
     kind = type(found)
-    if kind is property or hasattr(kind, "__set__"):
+    if class_lookup.precedes_instance(rec, found):
         if kind is types.MemberDescriptorType:
             read_slot(rec, value, name, found)
         elif name == "__dict__":
@@ -384,6 +388,7 @@ def location_of_store(
         ):
             return None
     found = read_class(rec, cls, name)  # of a new object too: its class may get a descriptor
+    class_lookup.read_descriptor_methods(rec, found)
     if node is None:
         return None
     if is_instance(found, types.MemberDescriptorType) and node is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _dict_of = type.__dict__["__dict__"].__get__
 _mro_of = type.__dict__["__mro__"].__get__
+_DESCRIPTOR_METHODS = ("__get__", "__set__", "__delete__")
 
 
 def entries_of(rec: Recording, cls: type) -> ShadowNode:
@@ -58,9 +59,28 @@ def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
         if rec.variables.is_new_object(of) and not rec.variables.is_new_object(base):
             read_class(rec, base, name)
         if name in _dict_of(base):
+            read_descriptor_methods(rec, _dict_of(base)[name])
             if not rec.variables.is_new_object(of):
                 _look_up(rec, of, name, (name, cls), following, _dict_of(base)[name])
             return
+
+
+def read_descriptor_methods(rec: Recording, found: Any) -> None:
+    """Record whether a class attribute is a descriptor: its class may get or lose the methods."""
+    kind = type(found)
+    if found is not NULL and kind.__flags__ & HEAP_TYPE:
+        for name in _DESCRIPTOR_METHODS:
+            read_class(rec, kind, name)
+
+
+def precedes_instance(rec: Recording, found: Any) -> bool:
+    """True if a class attribute is a descriptor that Python calls before it looks into the
+    instance."""
+    if found is NULL:
+        return False
+    read_descriptor_methods(rec, found)
+    getter, *setters = (lookup_in_type(type(found), name) for name in _DESCRIPTOR_METHODS)
+    return getter is not NULL and any(setter is not NULL for setter in setters)
 
 
 def _look_up(
