@@ -55,7 +55,8 @@ def attribute_location(rec: Recording, value: Any, name: str) -> tuple[ShadowNod
     is None if the instance is new.
     """
     if is_instance(value, types.ModuleType):
-        return rec.variables.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
+        rec.variables.constant(value)  # the guard checks its class
+        return rec.variables.constant(instance_dict(value)), Relation(RelationKind.GLOBAL, name)
     if rec.reads.dictionaries:
         kept = rec.variables.node(instance_dict(value))
         if kept is not None and kept.changed:
@@ -156,8 +157,18 @@ def _find_operator(within: Any, name: str) -> None:
 
 
 def read_module(rec: Recording, module: types.ModuleType, name: str) -> None:
-    rec.variables.constant(module)
-    read_instance(rec, module, name)
+    """Record the reads of ``module.name``: also those of ``__getattr__``, which Python looks up in
+    the module before its class."""
+    cls = type(module)
+    for part in (module, instance_dict(module)):
+        rec.variables.constant(part)
+    read_class(rec, cls, "__getattribute__")
+    found = read_class(rec, cls, name)
+    if class_lookup.precedes_instance(rec, found) or read_instance(rec, module, name):
+        return
+    if found is NULL:
+        read_instance(rec, module, "__getattr__")
+        read_class(rec, cls, "__getattr__")
 
 
 def read_method(rec: Recording, method: types.MethodType) -> None:

@@ -77,8 +77,9 @@ class FixedObjects:
         value, writer = node.variable, self._writer
         if node.plain:
             return  # its identity implies the rest
-        if node.type.__flags__ & HEAP_TYPE and not is_instance(value, type):
-            writer.watched((Kind.FIXED_TYPE,), "type", value)  # __class__ can be assigned
+        of_heap = node.type.__flags__ & HEAP_TYPE and not is_instance(value, type)
+        if of_heap or is_instance(value, types.ModuleType):  # __class__ can be assigned
+            writer.watched((Kind.FIXED_TYPE,), "type", value)
         as_found = node.first.value
         if is_instance(value, np.ndarray) and as_found is not None:
             same = functools.partial(same_metadata, value, as_found)
