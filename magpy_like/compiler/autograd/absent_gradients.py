@@ -27,7 +27,7 @@ from magpy_like.graph_operators.checkpoint_batch_norm import (
     functions_of_inputs,
     update_on_recompute,
 )
-from magpy_like.torch_compat.autograd import custom_function_of
+from magpy_like.torch_compat.autograd import custom_function_of, registered_functions
 from magpy_like.torch_compat.operators import OperatorBase, OpOverloadPacket
 from magpy_like.torch_compat.tracing.symbolic_expressions import (
     PythonReferenceAnalysis,
@@ -166,8 +166,12 @@ def _skip_functions(functions: set[Any]) -> None:
 
 
 def _is_custom_function(node: Any) -> bool:
+    """True for a node of the program's own, also of an operator that it has registered."""
     function = custom_function_of(node)
-    return function is not None and function.__module__.split(".")[0] not in ("magpy_like", "torch")
+    if function is None:
+        return False
+    package = function.__module__.split(".")[0]
+    return package not in ("magpy_like", "torch") or any(registered_functions(function))
 
 
 class _SkippableFunction:

@@ -365,6 +365,37 @@ def _gradient_of_parts(ctx, one, other):
 _parts.register_autograd(_gradient_of_parts, setup_context=_save_input)
 
 
+RAN = []
+
+
+@torch.library.custom_op("absent_gradients::logged", mutates_args=())
+def _logged(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _log_gradient(ctx, gradient):
+    RAN.append(1)
+    return gradient + 1
+
+
+_logged.register_fake(torch.empty_like)
+_logged.register_autograd(_log_gradient)
+
+
+def test_operator_that_runs_as_it_is_runs_backward_when_eager_runs_it():
+    def function(x):
+        return _logged(x * 2).exp(), x.sin()
+
+    fast = magpy.compile(function)
+    inputs = leaves((3,))
+    for used in subsets(2) * 2:
+        seen = []
+        for call in (fast, function):
+            RAN.clear()
+            seen.append((gradients(call, used, inputs), torch.tensor(len(RAN))))
+        torch.testing.assert_close(*seen)
+
+
 def _whole_and_selected(x):
     return x, x[[0, 1]], x[x > 0.1]
 
