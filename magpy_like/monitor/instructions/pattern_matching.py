@@ -1,10 +1,9 @@
-"""``match`` statements: each pattern inspects its subject no deeper than Python does. ``except``
-clauses, which match the class of an exception."""
+"""``match`` statements: each pattern inspects its subject no deeper than Python does."""
 
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls import read_calls, special_methods
@@ -14,7 +13,6 @@ from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
-    from magpy_like.monitor.recording import Recording
 
 
 def inspect_length(context: Context, step: Step) -> Token:
@@ -50,17 +48,3 @@ def match_class(context: Context, step: Step) -> Token:
         for name in (*positional, *keywords):
             attributes.read_attribute(context.recording, subject, name)
     return None
-
-
-def match_exception(context: Context, step: Step) -> Token:
-    """``except Class`` and ``except* Class``."""
-    _read_bases(context.recording, step.stack[-2])
-    return None
-
-
-def _read_bases(rec: Recording, exception: Any) -> None:
-    """Record the bases of the class of an exception, and of those in a group."""
-    class_lookup.read_mro(rec, type(exception))
-    if is_instance(exception, BaseExceptionGroup):
-        for part in BaseExceptionGroup.exceptions.__get__(exception):
-            _read_bases(rec, part)

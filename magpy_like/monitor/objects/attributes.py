@@ -23,6 +23,7 @@ from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.class_lookup import location_of_class_number, read_class, read_super
 from magpy_like.monitor.objects.class_lookup import location_of_store as location_of_class_store
 from magpy_like.monitor.objects.containers import DICT_VIEWS
+from magpy_like.monitor.objects.exc_info import rely_on_none_outside
 from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL, instance_dict, lookup_in_type
@@ -254,6 +255,8 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
     found = read_class(rec, cls, name)
     kind = type(found)
+    if name == "__context__" and is_instance(value, BaseException):
+        rely_on_none_outside(rec)
     if class_lookup.precedes_instance(rec, found):
         if kind is types.MemberDescriptorType:
             read_slot(rec, value, name, found)
