@@ -201,16 +201,17 @@ def _of_code(
     if (write := foreign_write(code)) is not None:
         yield write
     listing = list(dis.get_instructions(code))
+    of_variables = set[int]()
     for number, instruction in enumerate(listing):
         name = instruction.opname
         if name in _CHANGES:
             yield _CHANGES[name]
-        elif name in _ATTRIBUTES:
+        elif name in _ATTRIBUTES and number not in of_variables:
             yield from _of_attribute(listing, number, code)
         elif name == "STORE_DEREF" and instruction.argval in code.co_freevars:
             yield f"sets the variable {instruction.argval}"
         elif name in _LOADS:
-            yield from _of_variable(listing, number, function, examination)
+            yield from _of_variable(listing, number, function, examination, of_variables)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _of_code(constant, function, examination)
@@ -223,8 +224,8 @@ def _of_attribute(
     that leads from a context to the function's class."""
     name, owner = listing[number].argval, listing[number - 1]
     variable = owner.argval[-1] if type(owner.argval) is tuple else owner.argval
-    is_context = owner.opname.startswith("LOAD_FAST") and variable == next(iter(code.co_varnames))
-    if is_context and code.co_name == "backward":
+    is_first = owner.opname.startswith("LOAD_FAST") and variable in code.co_varnames[:1]
+    if is_first and code.co_name == "backward":
         if name not in _OF_CONTEXT and (hasattr(_Context, name) or name.startswith("_")):
             yield f"reads `{name}` of its context"
     elif name in _FACTS or name in _OF_CONTEXT:
@@ -245,9 +246,10 @@ def _of_variable(
     number: int,
     function: types.FunctionType,
     examination: Examination,
+    attributes: set[int],
 ) -> Iterator[str]:
     """The dependences of a variable that an instruction loads, and of the attributes of modules
-    that the next instructions look up in it."""
+    that the next instructions look up in it, whose numbers join ``attributes``."""
     variable = listing[number].argval
     if listing[number].opname == "LOAD_GLOBAL":
         missing = getattr(builtins, variable, None)
@@ -262,9 +264,10 @@ def _of_variable(
             value = cells[variable].cell_contents
         except ValueError:
             value = None
-    for following in listing[number + 1 :]:
+    for position, following in enumerate(listing[number + 1 :], start=number + 1):
         if following.opname not in _ATTRIBUTES:
             break
+        attributes.add(position)
         if not isinstance(value, types.ModuleType):
             if isinstance(value, type) and following.argval != "apply":
                 examination.references.append(Reference(value, following.argval))

@@ -104,6 +104,7 @@ INDEPENDENT = {
     "builtins": lambda ctx, gradient: gradient * float(len(gradient.shape)),
     "functional": lambda ctx, gradient: F.relu(gradient),
     "in a function": lambda ctx, gradient: [clamped(g) for g in (gradient,)][0],
+    "in an inner function": lambda ctx, gradient: (lambda: gradient.neg())(),
     "mathematics": lambda ctx, gradient: gradient * math.sqrt(2) * math.pi,
     "method": lambda ctx, gradient: gradient.neg(),
     "once differentiable": once_differentiable(lambda ctx, gradient: clamped(gradient)),
