@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from magpy_like.config import config
+from magpy_like.graph_operators.node_metadata import AS_IS
 from magpy_like.split_points import SplitPoint
 from magpy_like.torch_compat.tracing.symbolic_tracing import is_symbolically_traced
 
@@ -85,6 +86,7 @@ class Explanation:
         lines = []
         for i, segment in enumerate(self.segments):
             lines.append(f"segment {i}: {segment.begins}: {_summarise_graph(segment.graph)}")
+            lines += _operators_as_they_are(segment.graph)
             if segment.ends_at is not None:
                 lines.append(f"  up to {segment.ends_at.filename}:{segment.ends_at.lineno}")
         if not self.segments:
@@ -107,6 +109,15 @@ def _summarise_graph(graph: torch.fx.GraphModule | None) -> str:
     operators = sum(n.op.startswith("call") for n in graph.graph.nodes)
     inputs = sum(n.op == "placeholder" for n in graph.graph.nodes)
     return f"graph of {operators} operators, {inputs} inputs"
+
+
+def _operators_as_they_are(graph: torch.fx.GraphModule | None) -> list[str]:
+    """A line for each operator that no backend receives, with the reason."""
+    return [
+        f"  {node.name} runs as it is: {node.meta[AS_IS]}"
+        for node in (graph.graph.nodes if graph is not None else ())
+        if AS_IS in node.meta
+    ]
 
 
 def _split_points_by_reason(points: list[SplitPoint]) -> str:

@@ -3,6 +3,7 @@
 import functools
 import math
 import random
+import re
 
 import pytest
 import torch
@@ -422,6 +423,16 @@ def test_backward_passes_see_the_tensors_and_objects_of_their_call(backward, bac
     assert_same(gradients(run), expected)
     assert_same(gradients(program), expected)
     assert magpy.cache_info(program).hits
+
+
+def test_explain_has_the_reason_why_a_custom_function_runs_as_it_is():
+    program = program_with(lambda ctx, gradient: gradient.contiguous())
+    x = torch.ones(3, requires_grad=True)
+    report = str(magpy.explain(magpy.compile(program), x))
+    reason = "the backward pass of .*Doubled reads `contiguous` of a tensor"
+    assert re.search(f"apply runs as it is: {reason}", report)
+    plain = program_with(lambda ctx, gradient: gradient * 2)
+    assert "runs as it is" not in str(magpy.explain(magpy.compile(plain), x))
 
 
 def check_gradients(forward, backward, use, backend="magpy"):
