@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn.modules import module as nn_module
 
 from magpy_like.annotation import RelationKind
 from magpy_like.config import config
@@ -26,7 +25,7 @@ from magpy_like.monitor.symbolic.varying_reads import can_vary
 from magpy_like.native import frame_locals, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
-from magpy_like.torch_compat.recognized_functions import MODULE_CALLS
+from magpy_like.torch_compat.recognized_functions import MODULE_CALLS, global_forward_hooks
 
 if TYPE_CHECKING:
     from magpy_like.monitor.context import Context
@@ -173,9 +172,4 @@ def _ordered_keywords(
 
 def _has_forward_hooks(module: torch.nn.Module) -> bool:
     """True if hooks may receive the keywords of a module's call."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or nn_module._global_forward_hooks
-        or nn_module._global_forward_pre_hooks
-    )
+    return bool(module._forward_hooks or module._forward_pre_hooks or any(global_forward_hooks))
