@@ -26,7 +26,7 @@ PLAIN = {
     "num": ["1", "2", "{s}", "0", "True"],
     "flag": ["True", "False"],
     "flt": ["0.5", "1.5", "{s} / 4"],
-    "nl": ["[1, 2]", "[{s}]", "[]", "settings['factors']", "[3, 1, 2]"],
+    "nl": ["[1, 2]", "[{s}]", "[]", "settings['factors']", "plan({s})[1]"],
     "tl": ["[random_values({s}, {n})]", "[random_values({s}, {n}), random_values(1, {n})]"],
     "td": [
         "{{'a': random_values({s}, {n})}}",

@@ -234,6 +234,45 @@ class Divided(torch.autograd.Function):
     def backward(ctx, left, _, right):
         return left + right, right * 2
 
+def weighted(backward):
+    @functools.wraps(backward)
+    def inner(ctx, gradient):
+        log.append("weighted")
+        return backward(ctx, gradient) * settings["scale"]
+    return inner
+
+class Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    @weighted
+    def backward(ctx, gradient):
+        return gradient + 1
+
+class Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, node):
+        ctx.scale, ctx.seen, ctx.count = settings["scale"], [], node.count
+        return x * ctx.count
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.seen.append(1)
+        return gradient * ctx.scale * len(ctx.seen) + ctx.count, None
+
+class Placed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x)
+        ctx.other = y
+        return x + y
+    @staticmethod
+    def backward(ctx, gradient):
+        copy = gradient.clone()
+        copy[ctx.saved_tensors[0] > 0] = 0
+        factor = 2 if gradient.is_contiguous() else 3
+        return gradient.contiguous() * factor, copy * ctx.other
+
 class Grown(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
