@@ -34,10 +34,10 @@ _OF_ITEMS = ("COPY", "SWAP", "BINARY_SUBSCR", "BINARY_SLICE", "BINARY_OP")
 """Instructions between a load and a write that lead to a part of the loaded object."""
 
 
-def foreign_write(code: types.CodeType) -> str | None:
+def foreign_write(code: types.CodeType, listing: Listing) -> str | None:
     """The first write to an object that the code may not have created, as the end of a sentence;
-    None if there is none. A method that may be a tensor's or a set's counts for a name's sake."""
-    listing = list(dis.get_instructions(code))
+    None if there is none. The name of a method decides: its object may be a tensor or a container.
+    ``listing``: the instructions of ``code``."""
     new = _new_locals(code, listing)
     for position, instruction in enumerate(listing):
         change = _change(instruction)

@@ -2,8 +2,8 @@
 
 A compiled graph calls ``backward`` once, while it is traced, and keeps the operators. That stands
 for every later call only if the code reads no variables and changes nothing outside. Its tensors
-are stand-ins then: values, sizes and element types are those of a call, but layouts, classes and
-places in autograd's graph are not. A function whose backward pass may depend on such things runs as
+are fake tensors then: they have the sizes and element types of a call, but not its layouts, classes
+and places in autograd's graph. A function whose backward pass may depend on such things runs as
 it is.
 
 The answer comes from the bytecode and is cautious: the code may use its arguments, modules, tensor
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magpy_like.annotation import Annotation
 from magpy_like.annotation.lookup import lookup
 from magpy_like.bytecode.foreign_writes import foreign_write
 from magpy_like.refgraph.plain_values import is_plain, storage_of
@@ -48,16 +49,16 @@ _PURE_BUILTINS = frozenset(
         "ValueError", "TypeError", "RuntimeError", "NotImplementedError", "AssertionError",
     )
 )  # fmt: skip
-_FACTS = frozenset(
+_SHARED_WITH_FAKE = frozenset(
     (
         "T", "H", "mT", "mH", "data", "device", "dim", "dtype", "element_size", "imag",
         "is_complex", "is_floating_point", "layout", "ndim", "ndimension", "nelement", "numel",
         "real", "shape", "size",
     )
 )  # fmt: skip
-"""Attributes and methods of tensors, other than operators, in which a stand-in is as its tensor."""
-_OTHERWISE = frozenset(("is_leaf", "grad_fn", "grad", "retains_grad", "_backward_hooks"))
-"""Attributes of tensors that stand-ins do not have as their tensors do."""
+"""Attributes and methods, other than operators, that a fake tensor shares with its tensor."""
+_AUTOGRAD_STATE = frozenset(("is_leaf", "grad_fn", "grad", "retains_grad", "_backward_hooks"))
+"""Attributes that a fake tensor does not share with its tensor."""
 _OF_CONTEXT = (
     "mark_dirty", "mark_non_differentiable", "needs_input_grad", "save_for_backward",
     "saved_tensors", "set_materialize_grads",
@@ -75,7 +76,7 @@ class Reference(NamedTuple):
 
 
 class Examination:
-    """What the code that was examined refers to."""
+    """The references of examined code."""
 
     def __init__(self) -> None:
         self.references: list[Reference] = []
@@ -101,12 +102,12 @@ def outside_dependence(function: object, examination: Examination) -> str | None
 
 
 def _of_forward_pass(function: type) -> Iterator[str]:
-    """The dependences of a forward pass, which stand-ins run, on what they have otherwise; the
+    """The dependences of a forward pass on autograd's state, which differs for fake tensors; the
     monitor sees all others."""
     for name in ("forward", "setup_context"):
         method = inspect.getattr_static(function, name, None)
         code = getattr(getattr(method, "__func__", method), "__code__", None)
-        for found in _OTHERWISE.intersection(() if code is None else code.co_names):
+        for found in _AUTOGRAD_STATE.intersection(() if code is None else code.co_names):
             yield f"has a forward pass that reads `{found}` of a tensor"
 
 
@@ -136,8 +137,10 @@ def kept_dependence(
 
 
 def references_of_operator(node: object) -> list[Reference]:
-    """What the functions refer to that a program has registered for its own operator, from whose
-    result the autograd node comes."""
+    """The references of the functions registered for an operator of the program's own.
+
+    ``node`` is the autograd node of a result.
+    """
     function, examination = custom_function_of(node), Examination()
     for registered in () if function is None else registered_functions(function):
         next(_dependences(registered, examination), None)
@@ -198,9 +201,9 @@ def _without_wrappers_of_torch(value: Any) -> Any:
 def _of_code(
     code: types.CodeType, function: types.FunctionType, examination: Examination
 ) -> Iterator[str]:
-    if (write := foreign_write(code)) is not None:
-        yield write
     listing = list(dis.get_instructions(code))
+    if (write := foreign_write(code, listing)) is not None:
+        yield write
     of_variables = set[int]()
     for number, instruction in enumerate(listing):
         name = instruction.opname
@@ -220,19 +223,19 @@ def _of_code(
 def _of_attribute(
     listing: list[dis.Instruction], number: int, code: types.CodeType
 ) -> Iterator[str]:
-    """The dependence on an attribute that a stand-in of a tensor has otherwise than the tensor, or
-    that leads from a context to the function's class."""
+    """The dependence on an attribute in which a fake tensor differs from its tensor, or that leads
+    from a context to the function's class."""
     name, owner = listing[number].argval, listing[number - 1]
     variable = owner.argval[-1] if type(owner.argval) is tuple else owner.argval
     is_first = owner.opname.startswith("LOAD_FAST") and variable in code.co_varnames[:1]
     if is_first and code.co_name == "backward":
         if name not in _OF_CONTEXT and (hasattr(_Context, name) or name.startswith("_")):
             yield f"reads `{name}` of its context"
-    elif name in _FACTS or name in _OF_CONTEXT:
+    elif name in _SHARED_WITH_FAKE or name in _OF_CONTEXT:
         return
     elif hasattr(torch.Tensor, name):
         found = lookup(getattr(torch.Tensor, name))
-        if name == "contiguous" or found is None or not found.as_op_node or found.global_state:
+        if name == "contiguous" or found is None or not _is_operator(found):
             yield f"reads `{name}` of a tensor"
     elif hasattr(_Context, name) or name.startswith("_"):
         yield f"reads `{name}`"
@@ -305,6 +308,10 @@ def _is_known(value: Any) -> bool:
         return True
     found = lookup(value)
     return found is not None and (
-        (found.as_op_node and not found.global_state)
-        or (found.pure_closure and not found.state_read)
+        _is_operator(found) or (found.pure_closure and not found.state_read)
     )
+
+
+def _is_operator(annotation: Annotation) -> bool:
+    """True for an operator that changes no global state."""
+    return annotation.as_op_node and not annotation.global_state

@@ -69,7 +69,7 @@ def add_object_inputs(rec: Recording, args: tuple[Any, ...]) -> None:
 
 
 def record_references(rec: Recording, references: Iterable[Reference]) -> None:
-    """Record the reads of what the backward pass of a custom function refers to."""
+    """Record reads of the references of a backward pass."""
     for owner, name in references:
         if is_instance(owner, FunctionType):
             if not rec.variables.is_new_object(owner):
