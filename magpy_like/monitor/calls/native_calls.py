@@ -309,6 +309,8 @@ def _read_inputs(context: Context, call: NativeCall) -> list[Any]:
     """
     rec, operation, on_graph = context.recording, call.operation, call.on_graph
     by_key = orders_by_key(operation, call.kwargs)
+    relation = call.annotation.output.relation
+    subscripts = relation is not None and relation.kind is RelationKind.ITEM
     changed = []
     moves_elements = (
         operation in _CALLS_PER_ELEMENT and bool(call.args) and is_followed(call.args[0])
@@ -330,7 +332,7 @@ def _read_inputs(context: Context, call: NativeCall) -> list[Any]:
             continue
         if operation is set.pop or (properties.value_read in READS_ELEMENTS and not is_of_sets):
             object_addresses.guard_set_order(rec, value)
-        if properties.value_read not in CALLS_NO_METHODS:
+        if properties.value_read not in CALLS_NO_METHODS or subscripts:
             special_methods.read_special_methods(rec, value)
         if properties.in_place and not is_instance(value, torch.Tensor):
             changed.append(value)

@@ -15,14 +15,18 @@ from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor.calls.argument_kinds import holds_tensor, uses_special_methods
 from magpy_like.monitor.calls.native_calls import begin_native_call, record_change
 from magpy_like.monitor.calls.results.native_results import finish_followed, recorded_call
-from magpy_like.monitor.calls.special_methods import operator_methods
+from magpy_like.monitor.calls.special_methods import (
+    operator_methods,
+    read_special_methods,
+    read_special_methods_of_class,
+)
 from magpy_like.monitor.calls.unreported_native_reads import guard_numpy_error_state
-from magpy_like.monitor.objects import class_lookup, object_addresses
+from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
-from magpy_like.refgraph.plain_values import HEAP_TYPE, is_mutable_class, is_plain, is_same_value
+from magpy_like.refgraph.plain_values import is_mutable_class, is_plain, is_same_value
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
@@ -91,6 +95,7 @@ def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | 
     if operation in FORMATS and is_instance(args[0], str | bytes | bytearray):
         if holds_tensor(args[1]):
             raise Split(SplitReason.TENSOR_VALUE_READ, "formats a tensor as text")
+        read_special_methods(rec, args[1])
     if on_tensors and not in_python:
         annotation = lookup(operation)
         if annotation is None:
@@ -125,11 +130,7 @@ def operate(context: Context, operation: Any, args: tuple[Any, ...]) -> Token | 
             rec.inspections.visit(value, ValueRead.ALL)
         if operation in _COMPARISONS or not is_instance(value, _SEQUENCES):
             rec.inspections.record_comparison(value)
-        for name in SPECIAL_METHODS.get(operation, ()):
-            if type(value).__flags__ & HEAP_TYPE:
-                class_lookup.read_class(rec, type(value), name)
-        if on_tensors and type(value).__flags__ & HEAP_TYPE:
-            class_lookup.read_class(rec, type(value), "__torch_function__")
+        read_special_methods_of_class(rec, type(value))
     if operation in FORMATS and is_instance(args[0], str | bytes) and not is_plain(args[1]):
         return object_addresses.finish_text, None
     if in_python:

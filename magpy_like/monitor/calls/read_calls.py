@@ -16,6 +16,7 @@ from magpy_like.annotation import (
     ValueRead,
     lookup,
 )
+from magpy_like.monitor.calls import special_methods
 from magpy_like.monitor.objects import attributes, class_lookup, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS
 from magpy_like.monitor.objects.iterators import external_advance_split
@@ -223,6 +224,7 @@ def iterate(rec: Recording, source: Any) -> None:
     if is_plain(source) or is_instance(source, torch.Tensor):
         return
     source = rec.inspections.unwrap_proxy(source)
+    special_methods.read_special_methods_of_class(rec, type(source))
     object_addresses.guard_set_order(rec, source)
     node = rec.variables.node(source)
     if node is None:

@@ -39,6 +39,7 @@ from magpy_like.monitor.calls.results.native_results import (
     finish_pure,
     recorded_call,
 )
+from magpy_like.monitor.calls.special_methods import read_special_methods
 from magpy_like.monitor.calls.storage_calls import check_resize, check_window
 from magpy_like.monitor.objects import exc_info, locks, object_addresses
 from magpy_like.monitor.operator_graph import profiler_labels
@@ -198,6 +199,7 @@ def handle_special_methods(context: Context, call: NativeCall) -> Any:
     """An operator that special methods in Python implement: the monitor follows them."""
     if call.annotation.as_op_node and uses_special_methods(call.operation, call.args):
         for value in call.args:
+            read_special_methods(context.recording, value)
             visit_input(context.recording, value)
         return finish_followed, None
     return NotImplemented

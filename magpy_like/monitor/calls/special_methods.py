@@ -17,7 +17,7 @@ from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import HEAP_TYPE
+from magpy_like.refgraph.plain_values import HEAP_TYPE, is_plain
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 
@@ -68,7 +68,8 @@ def operator_methods(function: str) -> tuple[str, ...]:
 
 
 CLASS_CHECKS = {callable, isinstance, issubclass}
-_SPECIAL_NAMES = tuple(dict.fromkeys(name for group in _GROUPS for name in group))
+_OF_TORCH = ("__torch_function__", "__array__")
+_SPECIAL_NAMES = tuple(dict.fromkeys((*_ALTERNATIVES, *_OF_TORCH)))
 
 
 def enter_special_method(rec: Recording, receiver: Any, function: types.FunctionType) -> None:
@@ -97,12 +98,15 @@ def _special_functions(cls: type) -> dict[types.FunctionType, list[str]]:
 
 
 def read_special_methods(rec: Recording, value: Any) -> None:
-    """Record that native code may look up any special method of an object and its elements."""
-    kinds = {type(value)}
-    if is_instance(value, CONTAINERS):
-        kinds.update(map(type, elements(value)))
-    for cls in kinds:
-        read_special_methods_of_class(rec, cls)
+    """Record that native code may look up any special method of an object and its elements, at
+    any depth."""
+    seen, waiting = set(), [value]
+    while waiting:
+        value = waiting.pop()
+        read_special_methods_of_class(rec, type(value))
+        if is_instance(value, CONTAINERS) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(element for element in elements(value) if not is_plain(element))
 
 
 def read_special_methods_of_class(rec: Recording, cls: type) -> None:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 import operator
 import types
 
@@ -150,6 +151,52 @@ def test_special_method_added_to_a_list_subclass_takes_effect(operation):
     Items.__len__ = lambda self: 0
     Items.__iter__ = lambda self: iter([5])
     assert fast(tensor(1, 2))[1] == operation(items)
+
+
+LOOKED_UP_BY_NATIVE_CODE = {
+    "abs": (abs, "__abs__"),
+    "power": (lambda a: pow(a, 2), "__pow__"),
+    "quotient and rest": (lambda a: divmod(a, 2), "__divmod__"),
+    "sum": (lambda a: sum([1, a]), "__radd__"),
+    "product": (lambda a: math.prod([a, 2]), "__rmul__"),
+    "operator's sum": (lambda a: operator.add(a, 1), "__add__"),
+    "operator's negation": (operator.neg, "__neg__"),
+    "operator's comparison": (lambda a: operator.lt(a, 3), "__lt__"),
+    "operator's item": (lambda a: operator.getitem(a, 0), "__getitem__"),
+    "reduction": (lambda a: functools.reduce(operator.add, [a, a]), "__add__"),
+    "accumulation": (lambda a: list(itertools.accumulate([a, 1])), "__add__"),
+    "number in a text": (lambda a: "%.1f" % (a,), "__float__"),
+    "index in a text": (lambda a: "%x" % (a,), "__index__"),
+    "elements in a text": (lambda a: "%s" % [[a]], "__repr__"),
+    "elements at depth": (lambda a: str([[a]]), "__repr__"),
+    "iterator": (lambda a: list(iter(a)), "__iter__"),
+    "iteration by items": (lambda a: [*a], "__getitem__"),
+    "unpacked": (lambda a: (lambda *b: b)(*a), "__iter__"),
+    "repetition": (lambda a: [0] * a, "__index__"),
+    "torch function": (lambda a: torch.add(torch.ones(1), a), "__torch_function__"),
+}
+ADDED_LATER = {
+    "__float__": lambda self: 7.0,
+    "__getitem__": lambda self, key: [4, 5][key],
+    "__index__": lambda self: 2,
+    "__iter__": lambda self: iter([8]),
+    "__repr__": lambda self: "new",
+    "__torch_function__": classmethod(lambda *_: 29),
+}
+
+
+@pytest.mark.parametrize("base, value", [(object, ()), (int, (3,)), (list, ([1],)), (str, ("ab",))])
+@pytest.mark.parametrize(
+    "operation, name", LOOKED_UP_BY_NATIVE_CODE.values(), ids=list(LOOKED_UP_BY_NATIVE_CODE)
+)
+def test_special_method_that_native_code_looks_up_may_be_added(operation, name, base, value):
+    Kind = type("Kind", (base,), {})
+    instance = Kind(*value)
+    fast = magpy.compile(lambda x: (x * 2, _outcome(operation, instance)), backend="eager")
+    for _ in range(2):
+        assert_same(fast(tensor(1, 2))[1], _outcome(operation, instance))
+    setattr(Kind, name, ADDED_LATER.get(name, lambda self, *_: 77))
+    assert_same(fast(tensor(1, 2))[1], _outcome(operation, instance))
 
 
 def test_instance_check_added_to_a_metaclass_takes_effect():
