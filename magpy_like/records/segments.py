@@ -35,6 +35,7 @@ from magpy_like.monitor.torch_state import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.records.foreign_tracing import describe_observer
 from magpy_like.split_points import (
     BranchRefused,
     SourcePosition,
@@ -280,7 +281,11 @@ class SegmentCut:
             run.end()
 
     def _ends_observed(self, run: MonitorRun) -> bool:
-        """End the run if the dynamic instruction has set a trace or profile function."""
+        """End the run if the dynamic instruction has set a trace or profile function, or begun
+        something that sees each operator, such as a mode: it would see the monitor's own."""
+        if describe_observer() is not None:
+            run.end()
+            return True
         if not are_replaced(self._observers):
             return False
         self.segment.dispatcher.program.run_natively(OBSERVES_ITSELF)
