@@ -13,13 +13,15 @@ where no gradient reaches the function; eager mode does not recompute it either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from magpy_like.torch_compat.autograd import is_node_needed, set_version
+from magpy_like.torch_compat.autograd import current_backward_pass, is_node_needed, set_version
 from magpy_like.torch_compat.tracing.fake_tensors import detect_fake_mode
 
 Update = tuple[Any, float, Any]
@@ -34,9 +36,72 @@ class StatisticsUpdateUnsupported(Exception):
 def update_on_recompute(result: Tensor, updates: Sequence[Update]) -> Tensor:
     """Mark ``result`` as that of a function that makes ``updates`` when its gradient arrives.
 
-    The identity: a backend that compiles the graph makes the updates.
+    The identity: a backend that compiles the graph makes the updates. For gradients of gradients it
+    runs the graph once more, and each further backward pass recomputes the function.
     """
-    return result
+    recomputations: Recomputations | None = getattr(_thread, "recomputations", None)
+    return result if recomputations is None else recomputations.attach(result, updates)
+
+
+_thread = threading.local()
+"""Attribute ``recomputations``: those of the compiled call that this thread runs once more."""
+
+
+class Recomputations:
+    """The statistics that the checkpointed functions of one compiled call update, and the backward
+    passes that have recomputed each function: one pass does it once."""
+
+    def __init__(self, targets: Sequence[Sequence[Tensor]]) -> None:
+        """``targets``: for each function the statistics, in the order of its updates."""
+        self._targets = targets
+        self._passes: list[set[int]] = [set() for _ in targets]
+        self._attached = 0
+        self._outer: int | None = None
+        """The pass that takes gradients by a second run: that run's have numbers of their own."""
+
+    def update(self, function: int, updates: Iterable[tuple[float, Any]]) -> None:
+        """Make the updates (scale, change) of a function, unless this pass has made them."""
+        number = current_backward_pass() if self._outer is None else self._outer
+        if number in self._passes[function]:
+            return
+        self._passes[function].add(number)
+        for target, (scale, change) in zip(self._targets[function], updates, strict=True):
+            _update(target, scale, change)
+
+    @contextlib.contextmanager
+    def second_run(self) -> Iterator[None]:
+        """Runs the program of the call once more inside of a backward pass."""
+        self._attached, self._outer = 0, current_backward_pass()
+        before = getattr(_thread, "recomputations", None)
+        _thread.recomputations = self
+        try:
+            yield
+        finally:
+            self._outer, _thread.recomputations = None, before
+
+    def attach(self, result: Tensor, updates: Sequence[Update]) -> Tensor:
+        """``result``; passes that compute its gradient, or that of its gradient, make the updates
+        of the next function."""
+        function, self._attached = self._attached, self._attached + 1
+        changes = [
+            (scale, change.detach() if isinstance(change, Tensor) else change)
+            for _, scale, change in updates
+        ]
+        return _UpdatingIdentity.apply(result, lambda: self.update(function, changes))
+
+
+class _UpdatingIdentity(torch.autograd.Function):
+    """The identity; ``update`` is called in each backward pass, of any order."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, update: Callable[[], None]) -> Tensor:
+        ctx.update = update
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.update()
+        return _UpdatingIdentity.apply(gradient, ctx.update), None
 
 
 class _StatisticsChange(torch.autograd.Function):
@@ -127,12 +192,12 @@ class CheckpointStatistics:
         first = len(gradients) - len(self.auxiliary_inputs)
         return gradients[:first], gradients[first:]
 
-    def targets(self, args: Sequence[Any]) -> dict[int, Tensor]:
-        """Input index -> the statistics that a call with these arguments will update."""
-        return {index: args[index] for updates in self._updates for index, _, _ in updates}
+    def recomputations(self, args: Sequence[Any]) -> Recomputations:
+        """Those of a call with these arguments."""
+        return Recomputations([[args[k] for k, _, _ in updates] for updates in self._updates])
 
     def apply_updates(
-        self, targets: dict[int, Tensor], gradients: Sequence[Any], executed: set[int]
+        self, recomputations: Recomputations, gradients: Sequence[Any], executed: set[int]
     ) -> tuple[Any, ...]:
         """Update the statistics of the functions that a backward pass recomputes, last one first.
 
@@ -140,12 +205,14 @@ class CheckpointStatistics:
         gradients, None for the auxiliary inputs.
         """
         gradients, changes = self._split_gradients(gradients)
-        for updates, change, leaves in reversed(
-            [*zip(self._updates, changes, self._leaves, strict=True)]
-        ):
+        functions = [*zip(self._updates, changes, self._leaves, strict=True)]
+        for function, (updates, change, leaves) in reversed([*enumerate(functions)]):
             if change is not None and not executed.isdisjoint(leaves):
-                for index, scale, part in updates:
-                    _update(targets[index], scale, change[part] if type(part) is slice else part)
+                parts = (
+                    (scale, change[part] if type(part) is slice else part)
+                    for _, scale, part in updates
+                )
+                recomputations.update(function, parts)
         return (*gradients, *[None] * len(changes))
 
 

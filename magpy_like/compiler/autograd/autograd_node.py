@@ -318,12 +318,13 @@ def _make_forward(
     count, views, constant = layout.results, layout.views, layout.non_differentiable
     materialize = layout.materialize
     noting = second_run if second_run is not None and second_run.notes_calls else None
+    updates_statistics = bool(statistics.auxiliary_inputs)
 
     def forward(ctx: Any, *args: Any) -> Any:
         ctx.call_arguments = save_call_arguments(args)
         if noting is not None:
             noting.note_call(ctx, args)
-        ctx.targets = statistics.targets(args)
+        ctx.recomputations = statistics.recomputations(args) if updates_statistics else None
         results = run_forward([*args])
         saved.save(ctx, [*map(not_view, results[checked])])
         ctx.symints, ctx.opaque_objects = results[numbers], ()
@@ -404,7 +405,7 @@ def _with_statistics_updates(
 ) -> Call:
     """``backward``, which also updates the statistics of recomputed checkpointed functions."""
     return lambda args: statistics.apply_updates(
-        ctx.targets, backward(args), find_executed_inputs(ctx, tensor_inputs)
+        ctx.recomputations, backward(args), find_executed_inputs(ctx, tensor_inputs)
     )
 
 

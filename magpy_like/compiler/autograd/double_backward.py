@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from magpy_like.compiler.autograd.outside_writes import is_backward
 from magpy_like.compiler.passes.graph_queries import draws_random_numbers
+from magpy_like.graph_operators.checkpoint_batch_norm import Recomputations
 from magpy_like.torch_compat.functorch import is_forward_ad_active
 from magpy_like.torch_interop.random_states import generator_states, restore_generators
 from magpy_like.torch_patches import untraced
@@ -84,19 +85,23 @@ class SecondRun:
         """
         if self.draws and ctx.random_states is None:
             return None
+        recomputed: Recomputations | None = ctx.recomputations
         modified = self.overwritten | self.copied
         args = _restore_call_arguments(ctx, modified)
         if args is None:
             return None
-        # Views, so that hooks on the arguments do not run; the program writes to copies.
+        # Views, so that hooks on the arguments do not run; the program writes to copies. An alias
+        # passes sparse gradients on, too.
         with torch.enable_grad():
-            views = [a.view_as(a) if isinstance(a, Tensor) else a for a in args]
+            alias = torch.ops.aten.alias.default
+            views = [alias(a) if isinstance(a, Tensor) else a for a in args]
             for k in self.copied:
                 views[k] = ctx.old_values[k]
             writable = [v.clone() if k in modified else v for k, v in enumerate(views)]
-        with self._context_of_call(ctx), torch.enable_grad():
-            results = self.program(*writable)
-        return _differentiate(ctx, results, views, gradients)
+        with contextlib.nullcontext() if recomputed is None else recomputed.second_run():
+            with self._context_of_call(ctx), torch.enable_grad():
+                results = self.program(*writable)
+            return _differentiate(ctx, results, views, gradients)
 
     @property
     def notes_calls(self) -> bool:

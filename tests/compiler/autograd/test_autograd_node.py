@@ -191,6 +191,17 @@ class Resizing(nn.Module):
         return nn.functional.interpolate(x.exp(), size=(3, 4), mode="nearest")
 
 
+class LookingUp(nn.Module):
+    """The gradients of its table are sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 4, sparse=True)
+
+    def forward(self, x):
+        return (self.table(torch.tensor([0, 1, 1, 2, 0])) * x).tanh()
+
+
 TWICE_DIFFERENTIATED = {
     "attention": Attending,
     "GRU": lambda: Recurring(nn.GRU),
@@ -198,6 +209,7 @@ TWICE_DIFFERENTIATED = {
     "RNN": lambda: Recurring(nn.RNN),
     "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)),
     "resized": Resizing,
+    "sparse gradients": LookingUp,
 }
 
 

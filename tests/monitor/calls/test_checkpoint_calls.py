@@ -171,6 +171,38 @@ def test_backward_passes_may_follow_later_calls(both_checkpoint_kinds):
     assert [p.grad for p in model.parameters()]
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if "dropout" not in name])
+def test_each_pass_of_higher_gradients_recomputes_functions(name):
+    """Once, however often it uses the function: a batch norm then updates its statistics again."""
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    twin = copy.deepcopy(model)
+    run = magpy.compile(model)
+    for step in range(4):
+        start = torch.randn(8, 6, dtype=torch.float64)
+        seen = []
+        for module, call in ((model, run), (twin, twin)):
+            x = start.clone().requires_grad_()
+            states = [state_of(module, x, call(x))]
+            gradient = states[0][0]
+            for order in range(3 if step % 2 else 2):
+                (gradient,) = torch.autograd.grad(
+                    (gradient**3).sum(), x, create_graph=True, allow_unused=True
+                )
+                states.append(state_of(module, x, gradient))
+            gradient.sum().backward(retain_graph=True)
+            states.append(state_of(module, x, gradient))
+            gradient.sum().backward()
+            seen.append([*states, state_of(module, x, gradient)])
+        for compiled, eager in zip(*seen, strict=True):
+            torch.testing.assert_close(compiled, eager)
+    assert magpy.cache_info(run).hits >= 2
+
+
+def state_of(module, x, value):
+    return value, [b.clone() for b in module.buffers()], copy.copy(x.grad)
+
+
 def test_function_without_a_gradient_is_not_recomputed():
     class Model(nn.Module):
         def __init__(self):
