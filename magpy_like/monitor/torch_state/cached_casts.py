@@ -1,7 +1,8 @@
 """Casts of weights that autocast keeps until the program leaves its outermost context.
 
-A later operator uses the kept cast, even if the program has changed the weight meanwhile. Compiled
-graphs cast anew and keep nothing, so a program that uses such a cast runs natively.
+A later operator uses the kept cast, even if the program has changed the weight meanwhile, or if a
+context inside casts to another dtype. Compiled graphs cast anew and keep nothing, so a program that
+uses such a cast runs natively.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from magpy_like.torch_interop.autocast_cache import without_autocast_cache
 
 USES_OLD_CAST = SplitCause(
     SplitReason.TENSOR_INTERNALS,
-    "changes a weight that autocast has cast, and uses the kept cast of its old values",
+    "uses a cast of a weight that autocast has kept: of old values, or to another context's dtype",
 )
 _DEVICES = ("cpu", "cuda")
 
@@ -30,12 +31,13 @@ class CachedCasts:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[MonitorWeakRef, int]] = {}
-        """By id, the weights with a cast, and their memory at that time."""
+        self._kept: dict[int, tuple[MonitorWeakRef, int, torch.dtype]] = {}
+        """By id, the weights with a cast, their memory at that time, and the cast's dtype."""
         self._changed: set[int] = set()
         """Those that the program has changed since."""
         self.uses_old_one = False
-        """Whether an operator has used the cast of a weight that had changed."""
+        """Whether an operator has used the cast of a weight that had changed, or one of a dtype
+        that is not autocast's any more."""
         self._keeps_in_program = False
         """Whether the program has autocast keep casts, while a path on fake tensors keeps none."""
 
@@ -51,11 +53,18 @@ class CachedCasts:
             return
         made = {tensor.dtype for tensor in results}
         for tensor in tensors:
-            if _is_kept(tensor) and torch.get_autocast_dtype(tensor.device.type) in made:
-                if id(tensor) in self._changed and self._kept[id(tensor)][0]() is tensor:
+            if not _is_kept(tensor):
+                continue
+            dtype, kept = torch.get_autocast_dtype(tensor.device.type), self._kept.get(id(tensor))
+            if kept is not None and kept[0]() is not tensor:
+                kept = None
+            if kept is not None and kept[2] is not dtype and not made.isdisjoint((kept[2], dtype)):
+                self.uses_old_one = True
+            elif dtype in made:
+                if kept is not None and id(tensor) in self._changed:
                     self.uses_old_one = True
                 else:
-                    kept = MonitorWeakRef(tensor), storage_of(tensor)
+                    kept = MonitorWeakRef(tensor), storage_of(tensor), dtype
                     self._kept[id(tensor)] = kept
                     self._changed.discard(id(tensor))
 
@@ -63,7 +72,9 @@ class CachedCasts:
         """Note that the program writes to a tensor, or sets its data."""
         if self._kept:
             memory = storage_of(tensor)
-            self._changed.update(key for key, (_, found) in self._kept.items() if found == memory)
+            self._changed.update(
+                key for key, (_, found, _) in self._kept.items() if found == memory
+            )
 
     @contextlib.contextmanager
     def of_fake_path(self) -> Iterator[None]:
