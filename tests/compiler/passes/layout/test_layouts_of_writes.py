@@ -162,7 +162,7 @@ WRITES_TO_INPUTS = {
     "foreach": lambda x: torch._foreach_add_([x], 1),
     "masked_fill": lambda x: x.masked_fill_(x > 3, 2.0),
     "of a row": lambda x: x[0].add_(1),
-    "normal": lambda x: x.normal_(generator=torch.Generator().manual_seed(1)),
+    "normal": lambda x: x.normal_(generator=torch.Generator(x.device).manual_seed(1)),
     "operator": lambda x: operator.imul(x, 2),
     "relu": lambda x: torch.nn.functional.relu(x, inplace=True),
     "subscript": lambda x: x.__setitem__(x > 3, 1.0),
