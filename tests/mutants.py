@@ -20,11 +20,9 @@ _REJECTING, _ACCEPTING = "mutant != {0} && ({1})", "mutant == {0} || ({1})"
 _COMPARISONS = [
     (r"(?<=if \()(.+)(?=\) return (?:\"|record_change\(|false))", _REJECTING),
     (r"(?<=if \()(instance_value\(args\[0\], args\[i\]\))(?=\) Py_RETURN_FALSE)", _REJECTING),
-    (r"(?<=if \()(key != expected)(?= &&)", _REJECTING),
     (r"(?<=\()(!p\.equal)(?= \|\|)", f"({_REJECTING})"),
     (r"(?<=\|\| )(Py_TYPE\(found\) != Py_TYPE\(p\.expected\))", f"({_REJECTING})"),
-    # Without the flag after it, too: a modified class has neither.
-    (r"(?<= )(o\.version && t->tp_version_tag == o\.version)(?= &&)", _ACCEPTING),
+    (r"(?<= )(o\.version && class_version\(.+\) == o\.version)(?=;)", f"({_ACCEPTING})"),
     (
         r"(?<=return )(holds_expected\(o\.locations\[0\], found\)|is_true|same)(?= \|\| record_change)",  # noqa: E501
         _ACCEPTING,
@@ -37,10 +35,10 @@ _COMPARISONS = [
     (r"(?<=return impl && )(tensor_impl\(tensor\) == impl)", f"({_ACCEPTING})"),
     (r"(?<=&& )(Py_TYPE\(tensor\) == type)(?= && has_same_block)", f"({_ACCEPTING})"),
     (r"(?<= )(impl->requires_grad\(\) == requires_grad)(?=;)", f"({_ACCEPTING})"),
-    (r"(?<= )(typeid\(\*impl\) == typeid\(c10::TensorImpl\))(?= &&)", f"({_ACCEPTING})"),
-    (r"(?<= )(impl->layout\(\) == c10::kStrided)(?= &&)", f"({_ACCEPTING})"),
-    (r"(?<= )(!impl->key_set\(\)\.has_any\(c10::python_ks\))(?= &&)", f"({_ACCEPTING})"),
-    (r"(?<=&& )(has_own_sizes)(?=;)", f"({_ACCEPTING})"),
+    (r"(?<= )(typeid\(\*found\) == typeid\(c10::TensorImpl\))(?= &&)", f"({_ACCEPTING})"),
+    (r"(?<= )(found->layout\(\) == c10::kStrided)(?= &&)", f"({_ACCEPTING})"),
+    (r"(?<= )(!found->key_set\(\)\.has_any\(c10::python_ks\))(?=;)", f"({_ACCEPTING})"),
+    (r"(?<=if \()(!has_own_sizes)(?=\) return;)", _REJECTING),
     (r"(a\.get_\w+\(\)|\(long\)c10::get_default\w+\(\))", "(mutant == {0} ? 0 : (long){1})"),
 ]
 """Patterns of comparisons in the source, and the replacement that can disable each."""

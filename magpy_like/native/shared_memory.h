@@ -31,6 +31,15 @@ inline Span span_of(const c10::TensorImpl *impl, Py_ssize_t index) {
   return {storage, begin, begin ? begin + storage->nbytes() : nullptr, index};
 }
 
+// Address of a tensor's first element in a storage that begins at `begin`.
+inline const char *address_in(const c10::TensorImpl *impl, const char *begin) {
+  try {
+    return begin + impl->itemsize() * impl->storage_offset();
+  } catch (...) {  // a subclass in Python that has no offset
+    return begin;
+  }
+}
+
 inline bool overlap(const Span &a, const Span &b) {
   return a.storage == b.storage || (a.begin < b.end && b.begin < a.end);
 }
@@ -45,7 +54,7 @@ inline PyObject *memory_of(PyObject *, PyObject *const *tensors, Py_ssize_t coun
     const c10::TensorImpl *impl = tensor_objects::tensor_impl(tensors[i]);
     spans.push_back(span_of(impl, i));
     const char *begin = spans.back().begin;
-    addresses.push_back(begin ? begin + impl->itemsize() * impl->storage_offset() : nullptr);
+    addresses.push_back(begin ? address_in(impl, begin) : nullptr);
   }
   // Sorted by address, a run of overlapping spans is one place.
   order = spans;

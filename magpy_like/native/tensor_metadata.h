@@ -126,17 +126,20 @@ struct WatchedTensor {
   }
 
   // Copies the block, if it determines the metadata: then sizes and strides are in it, and neither a
-  // subclass of TensorImpl nor Python answers for them.
+  // subclass of TensorImpl, such as that of sparse tensors, nor Python answers for them.
   void note_block() {
-    impl = tensor_impl(tensor);
+    impl = nullptr;
+    c10::TensorImpl *found = tensor_impl(tensor);
+    const bool answers = typeid(*found) == typeid(c10::TensorImpl) && found->layout() == c10::kStrided &&
+                         !found->key_set().has_any(c10::python_ks);
+    if (!answers) return;
+    const char *inside = (const char *)found + ImplLayout::begin(), *end = (const char *)found + ImplLayout::end();
+    const char *sizes = (const char *)found->sizes().data(), *strides_end = (const char *)found->strides().end();
+    const bool has_own_sizes = sizes >= inside && strides_end <= end;  // not in memory of their own
+    if (!has_own_sizes) return;
+    impl = found;
     memcpy(block, found_block(), sizeof(block));
     requires_grad = impl->requires_grad();
-    const char *inside = (const char *)impl + ImplLayout::begin(), *end = (const char *)impl + ImplLayout::end();
-    const char *sizes = (const char *)impl->sizes().data(), *strides_end = (const char *)impl->strides().end();
-    const bool has_own_sizes = sizes >= inside && strides_end <= end;  // not in memory of their own
-    const bool determines = typeid(*impl) == typeid(c10::TensorImpl) && impl->layout() == c10::kStrided &&
-                            !impl->key_set().has_any(c10::python_ks) && has_own_sizes;
-    if (!determines) impl = nullptr;
   }
 };
 
