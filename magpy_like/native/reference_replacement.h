@@ -28,6 +28,11 @@ void forget_values_of_context_variables() {
   for (; thread; thread = PyThreadState_Next(thread)) thread->context_ver++;
 }
 
+// A generator, coroutine or asynchronous generator: they have the same layout.
+bool has_suspended_frame(PyObject *holder) {
+  return PyGen_CheckExact(holder) || PyCoro_CheckExact(holder) || PyAsyncGen_CheckExact(holder);
+}
+
 // Replaces the references to `old` in the memory of `holder`: a tuple, a slice, a suspended generator.
 // tp_traverse reports how many references there are; unless the same number of words holds the
 // pointer, nothing is replaced.
@@ -38,12 +43,13 @@ PyObject *replace_references(PyObject *, PyObject *args) {
   if (!PyObject_IS_GC(holder) || !type->tp_traverse || PyType_Check(holder)) Py_RETURN_FALSE;
   PyObject **slots = (PyObject **)((char *)holder + sizeof(PyObject));
   Py_ssize_t bytes = type->tp_basicsize - sizeof(PyObject);
-  if (type->tp_itemsize) {
+  if (PyFrame_Check(holder)) Py_RETURN_FALSE;
+  if (type->tp_itemsize && !has_suspended_frame(holder)) {  // these have items, but no `ob_size`
     Py_ssize_t size = Py_SIZE(holder);
     bytes += type->tp_itemsize * (size < 0 ? -size : size);
   }
   Py_ssize_t count = bytes / (Py_ssize_t)sizeof(PyObject *);
-  if (PyGen_CheckExact(holder)) {
+  if (has_suspended_frame(holder)) {
     _PyInterpreterFrame *f = (_PyInterpreterFrame *)((PyGenObject *)holder)->gi_iframe;
     if (((PyGenObject *)holder)->gi_frame_state >= FRAME_EXECUTING) Py_RETURN_FALSE;
     slots = f->localsplus;

@@ -94,3 +94,31 @@ def test_a_context_variable_keeps_what_a_program_sets(kind):
             results.append((call(torch.ones(2), number), VARIABLE.get()))
             assert kind != "an argument" or VARIABLE.get() is number
         assert_same(results[1], results[0])
+
+
+async def _waiting(number):
+    return number
+
+
+async def _numbers(number):
+    yield number
+
+
+@pytest.mark.parametrize("make", [_waiting, _numbers])
+def test_number_in_a_coroutine_that_waits_is_the_programs_own(make):
+    left = []
+
+    def program(x, number, leaves_one):
+        if leaves_one:
+            left.append(make(number))
+        return x * number
+
+    fast, x = magpy.compile(program, backend="eager"), torch.ones(2)
+    for number in range(1000, 1005):
+        assert torch.equal(fast(x, number, False), x * number)
+    for number in (2000, 2001):
+        assert torch.equal(fast(x, number, True), x * number)
+        (frame,) = [getattr(left[-1], name) for name in dir(left[-1]) if name.endswith("_frame")]
+        assert frame.f_locals["number"] is number
+        if make is _waiting:
+            left[-1].close()
