@@ -77,7 +77,7 @@ def copy_(graph: Graph, target: Box, source: Box, non_blocking: bool = False) ->
         return target  # a scatter in place
     graph.realize_readers(window.buffer)
     new = to_dtype(graph, expand(source, target.size), target.dtype)
-    if window.buffer in source.cost().reads:
+    if not graph.buffers_sharing(window.buffer).isdisjoint(source.cost().reads):
         new.stride_hint = source.stride_hint
         new.realize()  # the scheduler fuses both steps if each element reads only itself
     graph.store_into(new, target)

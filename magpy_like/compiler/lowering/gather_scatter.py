@@ -186,6 +186,8 @@ def scatter_target(graph: Graph, a: Box) -> Box:
         return copy_of(graph, a)
     if graph.origin not in graph.scatters_in_place:
         return copy_of(graph, a)
+    if len(graph.buffers_sharing(window.buffer)) > 1:  # indices may be read from it
+        return copy_of(graph, a)
     graph.realize_readers(window.buffer)
     graph.mutated_inputs.add(window.buffer)
     return Box(graph, a.dtype, a.device, list(a.size), window)

@@ -8,7 +8,7 @@ own, so an unknown operator does not affect the rest of the graph.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +92,8 @@ class Graph:
         self.concatenated: set[str] = set()  # buffers whose writers write disjoint parts
         self.numbers = 0  # floats computed at run time so far
         self._env: dict[fx.Node, Any] = {}
+        self.shared_memory: dict[str, Set[str]] = {}
+        """Buffer -> the buffers that may share memory with it; see :meth:`buffers_sharing`."""
         self._lazy: list[Box] = []
         self._readers: dict[str, list[Box]] = {}  # buffer -> lazy boxes that read it when created
         self._counts: dict[str, int] = {}  # buffers by name prefix
@@ -403,6 +405,9 @@ class Graph:
             name, result = self._extern_output(item, returns_alias(schema))
             outputs.append(name)
             results.append(result)
+        if returns_alias(schema):
+            windows = loop_ir.strided_leaves((args, kwargs))
+            self._note_shared_memory([w.buffer for w in windows], outputs)
         if mutated and not multiple and isinstance(mutated[0], Box) and len(mutated) == 1:
             # An in-place operator returns the tensor it writes.
             if isinstance(value, torch.Tensor):
@@ -498,12 +503,24 @@ class Graph:
         return replace(cost, reads=cost.reads - set(small))
 
     def realize_readers(self, buffer: str) -> None:
-        """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
+        """Store every lazy box that reads the memory of ``buffer``, which is about to be
+        overwritten."""
+        shared = self.buffers_sharing(buffer)
         # Only views read another buffer once their base is stored in a computed buffer.
-        computed = self.buffers[buffer].kind == "computed"
+        computed = len(shared) > 1 or self.buffers[buffer].kind == "computed"
         for box in self._lazy if computed else self._readers.get(buffer, ()):
-            if not isinstance(box.data, Strided) and buffer in box.cost().reads:
+            if not isinstance(box.data, Strided) and not shared.isdisjoint(box.cost().reads):
                 box.realize()
+
+    def buffers_sharing(self, buffer: str) -> Set[str]:
+        """The buffers that may share memory with one, and itself: arguments and results of ATen
+        calls that return a view."""
+        return self.shared_memory.get(buffer) or {buffer}
+
+    def _note_shared_memory(self, arguments: Iterable[str], results: Iterable[Any]) -> None:
+        names = {*arguments, *(name for name in results if isinstance(name, str))}
+        shared = {other for name in names for other in self.buffers_sharing(name)}
+        self.shared_memory.update(dict.fromkeys(shared, shared))
 
     # --- results -------------------------------------------------------------------------------
 

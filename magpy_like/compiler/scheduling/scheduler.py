@@ -155,7 +155,7 @@ class Scheduler:
         items: dict[int, _Item] = {}
         writers: dict[str, int] = {}  # buffer -> bit mask of the items that wrote it
         readers: dict[str, int] = {}
-        alias = _alias_classes(self.graph, operations)
+        alias = {name: min(shared) for name, shared in self.graph.shared_memory.items()}
         ordered = 0
         for k, operation in enumerate(operations):
             before = 0
@@ -280,6 +280,8 @@ class Scheduler:
         between = order.between(a, b)
         if between is not None:
             result: Group | Conflict | str = f"{_names(items[between].work)} must run between"
+        elif self._meet_in_memory(first, second) or self._meet_in_memory(second, first):
+            result = "one writes memory that the other uses under another name"
         else:
             result = try_fuse(first, second, self.graph.concatenated)
         names = [n.name for n in first.nodes], [n.name for n in second.nodes]
@@ -294,6 +296,11 @@ class Scheduler:
             return None
         self.decisions.append(Decision(*names, True, why))
         return result
+
+    def _meet_in_memory(self, writer: Group, other: Group) -> bool:
+        """True if a group writes a buffer that shares memory with a different one of another."""
+        used = other.reads | other.writes
+        return any(used & self.graph.buffers_sharing(name) - {name} for name in writer.writes)
 
     def _fits_memory_budget(self, items: dict[int, _Item], a: int, b: int) -> bool:
         """True if fusing two items keeps the program within its memory budget; then updates the
@@ -429,22 +436,6 @@ def _symbols_used(operation: Operation, graph: Graph) -> set[str]:
                 if hasattr(arg, "free_symbols"):
                     found |= {s.name for s in arg.free_symbols}
     return found
-
-
-def _alias_classes(graph: Graph, operations: list[Operation]) -> dict[str, str]:
-    """Buffer -> representative of the buffers it may share memory with (results of ATen views)."""
-    alias: dict[str, str] = {}
-    for operation in operations:
-        if isinstance(operation, ExternOp):
-            shared = [b for b in (*operation.reads, *operation.writes)
-                      if graph.buffers[b].aliased]  # fmt: skip
-            if any(graph.buffers[o].aliased for o in operation.writes):
-                root = alias.get(shared[0], shared[0])
-                members = {alias.get(b, b) for b in shared}
-                for b in [*alias, *shared]:
-                    if alias.get(b, b) in members:
-                        alias[b] = root
-    return alias
 
 
 def _set_bits(mask: int) -> Iterator[int]:

@@ -7,12 +7,13 @@ between the sums of a batch norm and the update of its running mean, too far for
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 import torch
 from torch.fx import GraphModule, Node
 
-from magpy_like.compiler.passes.graph_queries import aten
+from magpy_like.compiler.passes.graph_queries import aten, is_view
 
 _READS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -20,9 +21,9 @@ _READS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 def write_inputs_early(gm: GraphModule) -> bool:
     """Move writes to inputs up in the graph, in place; True if the graph changed.
 
-    A write stays behind all readers of the input, which read the old value, and behind operators
-    that read numbers from tensors: a call whose numbers are not those assumed must not have written
-    anything when it notices.
+    A write stays behind all readers of the input and of its views, which read the old value, and
+    behind operators that read numbers from tensors: a call whose numbers are not those assumed must
+    not have written anything when it notices.
     """
     writes = [
         node
@@ -37,13 +38,26 @@ def write_inputs_early(gm: GraphModule) -> bool:
     for node in writes:
         target = node.args[0]
         assert isinstance(target, Node)
-        others = [*node.all_input_nodes, *(user for user in target.users if user is not node)]
+        others = [*node.all_input_nodes, *(user for user in _readers(target) if user is not node)]
         others += [other for other in reads_numbers if position[other] < position[node]]
         last = max(others, key=position.__getitem__)
         if position[last] < position[node] - 1 and last.op != "placeholder":
             last.append(node)
             changed = True
     return changed
+
+
+def _readers(tensor: Node) -> set[Node]:
+    """The nodes that read the memory of a tensor: its users, and those of its views."""
+    found: set[Node] = set()
+    waiting = [tensor]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found:
+                found.add(user)
+                if is_view(user) or user.target is operator.getitem:  # of several, as of `unbind`
+                    waiting.append(user)
+    return found
 
 
 def _tags(node: Node) -> Iterable[torch.Tag]:
