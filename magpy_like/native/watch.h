@@ -9,7 +9,8 @@ PyObject *watch_call(PyObject *self, PyObject *const *, size_t n, PyObject *) {
     PyErr_SetString(PyExc_TypeError, "expected no argument");
     return nullptr;
   }
-  return PyBool_FromLong(is_unchanged((Watch *)self));
+  const bool unchanged = is_unchanged((Watch *)self);
+  return PyErr_Occurred() ? nullptr : PyBool_FromLong(unchanged);
 }
 
 void add_word(Watch *w, const void *address, uint64_t expected, WordKind kind, size_t index) {
@@ -144,6 +145,7 @@ PyObject *watch_dict(PyObject *self, PyObject *object) {
 PyObject *watch_why(PyObject *self, PyObject *) {
   Watch *w = (Watch *)self;
   if (is_unchanged(w)) Py_RETURN_NONE;
+  if (PyErr_Occurred()) return nullptr;
   return PyUnicode_DecodeUTF8(w->failed->data(), w->failed->size(), "replace");
 }
 

@@ -86,12 +86,21 @@ struct Watch {
   vectorcallfunc call;
 };
 
+// A value that stays alive where a comparison runs code that removes it from its dictionary.
+struct Held {
+  PyObject *value;
+  explicit Held(PyObject *value) : value(value) { Py_XINCREF(value); }
+  ~Held() { Py_XDECREF(value); }
+};
+
+// Comparisons may run code of the program, and the handler of a signal: if either raises, they return
+// false with the exception set, for the caller of the watch.
+
 bool holds_expected(const Location &p, PyObject *found) {
   if (!found) return p.expected == absent;
   if (!p.expected || found == p.expected) return true;
   if (!p.equal || Py_TYPE(found) != Py_TYPE(p.expected)) return false;
   int same = PyObject_RichCompareBool(found, p.expected, Py_EQ);
-  if (same < 0) PyErr_Clear();
   if (same == 1 && PyFloat_CheckExact(found))
     return std::signbit(PyFloat_AS_DOUBLE(found)) == std::signbit(PyFloat_AS_DOUBLE(p.expected));
   if (same == 1 && !PyLong_Check(found) && !PyUnicode_CheckExact(found) && !PyBytes_CheckExact(found)) {
@@ -100,7 +109,6 @@ bool holds_expected(const Location &p, PyObject *found) {
     same = a && b ? PyObject_RichCompareBool(a, b, Py_EQ) : 0;
     Py_XDECREF(a);
     Py_XDECREF(b);
-    PyErr_Clear();
   }
   return same == 1;
 }
@@ -122,7 +130,6 @@ std::string short_repr(PyObject *object) {
   const char *s = repr ? PyUnicode_AsUTF8(repr) : nullptr;
   std::string out = s ? s : "?";
   Py_XDECREF(repr);
-  PyErr_Clear();
   return out.size() > 80 ? out.substr(0, 80) + "…" : out;
 }
 
@@ -150,6 +157,7 @@ std::string describe_location(const WatchedObject &o, const Location *p) {
 
 // Stores the text of `Watch.why` and returns false. `p` is null for keys or length.
 bool record_change(Watch *w, const WatchedObject &o, const Location *p, PyObject *found) {
+  if (PyErr_Occurred()) return false;
   *w->failed = describe_location(o, p) + " changed" + (p && found ? ": it is " + short_repr(found) : "");
   return false;
 }
@@ -176,16 +184,20 @@ PyObject *lookup_after_class(PyTypeObject *type, PyObject *key) {
   return nullptr;
 }
 
+// True if keys are the same if they are of one type and equal. 0.0 and -0.0 are not, and a comparison
+// of others may run code that changes the dictionary.
+bool is_simple_key(PyObject *key) {
+  return PyUnicode_CheckExact(key) || PyLong_CheckExact(key) || PyBytes_CheckExact(key);
+}
+
 bool has_keys_in_order(const WatchedObject &o) {
   Py_ssize_t position = 0, i = o.locations.size() - o.ordered_keys;
   PyObject *key, *value;
   while (PyDict_Next(o.object, &position, &key, &value)) {
     PyObject *expected = o.locations[i++].key;
-    if (key != expected &&
-        (Py_TYPE(key) != Py_TYPE(expected) || PyObject_RichCompareBool(key, expected, Py_EQ) != 1)) {
-      PyErr_Clear();
-      return false;
-    }
+    if (key == expected) continue;
+    if (!is_simple_key(key) || Py_TYPE(key) != Py_TYPE(expected)) return false;
+    if (PyObject_RichCompareBool(key, expected, Py_EQ) != 1) return false;
   }
   return true;
 }
@@ -195,22 +207,30 @@ bool check_dict(Watch *w, const WatchedObject &o) {
   if (o.ordered_keys && !has_keys_in_order(o)) return record_change(w, o, nullptr, nullptr);
   for (const Location &p : o.locations) {
     PyObject *found = PyDict_GetItemWithError(o.object, p.key);
-    if (!found) PyErr_Clear();
+    if (!found && PyErr_Occurred()) return false;
+    const Held held(found);
     if (!holds_expected(p, found)) return record_change(w, o, &p, found);
   }
   return true;
 }
 
+// The version tag of a class, which a look-up gives it and a change takes; 0 for none.
+uint64_t class_version(const PyTypeObject *t) {
+#if PY_VERSION_HEX < 0x030D0000
+  if (!PyType_HasFeature((PyTypeObject *)t, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
+#endif
+  return t->tp_version_tag;
+}
+
 bool check_type(Watch *w, WatchedObject &o) {
   PyTypeObject *t = (PyTypeObject *)o.object;
-  // A version tag is valid only with the type's flag, which a lookup sets. 0 never matches.
   _PyType_Lookup(t, class_name);
-  const uint64_t version = PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG) ? t->tp_version_tag : 0;
+  const uint64_t version = class_version(t);
   for (const Location &p : o.locations) {
     PyObject *found = PyTuple_Check(p.key) ? lookup_after_class(t, p.key)
                       : p.key == Py_None   ? t->tp_mro
                                            : _PyType_Lookup(t, p.key);
-    if (!found) PyErr_Clear();
+    if (!found && PyErr_Occurred()) return false;
     if (!holds_expected(p, found)) return record_change(w, o, &p, found);
   }
   o.version = version;  // of before: comparisons may run code that modifies the class
@@ -253,7 +273,6 @@ bool check_function(Watch *w, const WatchedObject &o) {
 bool check_callable(Watch *w, WatchedObject &o) {
   PyObject *result = PyObject_CallNoArgs(o.object);
   bool is_true = result && PyObject_IsTrue(result) == 1;
-  if (!result) PyErr_Clear();
   Py_XDECREF(result);
   return is_true || record_change(w, o, &o.locations[0], nullptr);
 }
@@ -265,7 +284,6 @@ bool check_result(Watch *w, WatchedObject &o) {
   bool same = found == p.expected;
   if (found && !same && Py_TYPE(found) == Py_TYPE(p.expected))
     same = PyObject_RichCompareBool(found, p.expected, Py_EQ) == 1;
-  PyErr_Clear();
   Py_XDECREF(found);
   return same || record_change(w, o, &p, nullptr);
 }
@@ -348,7 +366,10 @@ bool check_inline_values(Watch *w, WatchedObject &o) {
     PyObject *found = o.inline_slots.value(o.object, i);
     const Location &p = o.locations[i];
     if (found == p.expected && found) continue;
+    const Held held(found);
     if (!holds_expected(p, found)) return record_change(w, o, &p, found);
+    if (!has_inline_values(o.object)) return check_dict(w, o);
+    o.inline_slots.update(o.object, o.locations);
   }
   return true;
 }
@@ -405,23 +426,28 @@ bool are_as_expected(const std::vector<Word> &words) {
   return !difference;
 }
 
+// A copy of the indices: code that a comparison runs may call the watch, which collects words anew.
+bool check_inline_values_of(Watch *w, const std::vector<size_t> indices) {
+  for (size_t index : indices)
+    if (!check_inline_values(w, (*w->objects)[index])) return false;
+  return true;
+}
+
 bool check_inline_dicts(Watch *w) {
   InlineWords &words = *w->inline_words;
   if (!words.is_current || !are_as_expected(words.places)) {
     // A dictionary that has just left its object is checked once more: its version is that of before.
-    for (size_t index : words.dicts)
-      if (!check_inline_values(w, (*w->objects)[index])) return false;
+    if (!check_inline_values_of(w, words.dicts)) return false;
     collect_inline_words(w);
     return true;
   }
-  for (size_t index : words.not_words)
-    if (!check_inline_values(w, (*w->objects)[index])) return false;
+  if (!words.not_words.empty() && !check_inline_values_of(w, words.not_words)) return false;
   // Comparisons may have run code that ends an object.
   if (!words.not_words.empty() && !are_as_expected(words.places)) return check_inline_dicts(w);
   if (are_as_expected(words.values)) return true;
   size_t checked = SIZE_MAX;
   for (size_t i = 0; i < words.values.size(); i++) {
-    const Word &word = words.values[i];
+    const Word word = words.values[i];
     if (*word.address == word.expected || words.owners[i] == checked) continue;
     checked = words.owners[i];
     if (!check_inline_values(w, (*w->objects)[checked])) return false;
@@ -433,9 +459,7 @@ bool check_inline_dicts(Watch *w) {
 }
 
 bool is_unmodified(const WatchedObject &o) {
-  const PyTypeObject *t = (PyTypeObject *)o.object;
-  return o.kind == TYPE && o.version && t->tp_version_tag == o.version &&
-         PyType_HasFeature((PyTypeObject *)t, Py_TPFLAGS_VALID_VERSION_TAG);
+  return o.kind == TYPE && o.version && class_version((PyTypeObject *)o.object) == o.version;
 }
 
 bool check_tensor(Watch *w, size_t i) {
@@ -468,14 +492,20 @@ bool check_tensors(Watch *w) {
   return true;
 }
 
+// Returns false, too, if a comparison has raised an exception, which is set.
 bool is_unchanged(Watch *w) {
-  if (!w->sorted) sort_words(w);
-  if (!check_words(w) || !check_inline_dicts(w)) return false;
-  for (const size_t i : *w->others) {
-    WatchedObject &o = (*w->objects)[i];
-    if (!is_unmodified(o) && !check_locations(w, o)) return false;
+  try {
+    if (!w->sorted) sort_words(w);
+    if (!check_words(w) || !check_inline_dicts(w)) return false;
+    for (const size_t i : *w->others) {
+      WatchedObject &o = (*w->objects)[i];
+      if (!is_unmodified(o) && !check_locations(w, o)) return false;
+    }
+    return check_tensors(w);
+  } catch (const std::exception &error) {  // torch's errors
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return false;
   }
-  return check_tensors(w);
 }
 
 }  // namespace

@@ -114,6 +114,11 @@ def test_sparse_tensor_is_watched():
     assert not watch()
 
 
+@pytest.mark.parametrize("form", ["to_sparse_csr", "to_sparse_csc", "to_mkldnn"])
+def test_tensor_without_strides_is_watched(form):
+    assert watched(getattr(torch.eye(3), form)())()
+
+
 # --- dictionaries, instances, functions -----------------------------------------------------------
 
 
@@ -322,11 +327,56 @@ def test_result_of_a_call_is_watched():
     now[0] = [1, 2]
     assert not watch(), "of another type"
     assert "now()" in watch.why()
-    now.clear()  # raises
-    assert not watch()
+    now.clear()
+    with pytest.raises(IndexError):
+        watch()
 
 
 # --- calls with known arguments -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_exception_of_a_check_is_raised(error):
+    """A signal's handler may have raised it."""
+
+    def check():
+        raise error
+
+    watch = Watch()
+    watch.location(check, "a check", True, False)
+    with pytest.raises(error):
+        watch()
+    with pytest.raises(error):
+        watch.why()
+
+
+def test_exception_of_a_comparison_is_raised():
+    class Key:
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            raise KeyboardInterrupt
+
+    key, table = Key(), {}
+    table[Key()] = 1
+    watch = Watch()
+    watch.location(table, key, ABSENT, False)
+    with pytest.raises(KeyboardInterrupt):
+        watch()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.0, -0.0), ((1,), (1.0,)), (frozenset([1]), frozenset([True]))]
+)
+def test_keys_that_are_equal_but_differ_are_told_apart(before, after):
+    table = {before: 1}
+    watch = Watch()
+    watch.size(table, list(table))
+    assert watch()
+    table.clear()
+    table[after] = 1
+    assert not watch()
 
 
 def test_known_arguments_are_passed_in_their_places():

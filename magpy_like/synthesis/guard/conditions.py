@@ -53,7 +53,7 @@ class Kind(enum.StrEnum):
     FIXED_FUNCTION_CODE = "fixed: code of a function"
     FIXED_DEFAULT_FACTORY = "fixed: factory of a defaultdict"
     FIXED_KEYS = "fixed: keys of a dictionary"
-    FIXED_ORDERED_KEYS = "fixed: keys of an OrderedDict"
+    FIXED_ORDERED_KEYS = "fixed: keys of an OrderedDict, or keys such as floats and tuples"
     FIXED_SET_MEMBERS = "fixed: members of a set"
     FIXED_LENGTH = "fixed: length of a list or dictionary"
     FIXED_OTHER_LENGTH = "fixed: length of another container"

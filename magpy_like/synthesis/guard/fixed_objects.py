@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements,
 from magpy_like.native import instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, MRO, ByIdentity, Fact, Relation, ShadowNode
-from magpy_like.refgraph.plain_values import HEAP_TYPE
+from magpy_like.refgraph.plain_values import HEAP_TYPE, is_interned, is_plain
 from magpy_like.synthesis.generated_source import describe_key
 from magpy_like.synthesis.guard.conditions import Aspect, Kind
 from magpy_like.synthesis.guard.guard_checks import (
@@ -41,6 +42,13 @@ _ENTRIES = {
 }
 """Relations to an entry of a dictionary or list."""
 _FUNCTION_SLOTS = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _is_value(key: Any) -> bool:
+    """True if equal keys may differ, as 0.0 and -0.0 do, and distinct objects be the same key."""
+    if is_instance(key, tuple | frozenset | weakref.ref):
+        return True
+    return is_plain(key) and type(key) not in (str, int, bytes) and not is_interned(key)
 
 
 class FixedObjects:
@@ -114,7 +122,8 @@ class FixedObjects:
             )
         if is_instance(value, dict) and Fact.KEYS in node.facts:
             keys = ordered_keys(before)
-            if is_instance(value, collections.OrderedDict):  # its order is not that of a dict
+            # The order of an OrderedDict is not that of a dict.
+            if is_instance(value, collections.OrderedDict) or any(map(_is_value, keys)):
                 writer.call(
                     Kind.FIXED_ORDERED_KEYS,
                     lambda: same_keys(ordered_keys(value), keys),

@@ -86,7 +86,7 @@ def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> C
             return False
         if value is ANY_VALUE or found is value:
             return True
-        return equal and type(found) is type(value) and bool(found == value)
+        return equal and is_same_value(found, value)
 
     return check
 

@@ -106,3 +106,31 @@ def test_ellipsis_in_a_fixed_object_is_a_value_like_any_other():
         for value in (..., ..., 0, None, ...):
             change(value)
             assert [t.shape for t in fast(x)] == [t.shape for t in program(x)]
+
+
+def test_sign_of_a_zero_in_a_slot_is_a_value():
+    class Settings:
+        __slots__ = ("divisor",)
+
+    settings, x = Settings(), torch.ones(2)
+    fast = magpy.compile(lambda x: x / settings.divisor, backend="eager")
+    for divisor in (0.0, 0.0, -0.0, -0.0, 0.0):
+        settings.divisor = divisor
+        assert torch.equal(fast(x), x / divisor)
+
+
+def test_sparse_buffer_of_a_module_is_fixed():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("adjacency", torch.eye(3).to_sparse_csr())
+
+        def forward(self, x):
+            return self.adjacency @ x
+
+    net, x = Net(), torch.ones(3, 1)
+    fast = magpy.compile(net, backend="eager")
+    for _ in range(3):
+        assert torch.equal(fast(x), net(x))
+    net.adjacency = torch.eye(3).mul(2).to_sparse_csr()
+    assert torch.equal(fast(x), net(x))

@@ -4,6 +4,7 @@ A call that differs in a property on which a program relies must miss: if that c
 to hold, its answer differs from eager's.
 """
 
+import sys
 from typing import Any
 
 import pytest
@@ -97,11 +98,24 @@ NOT_NEEDED = {
     "too",
     "is_as_found: Py_TYPE(tensor) == type": "a program that reads the class of a fixed tensor has "
     "a condition of its own on it; the comparison in detail has this one, too",
-    "note_block: typeid(*impl) == typeid(c10::TensorImpl)": "the known subclasses that have sizes "
-    "keep them in the block as well",
-    "note_block: impl->layout() == c10::kStrided": "tensors of other layouts have subclasses",
-    "note_block: !impl->key_set().has_any(c10::python_ks)": "no record holds a tensor whose class "
+    **dict.fromkeys(
+        (
+            "check_dict: !found && PyErr_Occurred()",
+            "check_type: !found && PyErr_Occurred()",
+            "record_change: PyErr_Occurred()",
+        ),
+        "exceptions of comparisons, which tests/native raises",
+    ),
+    "note_block: typeid(*found) == typeid(c10::TensorImpl)": "the subclasses that have no strides "
+    "raise, which ends the comparison, and those that have keep them in the block as well",
+    "note_block: found->layout() == c10::kStrided": "tensors of other layouts have subclasses",
+    "note_block: !found->key_set().has_any(c10::python_ks)": "no record holds a tensor whose class "
     "computes its sizes in Python",
+    **{
+        name: "before Python 3.13 the dictionary of an instance keeps its values itself"
+        for name in mutants.comparisons()
+        if "inline" in name and sys.version_info < (3, 13)
+    },
     "TorchState: included == o.included": "under a transform or a mode for operators, which "
     "include some, no record is looked up, nor after a split; native code may include others",
 }

@@ -98,6 +98,28 @@ def order_of_a_fixed_dictionary() -> Calls:
     )
 
 
+@relies_on(Kind.FIXED_KEYS)
+def type_of_a_key_of_a_fixed_dictionary() -> Calls:
+    table = {1: 1}
+
+    def change(i):
+        table.clear()
+        table[(1, True)[i]] = 1
+
+    return varied_state(lambda x: x * len(str(next(iter(table)))), change)
+
+
+@relies_on(Kind.FIXED_ORDERED_KEYS)
+def sign_of_a_zero_among_the_keys_of_a_fixed_dictionary() -> Calls:
+    table = {0.0: 1}
+
+    def change(i):
+        table.clear()
+        table[(0.0, -0.0)[i]] = 1
+
+    return varied_state(lambda x: x / next(iter(table)), change)
+
+
 @relies_on(Kind.FIXED_DEFAULT_FACTORY)
 def default_factory_of_a_fixed_dictionary() -> Calls:
     factories = (lambda: 2), (lambda: 3)
