@@ -16,6 +16,7 @@ from torch import nn
 
 D = torch.{dtype}
 NOISE = 0  # relative, of random values
+BITS = getattr(torch, "int" + str(8 * D.itemsize))
 """
 
 STATE = """
