@@ -16,7 +16,6 @@ from magpy_like.monitor.calls.argument_kinds import holds_tensor, uses_special_m
 from magpy_like.monitor.calls.native_calls import begin_native_call, record_change
 from magpy_like.monitor.calls.results.native_results import finish_followed, recorded_call
 from magpy_like.monitor.calls.special_methods import (
-    operator_methods,
     read_special_methods,
     read_special_methods_of_class,
 )
@@ -151,12 +150,6 @@ IN_PLACE = {
 _SEQUENCES = (list, tuple, collections.deque)
 """Containers whose operators but comparisons compare no elements."""
 _COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
-
-SPECIAL_METHODS = {
-    operation: operator_methods(operation.__name__)
-    for operation in (*OPERATORS.values(), *UNARY.values())
-}
-"""The methods that Python looks up for each operator."""
 
 
 def record_identity_test(rec: Recording, left: Any, right: Any) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 from magpy_like.bytecode.instruction_facts import CALLS, current_offset
 from magpy_like.bytecode.stack_entry_kinds import stack_kinds
 from magpy_like.monitor.call_operands import call_operands
-from magpy_like.monitor.calls.python_operators import BINARY, SPECIAL_METHODS
+from magpy_like.monitor.calls.python_operators import BINARY
+from magpy_like.monitor.calls.special_methods import operator_methods
 from magpy_like.native import frame_operands, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 
@@ -60,7 +61,7 @@ def is_pushed(frame: types.FrameType, caller: types.FrameType, operands: tuple[A
             return True
         return _is_method(frame, type(container), "__getitem__", "__missing__")
     if name == "BINARY_OP" and len(operands) > 1:
-        names = SPECIAL_METHODS[BINARY[code.co_code[offset + 1]]]
+        names = operator_methods(BINARY[code.co_code[offset + 1]].__name__)
         return any(_is_method(frame, type(operand), *names) for operand in operands[-2:])
     return False
 
