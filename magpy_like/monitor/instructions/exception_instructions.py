@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def raise_exception(context: Context, step: Step) -> Token:
-    """``raise``: without an operand it raises what is being handled.
+    """``raise``: without an operand it raises the handled exception again.
 
     Python sets the context of an exception, which stays in one that the program has not created.
     """
